@@ -269,7 +269,7 @@ class Endpoint:
             with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
                 if route.counts_as_open:
-                    service.check_accepts()
+                    service.begin(key)
                 settings = service.settings
                 most = int(settings.max_body_mb * 2**20)
                 call = HttpRequest(

@@ -63,9 +63,17 @@ class LargeHeadersError(SglError):
 
 
 class RateLimitError(SglError):
-    """Refusal of a request while too many are open, in total or with its key."""
+    """Refusal of a request while too many are open, in total or with its key, or because its key's quota is used up.
+
+    Args:
+        retry_after_s: seconds after which the request may succeed.
+    """
 
     retryable = True
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
     (SlowRequestError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
     (LongUrlError, ErrorStatus(414, "invalid_request_error", "request_too_large", "url_too_long")),
     (LargeHeadersError, ErrorStatus(431, "invalid_request_error", "request_too_large", "headers_too_large")),
-    (RateLimitError, ErrorStatus(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded", 1)),
+    (RateLimitError, ErrorStatus(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded")),
     (CapabilityError, ErrorStatus(400, "invalid_request_error", "invalid_request_error", "unsupported")),
     (ParameterError, _BAD),
     (ConstraintError, _BAD),
@@ -149,5 +157,5 @@ def headers_of(error: SglError) -> Mapping[str, str]:
     """Headers to add to the response for an error."""
     if isinstance(error, SlowRequestError):
         return {"connection": "close"}  # later parts of the body would be read as the next request
-    after = status_of(error).retry_after_s
+    after = error.retry_after_s if isinstance(error, RateLimitError) else status_of(error).retry_after_s
     return {} if after is None else {"retry-after": str(after)}

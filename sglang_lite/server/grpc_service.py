@@ -97,7 +97,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
                 key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
                 with self._gate.count_open(key, counts):
                     if counts:
-                        self._service.check_accepts()
+                        self._service.begin(key)
                     key_in_use.set(key)
                     yield
             except SglError as error:

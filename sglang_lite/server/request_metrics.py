@@ -71,6 +71,10 @@ class RequestMetrics:
             "sglang_lite_http_responses", "HTTP responses; `key` is the beginning of the key's SHA-256", labels,
             registry=self.registry,
         )  # fmt: skip
+        self._over_quota = Counter(
+            "sglang_lite_over_quota", "requests refused as a quota of their key was used up", ["key"],
+            registry=self.registry,
+        )  # fmt: skip
         self._response_s = Histogram(
             "sglang_lite_http_response_seconds", "from a request's headers to the end of its response", ["route"],
             buckets=_SLOW, registry=self.registry,
@@ -82,8 +86,10 @@ class RequestMetrics:
         self._looked = now
         return (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
 
-    def answered(self, events: Iterable[object]) -> None:
-        """Counts events of the engine that end a generation or a selection; others count nothing."""
+    def answered(self, events: Iterable[object]) -> int:
+        """Counts events of the engine that end a generation or a selection; others count nothing. Returns the tokens of
+        prompts and answers."""
+        tokens = 0
         for event in events:
             if isinstance(event, tuple):  # an event with its place
                 event = event[1]
@@ -91,11 +97,15 @@ class RequestMetrics:
                 event = event.event
             if isinstance(event, Generation | Selection):
                 self._ended(event)
+                tokens += event.usage.prompt_tokens + event.usage.completion_tokens
             elif isinstance(event, RequestAbortedError):
                 self._counters["aborted"].inc()
                 if event.partial is not None:
-                    self._generated += event.partial.usage.completion_tokens
-                    self._counters["generated"].inc(event.partial.usage.completion_tokens)
+                    usage = event.partial.usage
+                    tokens += usage.prompt_tokens + usage.completion_tokens
+                    self._generated += usage.completion_tokens
+                    self._counters["generated"].inc(usage.completion_tokens)
+        return tokens
 
     def responded(self, route: str, method: str, status: int, key: str) -> None:
         """Counts an HTTP response.
@@ -103,8 +113,11 @@ class RequestMetrics:
         Args:
             key: key of the request; "" if none was required or given.
         """
-        hashed = hashlib.sha256(key.encode()).hexdigest()[:8] if key else ""
-        self._responses.labels(route, method, str(status), hashed).inc()
+        self._responses.labels(route, method, str(status), _hashed(key)).inc()
+
+    def over_quota(self, key: str) -> None:
+        """Counts a request that is refused because a quota of its key is used up."""
+        self._over_quota.labels(_hashed(key)).inc()
 
     def took(self, route: str, seconds: float) -> None:
         """Counts the time of an HTTP request to the end of its response."""
@@ -124,3 +137,7 @@ class RequestMetrics:
             self._times["first"].observe(usage.first_token_s)
             if usage.completion_tokens > 1:
                 self._times["between"].observe((usage.total_s - usage.first_token_s) / (usage.completion_tokens - 1))
+
+
+def _hashed(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:8] if key else ""

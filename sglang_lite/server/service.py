@@ -20,9 +20,10 @@ from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, Samplin
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.resolve import cache_folder, resolve_served
-from sglang_lite.server.async_engine import AsyncEngine
+from sglang_lite.server.async_engine import AsyncEngine, key_in_use
 from sglang_lite.server.conversation.addresses import ImageFetcher
-from sglang_lite.server.errors import NotFoundError
+from sglang_lite.server.errors import NotFoundError, RateLimitError
+from sglang_lite.server.quotas import Quotas
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import ReaderPool
 from sglang_lite.server.request_metrics import RequestMetrics
@@ -69,6 +70,7 @@ class Service:
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.images = ImageFetcher(settings)
+        self.quotas = Quotas(settings)
         self.grpc_port = 0
         self.shutting_down = False
         self.asleep = False  # whether the engine had given memory back when it was asked last
@@ -77,7 +79,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _answered(self, events: Sequence[object]) -> None:
-        self.metrics.answered(events)
+        self.quotas.used(key_in_use.get(), self.metrics.answered(events))
         if self.spans is not None:
             self.spans.answered(events)
 
@@ -242,6 +244,20 @@ class Service:
         """Raises EngineClosedError if the server is shutting down."""
         if self.shutting_down:
             raise EngineClosedError("the server is shutting down.", hint="Try again later, or on another server.")
+
+    def begin(self, key: str) -> None:
+        """Counts a request that runs something.
+
+        Raises:
+            EngineClosedError: the server is shutting down.
+            RateLimitError: a quota of its key is used up.
+        """
+        self.check_accepts()
+        try:
+            self.quotas.begin(key)
+        except RateLimitError:
+            self.metrics.over_quota(key)
+            raise
 
     def check_ready(self) -> None:
         """Raises EngineClosedError if the server is shutting down, or the engine is unhealthy, or hasn't generated its

@@ -15,6 +15,8 @@ from sglang_lite.text.reasoning import reasoning_format
 from sglang_lite.text.tool_formats import tool_format
 
 logger = logging.getLogger("sglang_lite.server")
+# Settings that limit what a key may use, and their periods in seconds.
+QUOTAS = {"max_requests_per_minute": 60.0, "max_tokens_per_minute": 60.0, "max_tokens_per_day": 86_400.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,11 @@ class ServerSettings:
         media_url_max_file_size_mb: size of all files together that are fetched for a request, in MiB.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
+        max_requests_per_minute: most requests of one key in a minute; None for no limit. A quota refills evenly, and
+            requests beyond it are refused until then.
+        max_tokens_per_minute: most tokens of one key in a minute, of prompts and answers, counted when answers end;
+            None for no limit.
+        max_tokens_per_day: most tokens of one key in a day; None for no limit.
         program_max_tokens: most tokens that all generations of a program may produce.
         program_max_nodes: most nodes of a program, including the nodes of its branches.
         program_max_branches: most branches of a program.
@@ -115,6 +122,9 @@ class ServerSettings:
     media_url_max_file_size_mb: float = 64.0
     max_open: int = 4096
     max_open_per_key: int = 4096
+    max_requests_per_minute: int | None = None
+    max_tokens_per_minute: int | None = None
+    max_tokens_per_day: int | None = None
     program_max_tokens: int = 1_000_000
     program_max_nodes: int = 10_000
     program_max_branches: int = 1_000
@@ -149,6 +159,9 @@ class ServerSettings:
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise ParameterError(name, f"{getattr(self, name)} is not a number greater than 0.")
+        for name in QUOTAS:
+            if (limit := getattr(self, name)) is not None and limit < 1:
+                raise ParameterError(name, f"{limit} is not a number greater than 0.")
         for name, most in (
             ("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400),
             ("body_timeout_s", 86_400), ("head_timeout_s", 86_400), ("large_body_kb", 1024),

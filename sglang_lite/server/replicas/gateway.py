@@ -22,7 +22,7 @@ import httpx2
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.replicas.tied_process import TiedProcess
-from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
 
 logger = logging.getLogger("sglang_lite.server")
 
@@ -65,6 +65,7 @@ class Gateway:
         for name, problem in (
             ("allowed_host", "a gateway doesn't check names."),
             ("allowed_origin", "a gateway doesn't check pages."),
+            *((name, "each server behind a gateway counts by itself.") for name in QUOTAS),
             ("grpc_port", "the servers behind a gateway would all have this port."),
         ):
             if getattr(settings, name) not in ((), None):

@@ -1,0 +1,81 @@
+"""Quotas of API keys: requests and tokens in a minute and in a day."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_lite.server.errors import RateLimitError
+from sglang_lite.server.settings import QUOTAS, ServerSettings
+
+
+@dataclass(slots=True)
+class _Left:
+    """Rest of a key's quota. Below 0 after an answer that took more than was left, as its length is not known
+    before its end."""
+
+    count: float
+    at: float  # time of that count, in seconds
+
+
+class Quota:
+    """Quota of each key: it refills evenly, up to the limit.
+
+    Args:
+        limit: most that a key may use at once; the quota refills by it in `period_s`.
+        clock: function that returns the time in seconds.
+    """
+
+    def __init__(self, limit: int, period_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._rate, self._clock = limit, limit / period_s, clock
+        self._left: dict[str, _Left] = {}
+
+    def wait_s(self, key: str) -> float:
+        """Seconds until one more is left of a key's quota; 0.0 if it is."""
+        return max((1 - self._now(key).count) / self._rate, 0.0)
+
+    def use(self, key: str, count: int) -> None:
+        """Counts what a key has used."""
+        self._now(key).count -= count
+
+    def _now(self, key: str) -> _Left:
+        now = self._clock()
+        left = self._left.setdefault(key, _Left(self._limit, now))
+        left.count, left.at = min(left.count + (now - left.at) * self._rate, self._limit), now
+        return left
+
+
+class Quotas:
+    """Quotas of all keys, by the settings of a server. Without keys, all clients share one.
+
+    Args:
+        clock: as of Quota.
+    """
+
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests, self._tokens = (
+            [
+                Quota(limit, period_s, clock)
+                for name, period_s in QUOTAS.items()
+                if name.startswith(f"max_{what}") and (limit := getattr(settings, name)) is not None
+            ]
+            for what in ("requests", "tokens")
+        )
+
+    def begin(self, key: str) -> None:
+        """Counts a request of a key. Raises RateLimitError if a quota is used up."""
+        for what, quotas in (("requests", self._requests), ("tokens", self._tokens)):
+            if seconds := math.ceil(max((quota.wait_s(key) for quota in quotas), default=0.0)):
+                raise RateLimitError(
+                    f"the quota of {what} of this key is used up.",
+                    hint=f"Try again in {seconds:,} s.", retry_after_s=seconds,
+                )  # fmt: skip
+        for quota in self._requests:
+            quota.use(key, 1)
+
+    def used(self, key: str, tokens: int) -> None:
+        """Counts tokens that a key has used."""
+        for quota in self._tokens:
+            quota.use(key, tokens)

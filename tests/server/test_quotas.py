@@ -1,0 +1,116 @@
+"""Quotas of API keys: by time, by protocol, and their settings."""
+
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+from smg_grpc_proto import sglang_scheduler_pb2 as pb
+
+import sglang_lite as sgl
+from sglang_lite.server.errors import RateLimitError
+from sglang_lite.server.quotas import Quotas
+from sglang_lite.server.replicas.gateway import Gateway
+from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
+from tests.server.conftest import serving
+from tests.server.test_grpc import Client
+
+KEYS = ("one", "two")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def refused(quotas, key="one"):
+    with pytest.raises(RateLimitError) as error:
+        quotas.begin(key)
+    return error.value.retry_after_s
+
+
+def test_requests_beyond_a_quota_wait_until_it_has_refilled(clock):
+    quotas = Quotas(ServerSettings(max_requests_per_minute=6), clock)
+    for _ in range(6):
+        quotas.begin("one")
+    assert refused(quotas) == 10
+    quotas.begin("two")  # has its own
+    clock.now += 4
+    assert refused(quotas) == 6
+    clock.now += 6
+    quotas.begin("one")
+    assert refused(quotas) == 10
+    clock.now += 3600  # a quota does not grow beyond its limit
+    for _ in range(6):
+        quotas.begin("one")
+    assert refused(quotas) == 10
+
+
+def test_an_answer_may_take_more_than_is_left_and_the_next_request_waits_for_it(clock):
+    quotas = Quotas(ServerSettings(max_tokens_per_minute=60, max_tokens_per_day=86_400), clock)
+    quotas.begin("one")
+    quotas.used("one", 59)
+    quotas.begin("one")
+    quotas.used("one", 31)
+    assert refused(quotas) == 31  # of the minute's; the day has some left
+    quotas.used("one", 86_400)
+    clock.now += 60
+    assert refused(quotas) > 80_000
+    quotas.begin("two")
+
+
+def generate(url, key, path="/generate", **more):
+    text = {"text": "ab"} if path == "/generate" else {"model": "tiny", "max_tokens": 3, **more}
+    body = {**text, **({"sampling_params": {"max_new_tokens": 3, "ignore_eos": True}} if "text" in text else {})}
+    return httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=60)
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
+FORMS = {
+    "/generate": ({}, ("error", "type"), "rate_limit_error"),
+    "/v1/chat/completions": (MESSAGES, ("error", "code"), "rate_limit_exceeded"),
+    "/v1/messages": (MESSAGES, ("error", "type"), "rate_limit_error"),
+    "/api/chat": (MESSAGES, ("error",), "the quota of tokens of this key is used up."),
+}
+
+
+def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine):
+    with serving(engine, api_key=KEYS, served_model_name="tiny", max_tokens_per_day=5) as url:
+        assert generate(url, "one").status_code == 200  # two tokens of the prompt, three of the answer
+        for path, (more, at, told) in FORMS.items():
+            answered = generate(url, "one", path, **more)
+            found = answered.json()
+            for name in at:
+                found = found[name]
+            assert (answered.status_code, found[: len(told)]) == (429, told)
+            assert int(answered.headers["retry-after"]) == 86_400 // 5
+        assert generate(url, "two").status_code == 200
+        assert httpx2.get(f"{url}/v1/models", headers={"x-api-key": "one"}).status_code == 200  # runs nothing
+        counts = httpx2.get(f"{url}/metrics").text
+        assert 'sglang_lite_over_quota_total{key="7692c3ad"} 4.0' in counts  # SHA-256 of "one"
+
+
+def test_grpc_calls_are_counted_too(engine):
+    with Client(engine, max_requests_per_minute=1) as client:
+        client.whole()
+        with pytest.raises(grpc.RpcError, match="the quota of requests") as error:
+            client.whole()
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert client.call("HealthCheck", pb.HealthCheckRequest()).healthy
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_a_quota_is_a_number_above_0_and_of_one_server(name):
+    wrong: Any = {name: 0}
+    right: Any = {name: 1}
+    with pytest.raises(sgl.ParameterError, match=f"{name}: 0 is not a number greater than 0"):
+        ServerSettings(**wrong)
+    with pytest.raises(sgl.ParameterError, match=f"{name}: each server behind a gateway counts by itself"):
+        Gateway(ServerSettings(**right), ReplicaSettings(replicas=2), "127.0.0.1", 1)
