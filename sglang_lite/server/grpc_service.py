@@ -11,6 +11,7 @@ import json
 import logging
 import time
 import zipfile
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server import native
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.endpoint import AccessControl, Route
-from sglang_lite.server.errors import status_of
+from sglang_lite.server.errors import RateLimitError, status_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.request import read_request
 from sglang_lite.version import __version__
@@ -44,6 +45,7 @@ _CODES = {
 }  # fmt: skip
 _CHUNK = 64 * 1024  # bytes of a tokenizer's files in a message
 _LONGEST_S = 600.0  # of an embedding
+_IDLE_MS = 60_000  # after which a connection without calls is closed
 _FILES = (  # of a tokenizer
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "tokenizer.model", "preprocessor_config.json", "processor_config.json",
@@ -65,7 +67,9 @@ async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[
     """
     settings = service.settings
     most = int(settings.max_body_mb * 2**20)
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=[
+        ("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0), ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ])  # fmt: skip
     services.add_SglangSchedulerServicer_to_server(_Servicer(service, gate), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
@@ -81,6 +85,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     def __init__(self, service: Service, gate: AccessControl) -> None:
         self._service, self._gate = service, gate
+        self._connections = _Connections(service.settings.max_connections_per_client)
 
     @contextlib.asynccontextmanager
     async def _answering(
@@ -95,7 +100,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         with self._span(call, headers, told) if counts else contextlib.nullcontext():
             try:
                 key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
-                with self._gate.count_open(key, counts):
+                with self._connections.call(context.peer()), self._gate.count_open(key, counts):
                     if counts:
                         self._service.begin(key)
                     key_in_use.set(key)
@@ -253,6 +258,40 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
                 archive.writestr("chat_template.jinja", template.source)
         data = written.getvalue()
         return data, hashlib.sha256(data).hexdigest()
+
+
+class _Connections:
+    """Connections that have open calls, by client: gRPC tells of no others, and closes them.
+
+    Args:
+        most: most connections of a client's address.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)  # numbers of calls by address and peer
+
+    @contextlib.contextmanager
+    def call(self, peer: str) -> Iterator[None]:
+        """Context of a call. Raises RateLimitError if its client has too many connections.
+
+        Args:
+            peer: address and port of the connection, as gRPC writes them.
+        """
+        address = peer.rpartition(":")[0]
+        calls = self._calls[address]
+        if peer not in calls and len(calls) >= self._most:
+            told = f"{self._most:,} connections of this client have calls, which is the limit."
+            raise RateLimitError(told, hint="Send calls over one connection.")
+        calls[peer] += 1
+        try:
+            yield
+        finally:
+            calls[peer] -= 1
+            if not calls[peer]:
+                del calls[peer]
+            if not calls:
+                del self._calls[address]
 
 
 def _ids(given: object) -> list[int]:

@@ -180,7 +180,7 @@ def test_a_call_that_is_cancelled_ends_its_request_and_abort_ends_another(engine
             with pytest.raises(grpc.RpcError) as ended:
                 list(call)
             assert ended.value.code() is grpc.StatusCode.CANCELLED
-            until(lambda: client.running.service.async_engine.open == 0)
+            until(lambda: client.running.service.async_engine.open == engine.stats()["running"] == 0)
 
 
 def test_what_is_told_of_the_server(client, engine):
@@ -222,6 +222,24 @@ def test_keys_and_limits_are_those_of_http(engine):
     with Client(engine, "wrong", **keys) as client, pytest.raises(grpc.RpcError) as refused:
         client.whole()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_client_has_so_many_connections(engine):
+    with Client(engine, max_connections_per_client=1) as client:
+        address = f"127.0.0.1:{client.running.service.grpc_port}"
+        with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            other = services.SglangSchedulerStub(channel)
+            params = pb.SamplingParams(max_new_tokens=1900, ignore_eos=True)
+            tokenized = pb.TokenizedInput(input_ids=PROMPT)
+            long = client.call("Generate", pb.GenerateRequest(tokenized=tokenized, sampling_params=params, stream=True))
+            next(long)
+            assert client.call("GetLoads", pb.GetLoadsRequest()).dp_rank_count == 1  # over the same connection
+            with pytest.raises(grpc.RpcError, match="1 connections of this client") as refused:
+                other.GetLoads(pb.GetLoadsRequest(), timeout=60)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            long.cancel()
+            until(lambda: client.running.service.async_engine.open == 0)
+            assert other.GetLoads(pb.GetLoadsRequest(), timeout=60).dp_rank_count == 1
 
 
 def test_embeddings(tmp_path):
