@@ -35,7 +35,8 @@ class SglangLiteLM(TemplateLM):
         pretrained: the model: a name, folder or file, as of `Engine`. Or an engine, which stays open.
         batch_size: 1 or "auto", lm_eval's defaults: the engine makes its batches itself.
         max_batch_size: None; the engine's `max_running_requests` limits how many run at once.
-        device: device of the engine, such as "cpu"; lm_eval's default, "cuda:0", leaves the choice to the engine.
+        device: device of the engine, such as "cpu"; lm_eval's default, "cuda:0", leaves the choice to the engine. None
+            with an engine, which has its own.
         max_gen_toks: most tokens of an answer for which the task sets no limit.
         **config: settings of the engine (`dtype`, `device` …).
 
@@ -58,7 +59,7 @@ class SglangLiteLM(TemplateLM):
                 "batch_size", f"{batch_size!r} has no effect: the engine makes its batches itself.",
                 hint="Leave it out; max_running_requests in --model_args limits how many run at once.",
             )  # fmt: skip
-        if device not in (None, "cuda:0"):
+        if device not in (None, "cuda:0") or (device and isinstance(pretrained, Engine)):
             config["device"] = device
         if isinstance(pretrained, Engine) and config:
             raise ParameterError(next(iter(config)), "is a setting of an engine that has been made already.")

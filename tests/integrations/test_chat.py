@@ -7,6 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.integrations.chat import EngineChat
+from tests.waiting import until
 
 ASKED = [{"role": "user", "content": "Hi"}]
 
@@ -29,3 +30,16 @@ def test_the_timeout_counts_the_wait_for_room(engine, monkeypatch):
     monkeypatch.setattr(engine, "submit_when_room", never)
     with pytest.raises(sgl.RequestTimeoutError):
         EngineChat(engine).answer(messages=ASKED, timeout=0.01)
+
+
+def test_a_stream_that_is_left_unclosed_as_its_loop_ends_says_nothing(engine, caplog):
+    streams = []
+
+    async def leave():
+        streams.append(EngineChat(engine).stream_async(messages=ASKED, max_tokens=1000, ignore_eos=True))
+        await anext(streams[0])
+
+    asyncio.run(leave())
+    streams.clear()
+    until(lambda: engine.stats()["running"] == 0)
+    assert caplog.records == []

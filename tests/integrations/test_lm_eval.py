@@ -141,6 +141,8 @@ def test_settings_without_effect_are_refused(engine):
         SglangLiteLM(engine, batch_size=8)
     with pytest.raises(sgl.ParameterError, match="has been made already"):
         SglangLiteLM(engine, dtype="float32")
+    with pytest.raises(sgl.ParameterError, match="device: is a setting of an engine"):
+        SglangLiteLM(engine, device="cuda:0")
     with pytest.raises(sgl.ParameterError, match="dtipe"):
         SglangLiteLM("smollm2-135m", dtipe="float32")
 

@@ -42,12 +42,17 @@ class Mailbox:
             self._calls.append((callback, args))
 
     def wake(self) -> None:
-        """Makes the loop deliver the calls that were queued by `enqueue`."""
+        """Makes the loop deliver the calls that were queued by `enqueue`. Does nothing if the loop is closed: nobody
+        waits there any more."""
         with self._lock:
             if self._scheduled or not self._calls:
                 return
             self._scheduled = True
-        self.loop.call_soon_threadsafe(self._deliver)
+        try:
+            self.loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise
 
     def _deliver(self) -> None:
         while True:
