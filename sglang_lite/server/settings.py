@@ -9,6 +9,7 @@ import re
 import ssl
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.text.reasoning import reasoning_format
@@ -253,7 +254,8 @@ class ReplicaSettings:
         replicas: number of servers of the model to start behind a gateway, one for each GPU; 0, without `workers`,
             starts a single server without gateway.
         workers: addresses of further servers behind the gateway, for example on other machines: separated by commas, or
-            in several flags.
+            in several flags. "dns+http://name:port" stands for all addresses of a name, "file:path" for the lines of a
+            file; both are looked up again every five seconds.
         policy: rule by which the gateway chooses a server for a request: "cache_aware", the default, prefers one that
             has seen the prefix.
         gateway: package of the gateway; "auto" takes the first that is installed.
@@ -272,8 +274,21 @@ class ReplicaSettings:
                 "policy", "needs a gateway, and there is none without replicas or workers.",
                 hint="The order of an engine's requests is schedule_policy.",
             )  # fmt: skip
-        for url in self.workers:
-            if not url.startswith(("http://", "https://")) or url.endswith("/"):
-                raise ParameterError(
-                    "workers", f"{url[:200]!r} is not an address.", hint="Write http://10.0.0.2:30000, for example."
-                )
+        for source in self.workers:
+            if not source.startswith("file:"):
+                check_worker(source.removeprefix("dns+"), http_only=source.startswith("dns+"))
+
+
+def check_worker(url: str, *, http_only: bool = False) -> None:
+    """Raises ParameterError if a text is not the address of a server."""
+    schemes = ("http",) if http_only else ("http", "https")
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in schemes and parts.hostname and parts.port != 0 and not url.endswith("/")
+    except ValueError:  # of the port
+        fine = False
+    if not fine:
+        raise ParameterError(
+            "workers", f"{url[:200]!r} is not an address.",
+            hint="Write http://10.0.0.2:30000, dns+http://name:30000 or file:workers.txt, for example.",
+        )  # fmt: skip

@@ -20,6 +20,7 @@ import httpx2
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.replicas.discovery import found_by
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_if_exposed
@@ -29,6 +30,7 @@ logger = logging.getLogger("sglang_lite.server")
 _LOOK_S = 0.5  # between two checks of a worker's health
 _TIMEOUT_S = 5.0  # of a health check
 _END_S = 5.0  # for a process without open requests
+FIND_S = 5.0  # between two looks at a DNS name or a file of servers
 LONGEST_PAUSE_S = 30.0  # before a server that dies repeatedly is restarted
 _FINE_S = 60.0  # uptime after which a death doesn't count as early
 _MAX_DEATHS = 8  # early deaths in a row after which a server isn't restarted
@@ -60,13 +62,19 @@ def serve(
     with bound(settings.host, settings.port) as listening:  # a port in use is an error at once
         host, port = listening.getsockname()[:2]
     gateway = Gateway(settings, replicas, host, port)
-    workers: list[_Worker] = [_Remote(url, settings.health_timeout_s, gateway) for url in replicas.workers]
+    workers: list[_Worker] = [
+        _Remote(source, settings.health_timeout_s, gateway) if (find := found_by(source)) is None
+        else _Found(source, find, settings.health_timeout_s, gateway)
+        for source in replicas.workers
+    ]  # fmt: skip
     each: list[str | None] = [*devices] if devices else [None] * replicas.replicas
     workers += [_Replica(settings, engine, device, gateway) for device in each]
     supervisor = _Supervisor(gateway, workers, settings.drain_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
-    return supervisor.run(lambda: announce(f"Serving {len(workers)} servers at {gateway.url} by {gateway.package}"))
+    sources = [source for source in replicas.workers if found_by(source)]
+    served = " and ".join([f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)])
+    return supervisor.run(lambda: announce(f"Serving {served} at {gateway.url} by {gateway.package}"))
 
 
 class _Supervisor:
@@ -167,13 +175,18 @@ class _Remote(_Worker):
 
     def __init__(self, url: str, health_timeout_s: float, gateway: Gateway) -> None:
         super().__init__(gateway, health_timeout_s)
-        self._url = url
+        self._url, self._leaves = url, False
 
     def terminate(self) -> None:
         """Does nothing: this process doesn't control the server."""
 
     def kill(self) -> None:
         """Does nothing: this process doesn't control the server."""
+
+    def leave(self) -> None:
+        """Takes the server from the gateway for good."""
+        self._leaves = True
+        self.over.set()
 
     def _watch(self) -> None:
         alive, heard = False, time.monotonic()
@@ -191,6 +204,47 @@ class _Remote(_Worker):
             else:
                 continue
             alive = status == 200
+        if self._leaves:
+            self._gateway.remove(self._url)
+
+
+class _Found(_Worker):
+    """Servers on other machines that come and go, as a DNS name or a file says.
+
+    Args:
+        source: the name or file, for messages.
+        find: function that returns their addresses: see `found_by`.
+    """
+
+    def __init__(self, source: str, find: Callable[[], set[str]], health_timeout_s: float, gateway: Gateway) -> None:
+        super().__init__(gateway, health_timeout_s)
+        self._source, self._find = source, find
+
+    def terminate(self) -> None:
+        """Does nothing: this process doesn't control the servers."""
+
+    def kill(self) -> None:
+        """Does nothing: this process doesn't control the servers."""
+
+    def _watch(self) -> None:
+        servers: dict[str, _Remote] = {}
+        told = ""
+        while not self.over.is_set():
+            try:
+                urls, problem = self._find(), ""
+            except (OSError, ParameterError) as error:
+                urls, problem = set(servers), str(error)
+            if problem and problem != told:
+                logger.error("%s can't be read, its servers stay: %s", self._source, problem)
+            told = problem
+            for url in urls - servers.keys():
+                servers[url] = _Remote(url, self._health_timeout_s, self._gateway)
+                servers[url].start()
+            for url in servers.keys() - urls:
+                servers.pop(url).leave()
+            self.over.wait(FIND_S)
+        for each in servers.values():
+            each.over.set()
 
 
 class _Replica(_Worker):

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 
-from sglang_lite.protocol import BackendError
+from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.server.replicas import gateway, supervisor
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
@@ -257,3 +257,87 @@ def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, si
     assert "was ended by SIGKILL; it is restarted" in deaths[0]
     assert all("did not start: a process can't be started: no memory.; it is restarted" in s for s in deaths[1:-1])
     assert deaths[-1].endswith("it is not restarted")
+
+
+@pytest.fixture
+def gateways(monkeypatch, signals):
+    """Gateways that were made; each server that is looked at is ready."""
+    made = []
+
+    class Told(Gateway):
+        def __init__(self, *_):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(supervisor, "Gateway", Told)
+    monkeypatch.setattr(supervisor, "FIND_S", 0.01)
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
+    monkeypatch.setattr("httpx2.Client.get", lambda *_, **__: SimpleNamespace(status_code=200))
+    return made
+
+
+@contextlib.contextmanager
+def supervised(source, told):
+    """The command in front of the servers of a source, on this thread's behalf."""
+    settings, replicas = ServerSettings(port=0), ReplicaSettings(workers=(source,))
+    serving = threading.Thread(target=supervisor.serve, args=(settings, {}, replicas, told.append))
+    with pytest.MonkeyPatch.context() as patch:
+        handlers = []
+        patch.setattr(signal, "signal", lambda _, handler: handlers.append(handler))  # of the main thread alone
+        serving.start()
+        try:
+            yield
+        finally:
+            until(lambda: len(handlers) == 2)
+            handlers[0]()
+            serving.join(60)
+
+
+def test_the_servers_of_a_file_follow_its_lines(gateways, tmp_path, caplog):
+    file, new, told = tmp_path / "workers.txt", tmp_path / "new.txt", []
+
+    def write(text):
+        new.write_text(text)
+        new.replace(file)
+
+    write("# ours\nhttp://10.0.0.1:1\n\nhttp://10.0.0.2:1\n")
+    with supervised(f"file:{file}", told):
+        until(lambda: gateways and gateways[0].known == {"http://10.0.0.1:1", "http://10.0.0.2:1"})
+        write("http://10.0.0.2:1\nhttps://other:1\n")
+        until(lambda: gateways[0].known == {"http://10.0.0.2:1", "https://other:1"})
+        write("10.0.0.3:1\n")
+        until(lambda: any("its servers stay" in each.getMessage() for each in caplog.records))
+        file.unlink()
+        until(lambda: any("No such file" in each.getMessage() for each in caplog.records))
+        write("")
+        until(lambda: any("names no server" in each.getMessage() for each in caplog.records))
+        assert gateways[0].known == {"http://10.0.0.2:1", "https://other:1"}
+        write("http://10.0.0.4:1\n")
+        until(lambda: gateways[0].known == {"http://10.0.0.4:1"})
+    assert told == [f"Serving 0 servers and those of file:{file} at http://127.0.0.1 by none"]
+    problems = [each.getMessage() for each in caplog.records]
+    assert len(problems) == 3, problems  # each once
+    assert f"{file}: '10.0.0.3:1' is not an address" in problems[0]
+
+
+def test_the_servers_of_a_name_are_its_addresses(gateways, monkeypatch):
+    known = [(socket.AF_INET, 0, 0, "", ("10.0.0.1", 30000)), (socket.AF_INET6, 0, 0, "", ("fe80::1", 30000, 0, 0))]
+    asked = []
+
+    def resolve(name, port, **_):
+        asked.append((name, port))
+        return known
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", resolve)
+        with supervised("dns+http://pool.lan:30000", []):
+            until(lambda: gateways and gateways[0].known == {"http://10.0.0.1:30000", "http://[fe80::1]:30000"})
+            del known[0]
+            until(lambda: gateways[0].known == {"http://[fe80::1]:30000"})
+    assert set(asked) == {("pool.lan", 30000)}
+
+
+@pytest.mark.parametrize("source", ["10.0.0.2:1", "http://a/", "dns+https://a:1", "dns+a:1", "http://a:x", "http://:1"])
+def test_what_is_no_address_is_refused(source):
+    with pytest.raises(ParameterError, match=r"workers: .* is not an address"):
+        ReplicaSettings(workers=(source,))

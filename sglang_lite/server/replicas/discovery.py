@@ -1,0 +1,47 @@
+"""Servers that come and go: the addresses of a DNS name, and the lines of a file."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.server.settings import check_worker
+
+_DNS, _FILE = "dns+", "file:"
+
+
+def found_by(source: str) -> Callable[[], set[str]] | None:
+    """Function that looks up the addresses of the servers behind an entry of `workers`; None if the entry is itself the
+    address of one. The function raises OSError if there is no answer, and ParameterError for a file without addresses.
+    """
+    if source.startswith(_DNS):
+        return partial(_resolved, source.removeprefix(_DNS))
+    return partial(_listed, Path(source.removeprefix(_FILE))) if source.startswith(_FILE) else None
+
+
+def _resolved(url: str) -> set[str]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None  # checked by the settings
+    known: Any = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    return {
+        f"http://[{address[0]}]:{address[1]}" if family == socket.AF_INET6 else f"http://{address[0]}:{address[1]}"
+        for family, _, _, _, address in known
+    }
+
+
+def _listed(file: Path) -> set[str]:
+    lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
+    urls = {line for line in lines if line and not line.startswith("#")}
+    for url in urls:
+        try:
+            check_worker(url)
+        except ParameterError as error:
+            raise ParameterError("workers", f"{file}: {error.message.removeprefix('workers: ')}") from None
+    if not urls:  # perhaps it is being written
+        raise ParameterError("workers", f"{file} names no server.")
+    return urls
