@@ -139,7 +139,7 @@ def load_model(
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
     check_deterministic(config, spec, device)
-    source = _source(files, spec, config)
+    source = _source(files, spec, config, device)
     given = {} if (file := config.quantization_param_path) is None else read_kv_scales(Path(file), spec.kv_layout)
     kind = Decoder
     if device.type == "cpu":
@@ -232,7 +232,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     )
 
 
-def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightSource:
+def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig, device: torch.device) -> WeightSource:
     """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
     if files.gguf is not None:
         check_gguf(config.load_format, files.path)
@@ -242,16 +242,16 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightS
                 hint="Leave it out.",
             )  # fmt: skip
         dummy = config.load_format == "dummy"
-        return DummySource(pick_device(config)) if dummy else GgufSource(files.gguf, spec)
+        return DummySource(device) if dummy else GgufSource(files.gguf, spec)
     path = files.path
     declared = read_quantisation(path)
     declared.check_name(config.quantization)
     if config.load_format == "dummy":
-        return DummySource(pick_device(config))
-    pinned = pick_device(config).type == "cuda"
+        return DummySource(device)
     source = open_weights(
-        path, config.model, config.load_format, declared.matrices, threads=config.load_threads, pinned=pinned
-    )
+        path, config.model, config.load_format, declared.matrices, threads=config.load_threads,
+        pinned=device.type == "cuda",
+    )  # fmt: skip
     declared.check(source)
     return source
 

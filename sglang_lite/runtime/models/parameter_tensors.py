@@ -56,7 +56,9 @@ class ParameterTensors:
             return weight
         at, every = slice(part.start, part.stop), slice(None)
         if isinstance(weight, torch.Tensor):
-            return weight[at] if part.axis == "outputs" else weight[:, at]
+            own = weight[at] if part.axis == "outputs" else weight[:, at]
+            # On a GPU a view would keep the memory of the whole, and kernels take no strides.
+            return own if own.device.type == "cpu" else own.clone(memory_format=torch.contiguous_format)
         try:
             return weight.part(at) if part.axis == "outputs" else weight.part(every, at)
         except ValueError as error:

@@ -1,15 +1,20 @@
 """Shares of ranks cover everything once, and what can't be shared is refused by name."""
 
+from functools import partial
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.cuts import cut, head_shares, rank_spec, vocabulary_part
+from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
+from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models.test_families import FAMILIES, SHAPE
 
@@ -97,3 +102,22 @@ def test_settings_that_do_not_fit_are_refused_by_name(settings, message):
 def test_sizes_that_divide_nothing_are_refused_with_those_that_work(tp, even, message):
     with pytest.raises(ParameterError, match=f"tp_size: {message}"):
         rank_spec(spec_of("qwen2"), Parallel(tp=tp), even=even)
+
+
+class OnAnotherDevice(WeightSource):
+    """Source of tensors that are not in the host's memory."""
+
+    def take(self, name, shape):
+        return torch.empty(shape, device="meta")
+
+    def _read(self, name, file):
+        raise AssertionError("take() needs no file")
+
+
+def test_a_rank_keeps_no_more_of_a_tensor_on_a_device_than_its_part():
+    spec, rank = spec_of("llama-2"), Parallel(tp=2)
+    tensors = ParameterTensors(OnAnotherDevice("none", {}), partial(cut, spec=spec, parallel=rank))
+    for parameter in parameters(spec):
+        own = tensors.take(parameter)
+        assert own.is_contiguous()
+        assert own.untyped_storage().nbytes() == own.nbytes
