@@ -230,7 +230,9 @@ class GpuDecoder(Decoder):
         """
         fed = layer.feed_forward
         if isinstance(fed, GpuExperts):
-            return fed(rows, parts=self._plain), None
+            if self.gpu_ranks is None or peers is not None:
+                return fed(rows, parts=self._plain), None
+            return self.gpu_ranks.sum(fed(rows)), None
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
@@ -335,20 +337,13 @@ def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
 
 def _check_ranks(spec: ModelSpec, tp: int) -> None:
     """Raises ParameterError if ranks on GPUs can't share a model."""
-    problem = next(filter(None, map(_unshared, spec.layers)), None)
+    problem = None
+    if any(isinstance(layer.attention, AttentionSpec) and layer.attention.qk_norm == "whole" for layer in spec.layers):
+        problem = "a norm over all heads"
     if spec.vocab_size <= (tp - 1) * BLOCK:
         problem = f"{spec.vocab_size} tokens, of which each takes multiples of {BLOCK}"
     if problem is not None:
         raise ParameterError("tp_size", f"{tp} GPUs can't share {problem}.", hint='Use tp_size=1, or device="cpu".')
-
-
-def _unshared(layer: LayerSpec) -> str | None:
-    """Part of a layer that ranks on GPUs don't share yet, or None."""
-    if isinstance(layer.attention, LatentSpec):
-        return "latent attention"
-    if layer.attention.qk_norm == "whole":
-        return "a norm over all heads"
-    return None if isinstance(layer.feed_forward, DenseSpec) else "experts"
 
 
 def _is_plain(layer: LayerSpec) -> bool:

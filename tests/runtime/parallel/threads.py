@@ -18,7 +18,7 @@ from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.parallel.collectives import GlooCollectives
 from sglang_lite.runtime.parallel.layout import Parallel
 
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 
 
 class ThreadLinks:

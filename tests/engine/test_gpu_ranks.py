@@ -1,0 +1,67 @@
+"""Ranks with a GPU each: what they answer, and what is left when one is killed."""
+
+import os
+import random
+import signal
+import uuid
+
+import pytest
+import torch
+
+import sglang_lite as sgl
+from sglang_lite.protocol import EngineClosedError, SamplingParams
+from sglang_lite.runtime.kernels.sampling import BLOCK
+from tests.children import send
+from tests.engine import processes
+from tests.engine.collector import Collector
+from tests.runtime.parallel.asked import MODELS, answers, compare, saved
+
+GPUS = torch.cuda.device_count()
+KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "1"))
+SETTINGS = dict(device="cuda", dtype="float32", max_running=8, max_total_tokens=4096, mem_fraction=0.5)
+WIDE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=8)
+
+pytestmark = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+SIZES = [tp for tp in (2, 4, 8) if tp <= max(GPUS, 2)]
+
+
+def model(folder, kind="dense"):
+    own = {"dense": {"head_dim": 64}, "experts": {"head_dim": 64, "moe_intermediate_size": 128}}
+    own["latents"] = {"num_key_value_heads": 8, "moe_intermediate_size": 128}
+    return str(saved(folder, kind, vocab_size=7 * BLOCK + 100, **WIDE | own[kind]))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_ranks_give_the_tokens_of_one_gpu(kind, tmp_path):
+    folder = model(tmp_path / "model", kind)
+    with sgl.Engine(folder, **SETTINGS) as engine:
+        expected = answers(engine)
+    for tp in SIZES:
+        with sgl.Engine(folder, **SETTINGS, tp_size=tp) as engine:
+            compare(answers(engine), expected)
+
+
+def test_a_killed_rank_fails_all_by_name_and_leaves_no_memory(tmp_path, monkeypatch):
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(processes.MARK, mark)
+    folder, tp = model(tmp_path / "model"), SIZES[-1]
+    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(tp)]
+    for kill in range(KILLS):
+        dice = random.Random(kill)
+        with sgl.Engine(folder, **SETTINGS, tp_size=tp) as engine:
+            sinks = [Collector() for _ in range(8)]
+            for sink in sinks:
+                engine.submit(
+                    "ab", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), sink=sink, stream=True
+                )
+            sinks[dice.randrange(8)].begun()
+            victim = dice.randrange(tp)
+            send({each["rank"]: each["pid"] for each in engine.stats()["ranks"]}[victim], signal.SIGKILL)
+            named = "SIGKILL" if victim == 0 else f"rank {victim} of {tp} was ended by SIGKILL"
+            for sink in sinks:
+                error = sink.end()
+                assert isinstance(error, EngineClosedError)
+                assert named in str(error)
+        processes.gone(mark)
+        left = [free[gpu] - torch.cuda.mem_get_info(gpu)[0] for gpu in range(tp)]
+        assert max(left) < 1 << 28, f"{left} bytes are left on the GPUs"
