@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,20 @@ def main(arguments: list[str] | None = None) -> None:
         Path(folder, "config.json").write_text(json.dumps(hf_config(options.shape)))
         for tp in options.tp:
             settings: dict[str, Any] = {"gpu_id_step": 0} if options.share else {}
+            began = time.perf_counter()
             with sgl.Engine(
                 model=folder, load_format="dummy", skip_tokenizer_init=True, tp_size=tp, dtype=options.dtype,
                 device=options.device, max_total_tokens=options.tokens, **settings,
             ) as engine:  # fmt: skip
+                engine.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
+                started = time.perf_counter() - began
                 found = greedy(engine)
                 expected = expected or found
-                print(f"tp {tp}, {options.dtype}: {agreement(found, expected)}", flush=True)
+                print(
+                    f"tp {tp}, {options.dtype}: first token {started:.1f} s after the start, "
+                    f"{agreement(found, expected)}",
+                    flush=True,
+                )
                 for name in options.workload:
                     work = WORKLOADS[name]() if options.device == "cuda" else WORKLOADS[name]().scaled_down(64)
                     seconds = [run(engine, work).seconds for _ in range(options.repeat + 1)][1:]

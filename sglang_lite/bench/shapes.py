@@ -59,6 +59,7 @@ def _deepseek_v2_lite() -> ModelSpec:
 
 SHAPES = {
     "llama-3.1-8b": _spec(4096, 32, 32, 14336, 128_256),
+    "llama-3.1-70b": _spec(8192, 80, 64, 28672, 128_256),
     "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
     "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
     "qwen3-30b-a3b": _spec(2048, 48, 32, ExpertsSpec(128, 8, 768, normalise=True), 151_936, qk_norm=True, kv_heads=4),
