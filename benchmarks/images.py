@@ -40,6 +40,7 @@ from PIL import Image as Picture
 import sglang_lite as sgl
 from sglang_lite.protocol import Delta, Image, Prompt, SamplingParams, Span
 from sglang_lite.runtime.media.prepare import ImagePreparer
+from sglang_lite.runtime.tokens.image_options import ImageOptions
 
 GPU = torch.cuda.is_available()
 MEASURED = ("unique", "questions", "branches", "waiting", "streams", "text")
@@ -324,7 +325,7 @@ class Benchmark:
         number = self.options.requests
         asked = [question(i) for i in range(number)]
         ours = self.seconds(lambda: partial(self.ours.ask, self.take(number), asked))
-        preparer, prepare = ImagePreparer(self.folder, pinned=GPU), ImagePreparer.prepare
+        preparer, prepare = ImagePreparer(self.folder, ImageOptions(), pinned=GPU), ImagePreparer.prepare
         ready: dict[bytes, Any] = {}
 
         def prepared() -> Callable[[], object]:

@@ -19,6 +19,7 @@ from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.requests.request_media import RequestMedia
+from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from tests.runtime.media.seeing import FAMILIES, png, save_seeing
 
@@ -125,7 +126,9 @@ def test_features_that_are_too_few_are_an_error() -> None:
 def test_an_encoder_gives_each_image_of_a_batch_its_features(family: str, tmp_path: Any) -> None:
     save_seeing(family, tmp_path)
     tower = VisionTower(tmp_path, DummySource(torch.device("cpu")), torch.float32, torch.device("cpu"))
-    images = [ImagePreparer(tmp_path).prepare(Image(png(40, 20, seed), "image/png")) for seed in range(3)]
+    images = [
+        ImagePreparer(tmp_path, ImageOptions()).prepare(Image(png(40, 20, seed), "image/png")) for seed in range(3)
+    ]
     together = tower.encode(images)
     for image, found in zip(images, together, strict=True):
         assert torch.allclose(found, tower.encode([image])[0], atol=1e-5)
