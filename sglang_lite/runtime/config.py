@@ -325,12 +325,7 @@ class EngineConfig:
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
                 hint="Every running request takes one token of a step.",
             )  # fmt: skip
-        if self.in_process:
-            for name in _OF_A_PROCESS:
-                if getattr(self, name) != getattr(type(self)(), name):
-                    raise ParameterError(
-                        name, "is for an engine in its own process, not with in_process=True.", hint="Leave one out."
-                    )
+        _check_process(self)
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in _CHOICES.items():
@@ -555,6 +550,15 @@ def _check_replicas(config: EngineConfig) -> None:
         raise ParameterError("device", f"{config.device!r} is one GPU, for {processes} processes.", hint=hint)
     if config.base_gpu_id and (number or config.device == "cpu"):
         raise ParameterError("base_gpu_id", f"device is {config.device!r}.", hint="Leave one out.")
+
+
+def _check_process(config: EngineConfig) -> None:
+    """Checks that an engine in the caller's process has no settings of one in its own."""
+    for name in _OF_A_PROCESS if config.in_process else ():
+        if getattr(config, name) != getattr(EngineConfig(), name):
+            raise ParameterError(
+                name, "is for an engine in its own process, not with in_process=True.", hint="Leave one out."
+            )
 
 
 def _check_tiers(config: EngineConfig) -> None:
