@@ -144,14 +144,7 @@ class ServerSettings:
     metrics_names: Literal["sglang", "vllm"] = "sglang"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ParameterError("port", f"{self.port} is not between 0 and 65535.")
-        if self.grpc_port is not None and not 0 <= self.grpc_port < 65536:
-            raise ParameterError("grpc_port", f"{self.grpc_port} is not between 0 and 65535.")
-        if self.grpc_port and self.grpc_port == self.port:
-            raise ParameterError("grpc_port", f"{self.grpc_port} is that of HTTP, too.")
-        if self.grpc_port is not None and self.ssl_certfile is not None:
-            raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
+        self._check_ports()
         for name in (
             "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
             "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",
@@ -205,6 +198,16 @@ class ServerSettings:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
             reasoning_format(self.reasoning_parser)
+
+    def _check_ports(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ParameterError("port", f"{self.port} is not between 0 and 65535.")
+        if self.grpc_port is not None and not 0 <= self.grpc_port < 65536:
+            raise ParameterError("grpc_port", f"{self.grpc_port} is not between 0 and 65535.")
+        if self.grpc_port and self.grpc_port == self.port:
+            raise ParameterError("grpc_port", f"{self.grpc_port} is that of HTTP, too.")
+        if self.grpc_port is not None and self.ssl_certfile is not None:
+            raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
 
     def _check_certificate(self, certificate: str) -> None:
         try:
