@@ -108,7 +108,7 @@ class GpuDecoder(Decoder):
         for i, own in enumerate(self.layers):
             self._add_plane(i, plan, residual)
             layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
-            first, second = self._in_8_bits(layer)
+            first, second = self._in_8_bits(layer, len(residual))
             normed = self._in_norm(layer.input_norm, x, residual, scales, peers, eight=first)
             seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)
             if layer.spec.parallel:
@@ -120,7 +120,7 @@ class GpuDecoder(Decoder):
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
                 normed = self._in_norm(layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide)
-            x, scales = self._feed_forward(layer, normed, peers, several=len(residual) > 1)
+            x, scales = self._feed_forward(layer, normed, peers, len(residual))
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
@@ -137,15 +137,15 @@ class GpuDecoder(Decoder):
         if self.features is not None and 0 < index < self.features.shape[1] // self.spec.hidden_size:
             add_features(plan, self.features, index, residual)
 
-    def _in_8_bits(self, layer: Layer) -> tuple[torch.dtype | None, torch.dtype | None]:
-        """Returns, for a layer's attention and its feed-forward, the 8-bit type that they take their input rows in, or
+    def _in_8_bits(self, layer: Layer, rows: int) -> tuple[torch.dtype | None, torch.dtype | None]:
+        """Returns, for a layer's attention and its feed-forward, the 8-bit type that they take so many rows in, or
         None."""
         fed = layer.feed_forward
-        first = matrix(layer.qkv).eight_bits if self._norms_in_kernel(layer.spec.attention) else None
+        first = matrix(layer.qkv).eight_bits(rows) if self._norms_in_kernel(layer.spec.attention) else None
         if isinstance(fed, GpuExperts):
-            second = None if layer.spec.parallel else fed.eight_bits
+            second = None if layer.spec.parallel else fed.eight_bits(rows)
         else:
-            second = matrix(fed.gate_up).eight_bits if isinstance(fed, FeedForward) else None
+            second = matrix(fed.gate_up).eight_bits(rows) if isinstance(fed, FeedForward) else None
         both = first if first == second else None
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
@@ -167,10 +167,10 @@ class GpuDecoder(Decoder):
             residual: residual, updated in place.
             scales: factors that x has yet to be multiplied with, or None.
             peers: memory through which the ranks' x are summed, or None if that has been done.
-            eight: 8-bit type of the rows to return, or None; ignored for a single row, which gains nothing.
+            eight: 8-bit type of the rows to return, or None.
             unquantised: whether to keep the 16-bit rows, too.
         """
-        eight, eps = eight if len(residual) > 1 else None, self.spec.rms_eps
+        eps = self.spec.rms_eps
         if weight is None:
             assert scales is None, "what comes out has been normalised"
             return residual if x is None else residual.add_(x)
@@ -218,7 +218,7 @@ class GpuDecoder(Decoder):
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
-        self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, *, several: bool
+        self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, count: int
     ) -> tuple[torch.Tensor, Scales | None]:
         """Output of a layer's feed-forward, and its pending scales.
 
@@ -226,7 +226,7 @@ class GpuDecoder(Decoder):
             layer: weights of the layer.
             rows: normalised input rows.
             peers: as for `_last`.
-            several: whether the batch has more than one row.
+            count: number of rows.
         """
         fed = layer.feed_forward
         if isinstance(fed, GpuExperts):
@@ -237,7 +237,7 @@ class GpuDecoder(Decoder):
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
         activate = gate_up.ungated if plain else gate_up.gated
-        return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits if several else None), peers)
+        return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers)
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
@@ -58,9 +59,10 @@ def test_products_are_those_of_rounded_rows_and_weights(rows, biased):
         linear.into(x, torch.empty_like(exact, dtype=HALF)),
         parts.sum(0) if parts.dim() == 3 else parts,
     ):
-        assert (found.double() - exact).norm() < 0.01 * exact.norm()  # a single row is not rounded
-    gated = linear.gated(x, "silu", eight=None if rows == 1 else torch.int8)
-    values = gated if isinstance(gated, torch.Tensor) else gated.values[:rows] * gated.scales[:rows, None]
+        assert (found.double() - exact).norm() < 0.01 * exact.norm()
+    gated = linear.gated(x, "silu", eight=torch.int8)
+    assert isinstance(gated, EightBitRows)
+    values = gated.values[:rows] * gated.scales[:rows, None]
     gate, up = exact.chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * up
     assert (values.double() - expected).norm() < 0.03 * expected.norm()

@@ -39,7 +39,7 @@ class AdaptedLinear(GpuLinear):
         return self(x), None
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        if self._linear.eight_bits:
+        if self._linear.eight_bits(2) is not None:
             return self.unscaled(x)
         assert isinstance(x, torch.Tensor)
         y, _ = self._linear.parts(x)

@@ -1,7 +1,6 @@
 """Linear layers with 8-bit weights on a GPU: floating point (e4m3) or integers, with one scale per output.
 
-Several rows are multiplied in 8 bits, each with a scale found at run time. A single row is multiplied as it is, as its
-time is that of reading the weights.
+Rows are multiplied in 8 bits, each with a scale found at run time.
 """
 
 from __future__ import annotations
@@ -58,23 +57,12 @@ class EightBitLinear(GpuLinear):
                     weight[here], self.scales[here] = eight.values[: len(rows)], eight.scales[: len(rows)]
             at = end
 
-    @property
-    def eight_bits(self) -> torch.dtype:
-        return self.weight.dtype
-
     def _rows(self, x: torch.Tensor | EightBitRows) -> EightBitRows:
         return quantise_rows(x, self.weight.dtype) if isinstance(x, torch.Tensor) else x
 
-    def one(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return linear_single_row(
-            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
-        )
-
 
 class Fp8Linear(EightBitLinear):
-    """Linear layer with weights in e4m3, by cuBLAS.
+    """Linear layer with weights in e4m3, by cuBLAS. A single row is multiplied as it is, by a kernel of its own.
 
     The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to twice as long to
     apply them as for the product itself.
@@ -88,6 +76,9 @@ class Fp8Linear(EightBitLinear):
     ) -> None:
         super().__init__(FLOAT8, parts, bias, few, device)
         self._one = torch.ones((), device=device)
+
+    def eight_bits(self, rows: int) -> torch.dtype | None:
+        return None if rows == 1 else FLOAT8
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1:
@@ -111,9 +102,17 @@ class Fp8Linear(EightBitLinear):
         )  # fmt: skip
         return y[: x.rows], Scales(x.scales, self.scales)
 
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return linear_single_row(
+            x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
+        )
+
 
 class GpuInt8Linear(EightBitLinear):
-    """Linear layer with weights in 8-bit integers.
+    """Linear layer with weights in 8-bit integers. A GPU converts integers slowly to numbers that a single row could be
+    multiplied with as it is, so that is rounded, too.
 
     Args:
         parts, bias, few, device: as of EightBitLinear.
@@ -132,17 +131,22 @@ class GpuInt8Linear(EightBitLinear):
         self._dtype = dtype
         self._split = int8_parts_of(self.weight) if bias is None else 1
 
+    @property
+    def fuses_one(self) -> bool:
+        return False
+
+    def eight_bits(self, rows: int) -> torch.dtype | None:
+        return torch.int8
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.unscaled(x)[0]
 
     def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        if isinstance(x, torch.Tensor) and len(x) == 1:
-            return linear_single_row(x, self.weight, self.bias, scales=self.scales)[0], None
         return int8_linear(self._rows(x), self.weight, self.scales, self.bias, self._dtype), None
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         count = len(x) if isinstance(x, torch.Tensor) else x.rows
-        if self._split == 1 or not 1 < count <= MAX_SPLIT_ROWS:
+        if self._split == 1 or count > MAX_SPLIT_ROWS:
             return self.unscaled(x)
         return int8_parts(self._rows(x), self.weight, self.scales, self._split), None
 

@@ -32,10 +32,9 @@ class GpuExperts:
     shared: FeedForward | None
     shared_gate: Linear | None
 
-    @property
-    def eight_bits(self) -> torch.dtype | None:
-        """Type of the 8-bit input rows that are of use, or None; the router needs the 16-bit rows, too."""
-        return None if self.matrices.gate_up_scales is None else FLOAT8
+    def eight_bits(self, rows: int) -> torch.dtype | None:
+        """8-bit type in which so many input rows are of use, or None; the router needs the 16-bit rows, too."""
+        return None if rows == 1 or self.matrices.gate_up_scales is None else FLOAT8
 
     def __call__(self, rows: torch.Tensor | EightBitRows, *, parts: bool = False) -> torch.Tensor:
         """Returns the layer's output [T, H].

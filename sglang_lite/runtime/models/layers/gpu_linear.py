@@ -31,9 +31,8 @@ class GpuLinear:
             self._tiled = range(0)
         self._parts = tiled.split_k_of(weight) if self._tiled and bias is None else 1
 
-    @property
-    def eight_bits(self) -> torch.dtype | None:
-        """8-bit type of the input rows that the layer takes beside 16-bit ones, or None."""
+    def eight_bits(self, rows: int) -> torch.dtype | None:
+        """8-bit type that the layer multiplies so many input rows in, or None."""
         return None
 
     @property
@@ -54,7 +53,7 @@ class GpuLinear:
         """Writes the product into `out` and returns it; products of many rows need no copy."""
         if len(x) in self._tiled:
             return tiled.linear_tiled(x, self.weight, self.bias, out=out)
-        if len(x) <= MAX_ROWS or self.eight_bits is not None:
+        if len(x) <= MAX_ROWS or self.eight_bits(len(x)) is not None:
             return out.copy_(self(x))
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
