@@ -161,7 +161,7 @@ def printed(monkeypatch):
     return run
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("name", "section"), RUNS)
 def test_a_benchmark_runs(name, section, model_file, printed):
     only = [] if section is None else ["--only", section]

@@ -24,7 +24,7 @@ def backends():
         remote.shutdown()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("form", ["whole", "node by node"])
 def test_a_program_means_the_same_on_a_server(backends, name, form):

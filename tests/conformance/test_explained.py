@@ -56,7 +56,7 @@ def explained(case, backend):
     return strategies, {lines(node.where) for node in found.refused}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_no_node_is_served_otherwise_than_explained(backend, name):
     case = CASES[name]

@@ -95,7 +95,7 @@ def seen(backend, run):
     return after[0] - programs - 1, after[1] - requests
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "way"), TAKEN)
 def test_a_run_is_one_program(backend, monkeypatch, name, way):
     settings, node = WAYS[way]
@@ -104,7 +104,7 @@ def test_a_run_is_one_program(backend, monkeypatch, name, way):
     assert Counter(seen(backend, run) for _ in range(RUNS)) == {(CASES[name].programs, 0): RUNS}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams and not case.raises])
 def test_a_streamed_run_is_one_program(backend, name):
     case = CASES[name]
@@ -117,7 +117,7 @@ def test_a_streamed_run_is_one_program(backend, name):
     assert Counter(seen(backend, run) for _ in range(RUNS)) == {(case.programs, 0): RUNS}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.raises])
 def test_a_batch_is_a_program_an_item(backend, name):
     case = CASES[name]
@@ -126,7 +126,7 @@ def test_a_batch_is_a_program_an_item(backend, name):
     assert seen(backend, run) == (3 * case.programs, 0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_asked_node_by_node_is_no_program(backend, name):
     programs, _ = seen(backend, partial(outcome, CASES[name], backend, **FIXED, push_down=False))

@@ -82,7 +82,7 @@ def test_the_pieces_of_a_stream_are_the_text(name):
             list(state.text_iter())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.engine])
 def test_the_engine_plays_whole_programs_as_it_plays_their_nodes(engine, name):
     case = CASES[name]

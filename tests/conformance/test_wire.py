@@ -73,7 +73,7 @@ def said(message):
     return message
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_means_the_same_over_the_wire(engine, name):
     here, there = LocalBackend(engine), OverTheWire(engine)
@@ -84,7 +84,7 @@ def test_a_program_means_the_same_over_the_wire(engine, name):
     assert len(there.messages) >= CASES[name].programs
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams and not case.raises])
 def test_a_stream_comes_over_the_wire(engine, name):
     case = CASES[name]

@@ -136,7 +136,7 @@ def played(backend, limit, *, stream, rows=ROWS, program=ask):
     return results
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("limit", [150, 400, 1200])
 @pytest.mark.parametrize("tokenizer", [None, Pieces()], ids=["estimated", "counted"])
 @pytest.mark.parametrize("kind", SERVERS)

@@ -53,7 +53,7 @@ def backend(request, monkeypatch):
     return Backend(name, torch.float32, 24, 2e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("scaled", [None, False, True])  # None: no 8 bits
 def test_decoding_rows_beside_blocks(backend, options, scaled):

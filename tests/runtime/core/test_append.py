@@ -69,7 +69,7 @@ def test_without_a_device_the_end_is_told_before_the_next_step_computes():
     assert steps == [5, 10]  # a step for each token; those that are appended share one with the sixth
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("page", "running", "retract"), [(1, 8, 0), (4, 3, 2), (16, 16, 3)])
 def test_what_is_told_late_is_told_in_order(monkeypatch, stream, page, running, retract):

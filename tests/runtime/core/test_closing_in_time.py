@@ -37,6 +37,7 @@ def answer(engine, constraint, timeout, **params):
     return done.result(timeout=60), engine.core.loop.steps - before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_an_output_is_complete_before_its_timeout(engine, name):
     constraint, shortened = CONSTRAINTS[name], 0

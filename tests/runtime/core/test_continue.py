@@ -99,7 +99,7 @@ def same(whole, again, deltas, cut):
         assert logprobs == again.output_logprobs[: len(logprobs)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_cut_anywhere_changes_nothing(case, stream):

@@ -202,7 +202,7 @@ class _Inline:
         return events[-1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("page", "chunk", "running", "retract"), [(1, 64, 8, 0), (4, 16, 3, 2), (16, 1000, 16, 3)])
 def test_random_programs_give_what_their_calls_give(overlap, page, chunk, running, retract):

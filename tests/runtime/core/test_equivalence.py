@@ -43,7 +43,7 @@ GRID = list(
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 def test_every_schedule_gives_the_same_tokens(overlap, cached):

@@ -222,7 +222,7 @@ def test_an_engine_that_crashes_ends_its_request_alone(broken, at):
     engine.check_empty()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("overlap", "page", "chunk", "retract"), [
     (True, 1, 7, 0), (True, 4, 64, 3), (False, 16, 7, 3), (True, 16, 100_000, 2), (False, 1, 64, 0),
 ], ids=str)  # fmt: skip

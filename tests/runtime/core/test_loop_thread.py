@@ -82,7 +82,7 @@ def greedy(tokens=6, **options):
     return SamplingParams(temperature=0, max_tokens=tokens, **options)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_no_conformance_program_keeps_the_loop(backend, entered, name):
     outcome(CASES[name], backend, seed=3, max_new_tokens=8)

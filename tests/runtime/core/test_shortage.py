@@ -38,7 +38,7 @@ def engine_that(fails, **settings):
     return found[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 def test_nothing_is_lost_when_memory_ends_now_and_then(overlap, cached):

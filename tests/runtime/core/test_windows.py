@@ -55,7 +55,7 @@ def seen(generations):
     return [g.token_ids for g in generations], np.concatenate([[e.logprob for e in each] for each in entries])
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("pool", [300, 2000])
 def test_answers_are_those_of_a_cache_that_keeps_all(folder, page_size, pool):
@@ -75,7 +75,7 @@ def test_answers_are_those_of_a_cache_that_keeps_all(folder, page_size, pool):
 
 
 @needs_kernels
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("folder", ["gemma3", "mistral-window"], indirect=True)
 def test_kernels_give_the_same(folder, monkeypatch):
     """The path of a GPU; without one, under Triton's interpreter."""

@@ -36,7 +36,7 @@ def planned(lengths, page_size, new=1, **options):
     return build_cpu_inputs(record, known, np.zeros(len(lengths), dtype=np.int32), **options), len(order) * page_size
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 20.0}], ids=str)
 @pytest.mark.parametrize(("dtype", "kept", "limit"), [
     (torch.float32, torch.float32, 1e-5), (torch.bfloat16, torch.bfloat16, 1e-2), (torch.float32, torch.bfloat16, 1e-2),

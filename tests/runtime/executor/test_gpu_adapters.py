@@ -31,7 +31,7 @@ def paths_of(reference):
     return [f"{name}={folder}" for name, folder in reference.folders.items()]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(
     "family",
     ["llama-biases", "qwen3", "gemma2", "phi3", "olmo2", "glm4", "stablelm-parallel", "nemotron", "gpt-neox", "cohere"],

@@ -112,7 +112,7 @@ def with_graphs(device, monkeypatch):
     return make
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
 @pytest.mark.parametrize("most", [3, 40])
 def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_cpu, most):
@@ -202,7 +202,7 @@ def greedy(**more):
     return SamplingParams(**{"temperature": 0, "max_tokens": 4, "ignore_eos": True, **more})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -261,7 +261,7 @@ def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
     assert max(len(group.rows) for groups in found for group in groups) == 4
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
     """Draws differ, but not what they are drawn from."""
     params = SamplingParams(
@@ -276,7 +276,7 @@ def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
             assert [v for v, _ in likely[0]] == pytest.approx([v for v, _ in likely[1]], abs=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_log_probabilities_penalties_and_biases(device, on_cpu):
     params = greedy(
         return_logprob=True, top_logprobs_num=3, logprob_start_len=0, frequency_penalty=0.4, repetition_penalty=1.2,
@@ -294,7 +294,7 @@ def test_log_probabilities_penalties_and_biases(device, on_cpu):
             assert [i for _, i, _ in a.top] == [i for _, i, _ in b.top]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_scores_of_tokens_are_those_of_the_cpu(device, on_cpu):
     """Alone and beside others, of the model as it is: penalties and log-probabilities don't change them."""
     engine = device(page_size=4, max_running=4)
@@ -361,7 +361,7 @@ def test_warming_up_runs_every_operator_that_requests_do(device, tmp_path, monke
     assert not late
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_constraints_hold(device, on_cpu):
     constraint, params = Regex("[a-c]{4}-[0-9]{2}"), greedy(max_tokens=20, ignore_eos=False)
     asked = prompts(3)
@@ -395,7 +395,7 @@ class Half:
         pass
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
 @pytest.mark.parametrize(("more", "constraint"), [
     ({"temperature": 0.9, "seed": 5}, None), ({"temperature": 0.9, "seed": 5}, Regex("[abc]defg[ij]k[a-z]*")),
@@ -422,7 +422,7 @@ def test_drafts_change_nothing(with_graphs, more, constraint, monkeypatch):
     assert any(key[1] for key in engine.core.runner.graphs.captured)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_draws_depend_on_seed_and_position_alone(device):
     params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=2, seed=3, ignore_eos=True)
     asked = prompts(3, own=8)
@@ -448,7 +448,7 @@ def test_a_draw_does_not_depend_on_a_neighbours_filters(device):
     assert filtered != neighbour
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_fork_in_a_page_copies_it(device, on_cpu):
     (first,) = prompts(1, own=1, shared=32)
     second = [*first[:22], 5, 6, 7]
@@ -459,7 +459,7 @@ def test_a_fork_in_a_page_copies_it(device, on_cpu):
     assert generation.token_ids == answers(on_cpu, [second], greedy())[0].token_ids
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter computes with numpy
 def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch):
     """A prompt that contains token 95 gives NaN."""
@@ -505,7 +505,7 @@ def test_eight_bits_stay_near(device, settings):
         assert sum(gaps) / len(gaps) < 0.3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_programs_play(device, on_cpu):
     @sgl.function
     def program(s):

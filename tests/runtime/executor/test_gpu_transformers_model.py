@@ -66,7 +66,7 @@ def generated(engine, prompts):
 
 
 # Norms of root mean squares, learned positions, windows beside soft caps, experts.
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2", "mixtral"])
 def test_tokens_are_transformers_own(engine_of, kind):
     engine = engine_of(kind)

@@ -538,6 +538,7 @@ def test_in_16_bits_logits_are_float32(tmp_path):
         assert model.logits(hidden).unique().numel() == exact.numel()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_deterministic_engine_gives_the_same_bits_in_any_company(wide, dtype):
     requests = [(prompt, msgspec.structs.replace(asked(i), max_tokens=24), {}) for i, prompt in enumerate(PROMPTS)]

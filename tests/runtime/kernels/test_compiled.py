@@ -50,7 +50,7 @@ def test_it_compiles_and_finds_room(compiler, name):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("head", "kernel", "name"),
     [

@@ -127,7 +127,7 @@ def plain(x, ids, weights, own, activation, alpha=1.0, limit=0.0, base=None):
     return out
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16] + [torch.bfloat16] * GPU, ids=str)
 @pytest.mark.parametrize("tokens", [1, 3, 9, 70])
 @pytest.mark.parametrize("activation", ["silu", "clamped"])
@@ -156,7 +156,7 @@ def test_a_token_that_is_not_a_number_spares_the_others(tokens):
     assert torch.equal(out[others], expected[others])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tokens", [3, 20])
 def test_weights_in_eight_bits_have_a_scale_for_each_block(tokens):
     def eight(rows, columns):

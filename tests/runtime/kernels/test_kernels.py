@@ -144,7 +144,7 @@ def close_by_head(a, b):
 OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("lengths", "heads", "dim"),
@@ -236,7 +236,7 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
         (close if scaled is None else close_by_head)(out, expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("start", "count", "heads"),
@@ -514,7 +514,7 @@ def kept(logits, temperature, top_k, top_p, min_p):
     return {int(t) for t in order[keep]}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "filters", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (8, 0.8, 0.05)], ids=str
 )
@@ -552,7 +552,7 @@ def test_a_draw_depends_on_seed_and_position_alone():
     assert alone == tokens[:1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("own", "neighbour"),
     [({}, {"top_k": 3}), ({}, {"top_p": 0.5}), ({}, {"min_p": 0.2}), ({"min_p": 0.01}, {"top_p": 0.5})],

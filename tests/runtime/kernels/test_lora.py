@@ -39,7 +39,7 @@ def drawn(rows, ranks, inputs, outputs, dtype):
     return step, weights, slots, x, product
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 64, 256, 257])
 def test_ragged_ranks_are_added_for_each_tokens_own_adapter(rows, dtype):

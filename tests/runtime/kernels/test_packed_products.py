@@ -40,7 +40,7 @@ def made(outputs: int, inputs: int, group: int, kind: str = "integers") -> tuple
 SHAPES = [(70, 2048, 128), (130, 1152, 64), (70, 96, 32), (33, 80, 16), (20, 576, 576), (40, 704, 64)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
 def test_decoding(kind, outputs, inputs, group):
@@ -51,7 +51,7 @@ def test_decoding(kind, outputs, inputs, group):
         assert torch.allclose(decoded(weight, dtype).double(), values, rtol=2**-8, atol=1e-6)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("outputs", "inputs", "group"), SHAPES)
 @pytest.mark.parametrize("rows", [1, 2, 17, 65])
@@ -68,7 +68,7 @@ def test_products(rows, outputs, inputs, group, kind, dtype):
     close(parts.sum(0) / 16, x.double() @ values.T / 16, dtype)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("biased", [False, True])
@@ -80,7 +80,7 @@ def test_rows_with_their_gate(gate, kind, biased, rows):
     close(packed_rows(x, weight, bias, gate), apply_activation(expected, gate))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [*SHAPES, (20, 4160, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -92,7 +92,7 @@ def test_a_single_row(outputs, inputs, group, kind, dtype):
     close(y / 16, torch.nn.functional.linear(x.double(), values, bias.double()) / 16, dtype)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kind", KINDS[:3])

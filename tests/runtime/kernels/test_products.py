@@ -13,7 +13,7 @@ from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, cl
 pytestmark = needs_kernels
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("outputs", "inputs"), [(130, 48), (70, 2100), (5000 if GPU else 200, 40)])
 @pytest.mark.parametrize("rows", [1, 2, 16])
 def test_products_of_few_rows(rows, outputs, inputs):
@@ -61,7 +61,7 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
     close(y, apply_activation(expected, gate) if gate else expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("gate", ["", "silu"])
 @pytest.mark.parametrize("inputs", [512, 600])
 @pytest.mark.parametrize("kind", ["wide", "eight bits", "head"])

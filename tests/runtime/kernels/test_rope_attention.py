@@ -20,7 +20,7 @@ from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, nor
 pytestmark = needs_kernels
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("lengths", "heads", "dim", "rope_dim"),

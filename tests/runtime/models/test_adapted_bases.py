@@ -35,7 +35,7 @@ def paths_of(reference):
     return [f"{name}={folder}" for name, folder in reference.folders.items()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("base", BASES)
 def test_bases_in_fewer_bits_keep_them_and_adapters_are_added(base, tmp_path):
     (tmp_path / "base").mkdir()
@@ -111,7 +111,7 @@ def llama(tmp_path_factory):
     return adapted("llama-2", tmp_path_factory.mktemp("llama"), ADAPTERS)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("settings", [{}, {"speculation": "prompt"}, {"overlap": False, "step_tokens": 8}])
 @pytest.mark.parametrize("push_down", [True, False])
 def test_forced_text_drafts_forks_and_samples_have_their_nodes_adapter(settings, push_down, llama):

@@ -87,7 +87,7 @@ def hidden(model, slots, lora):
         return model.run(plan, model.allocate_cache(rows * PAGE), backend.plan_step(plan))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_row_is_computed_as_by_the_merged_model(name, rows):

@@ -86,7 +86,7 @@ def random_adapter(model, rank, *products):
     return Adapter(str(rank), rank, rank, tuple(layers), "")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["side by side", "anywhere"]
 )
@@ -189,7 +189,7 @@ def calls(monkeypatch):
     return tokens
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
 @pytest.mark.parametrize("slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["slice", "anywhere"])
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 3e-2)])
@@ -202,7 +202,7 @@ def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, m
     assert (found - expected).norm() <= limit * expected.norm()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 4e-2)])

@@ -212,7 +212,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("step_tokens", [512, 7])
 def test_logits_equal_those_of_transformers(family, step_tokens):
     folder, reference = family
@@ -240,7 +240,7 @@ def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
 
 
 @needs_kernels
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("family", "attention"),
     [
@@ -271,7 +271,7 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
         assert differences(reference, again, generation).max() <= 1e-4
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_stays_near(family, dtype):
     if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it

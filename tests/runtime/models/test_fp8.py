@@ -191,7 +191,7 @@ def kv_scales(folder, monkeypatch, **settings):
     return torch.stack([torch.stack(side) for side in (scales.k, scales.v)])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "names",
     [("k_scale", "v_scale"), ("attn.k_scale", "attn.v_scale"), ("k_proj.k_scale", "v_proj.v_scale"),

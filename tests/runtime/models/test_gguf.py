@@ -189,7 +189,7 @@ def converted_experts(name, tensor):
     return [(f"{stem}.gate_proj.{kind}", rows[:, ::2]), (f"{stem}.up_proj.{kind}", rows[:, 1::2])]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_a_family_gives_transformers_logits(tmp_path, arch):
     model = model_of(arch)

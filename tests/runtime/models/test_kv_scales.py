@@ -89,7 +89,7 @@ def engine(request, monkeypatch):
         one.close()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("key", "value"), [(2000.0, 1.0), (4.0, 1e-3), (1000.0, 1e-3)])
 def test_large_keys_and_small_values_stay_near(engine, tmp_path, key, value):
     """Stored as they are, the means would be 0.6, 0.7 and 0.7."""

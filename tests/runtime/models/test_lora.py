@@ -44,7 +44,7 @@ def farthest(reference, ids, name, generation):
     return (ours - theirs[-len(entries) :]).abs().max()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", DENSE)
 def test_logits_equal_those_of_peft(family, tmp_path):
     base, reference = adapted(family, tmp_path, {name: {"r": rank} for name, rank in RANKS.items()})

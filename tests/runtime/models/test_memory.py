@@ -57,7 +57,7 @@ def test_an_empty_cache_takes_no_memory():
     assert content == 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_peak_is_at_most_a_tenth_above_what_stays(model_file, dtype):

@@ -58,7 +58,7 @@ def folders(request, tmp_path):
     return pair(request.param, tmp_path)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_new_weights_equal_those_of_an_engine_that_loads_them(folders, dtype):
     old, new = folders

@@ -50,7 +50,7 @@ def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
     source.check_all_used()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", FORMATS)
 def test_it_is_the_model_that_it_describes(tmp_path, name):
     folder, reference = write(tmp_path, FORMATS[name])

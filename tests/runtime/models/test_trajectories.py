@@ -23,7 +23,7 @@ def shapes(s):
     s += sgl.gen("end", max_tokens=3)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_trajectories_have_the_log_probabilities_of_transformers(family):  # noqa: F811 # the fixture
     folder, reference = family
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}<assistant>"

@@ -66,7 +66,7 @@ def computed(model, ids):
 
 
 @of_this_version
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED | NOT_MADE])
 def test_logits_are_transformers_own(kind):
     model, ids, expected = wrapped(kind)
@@ -76,7 +76,7 @@ def test_logits_are_transformers_own(kind):
 
 
 @of_this_version
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_can_not_be_run_is_refused_for_its_reason(kind):
     with pytest.raises(sgl.ModelError, match=re.escape(REFUSED[kind])):
