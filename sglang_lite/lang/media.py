@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+import math
 import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -13,6 +17,9 @@ from sglang_lite.lang.checks import check_whole
 from sglang_lite.protocol import Image, Location, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20
+_MAX_SHOWN_PIXELS = 16 * 10**6  # of an image with a thumbnail: decoded in some 0.2 s
+_THUMBNAIL = 96  # its longer side
+_SHOWN = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
@@ -75,6 +82,34 @@ def fetched(image: Image, where: Location | None = None) -> Image:
         error.where = where
         raise
     return Image(data, _media_type(data, where))
+
+
+def without_bytes(image: Image) -> Image:
+    """Image as it is recorded: its digest in place of its bytes, and an address without what may be secret in it."""
+    if image.data or image.url.startswith("data:"):
+        content = image.data or image.url.encode()
+        return Image(media_type=image.media_type, url=f"sha256:{hashlib.sha256(content).hexdigest()}")
+    return Image(url=re.split("[?#]", image.url, maxsplit=1)[0], media_type=image.media_type)
+
+
+def thumbnail(image: Image) -> str:
+    """Data URL of a small JPEG that shows an image. "" without pillow, and for an image that is large, damaged or at an
+    address."""
+    try:
+        import PIL.Image
+    except ImportError:
+        return ""
+    try:
+        encoded = image.url.partition(";base64,")[2]
+        with PIL.Image.open(io.BytesIO(image.data or base64.b64decode(encoded)), formats=_SHOWN) as picture:
+            if math.prod(picture.size) > _MAX_SHOWN_PIXELS:
+                return ""
+            picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+            small = io.BytesIO()
+            picture.convert("RGB").save(small, "JPEG", quality=70)
+    except Exception:  # of pillow, which has errors of many kinds for damaged files
+        return ""
+    return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
 def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | None = None) -> list[Image]:

@@ -99,6 +99,8 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "error": None if node.error is None else encodable(node.error),
         "rejected": node.rejected,
         "adapter": None if node.adapter is None else encodable(node.adapter),
+        "image": encodable(node.image[:200]),
+        "thumbnail": node.thumbnail if node.thumbnail.startswith("data:image/jpeg;base64,") else "",
     }
 
 

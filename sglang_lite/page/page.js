@@ -141,10 +141,19 @@ function button(node, most) {
   element.tabIndex = -1;
   element.setAttribute("role", "button");
   element.setAttribute("aria-label", label(node));
-  if (node.pieces.length) write(element, node.pieces, most);
+  if (node.image) element.append(picture(node));
+  else if (node.pieces.length) write(element, node.pieces, most);
   else element.append(make("span", "mark", ANSWERS.includes(node.kind) ? title(node) + " (nothing)" : title(node)));
   node.element = element;
   items.push(node);
+  return element;
+}
+
+function picture(node) {
+  if (!node.thumbnail) return make("span", "mark", "image " + spell(node.image));
+  const element = make("img");
+  element.src = node.thumbnail;
+  element.alt = "image " + node.image;
   return element;
 }
 
@@ -192,7 +201,7 @@ function blocks(run, branch, role) {  // elements of a branch: bubbles, and colu
       found.push(make("div", "columns", ...children(node).map((child) =>
         make("div", "column", make("div", "soft", "branch " + child.slice(child.lastIndexOf("/") + 1)), ...blocks(run, child, role)))));
       bubble = null;
-    } else if (node.pieces.length || ANSWERS.includes(node.kind) || node.error) {
+    } else if (node.image || node.pieces.length || ANSWERS.includes(node.kind) || node.error) {
       open().said.append(button(node, SHOWN));
       if (ANSWERS.includes(node.kind) || node.error) bubble.about.append(...notes(node));
       if (ANSWERS.includes(node.kind) && !role) close("");  // outside of turns each answer has a bubble, with the text before it
@@ -370,6 +379,7 @@ function describe(node) {
       parts.push(make("p", "soft", side === "now" ? "this prompt" : "the cache"), make("div", "said", spell(node.miss[side])));
     }
   }
+  if (node.image) parts.push(make("h2", "", "Image"), make("p", "soft", spell(node.image)));
   if (node.pieces.length) {
     const said = make("div", "said");
     write(said, node.pieces, Infinity);

@@ -95,6 +95,8 @@ class TraceNode(Record, frozen=True):
         asked: digest of its question: the prompt, and the parameters and the constraint, or the choices and the method;
             "" if it has no `node`, or another backend than the run.
         adapter: name of the adapter (LoRA) that answered, or None.
+        image: SHA-256 of an image's content, or its address; "" for other nodes.
+        thumbnail: data URL of a small picture of it; "" without pillow, or if its bytes are not here.
     """
 
     kind: NodeKind
@@ -114,6 +116,8 @@ class TraceNode(Record, frozen=True):
     node: str = ""
     asked: str = ""
     adapter: str | None = None
+    image: str = ""
+    thumbnail: str = ""
 
     def __repr__(self) -> str:
         failed = "" if self.error is None else f", failed: {cut(self.error, 60)}"
@@ -126,6 +130,7 @@ class TraceNode(Record, frozen=True):
             "line": self.where and f"{self.where[0]}:{self.where[1]}",
             "error": self.error,
             "adapter": self.adapter,
+            "image": self.image,
         }
         if self.results:
             named |= {"seconds": f"{self.seconds:.3f}", "usage": repr(self.usage)}

@@ -17,6 +17,7 @@ from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinO
 from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.execution.transcript import text_of
 from sglang_lite.lang.expressions import MULTI_SEPARATOR
+from sglang_lite.lang.media import thumbnail, without_bytes
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.markup import cut
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
@@ -148,7 +149,8 @@ class _Reader:
             case Text():
                 self._text.unknown.append(self._add("text", op.where, text=op.text))
             case ImagePart():
-                self._text.unknown.append(self._add("image", op.where, images=(op.image,), text=op.text))
+                shown = {"image": without_bytes(op.image).url, "thumbnail": thumbnail(op.image)}
+                self._text.unknown.append(self._add("image", op.where, images=(op.image,), text=op.text, **shown))
             case TurnBegin() | TurnEnd():
                 self._add("turn_begin" if isinstance(op, TurnBegin) else "turn_end", op.where, name=op.role)
             case GenOp():

@@ -20,6 +20,7 @@ from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.lang.execution.operations import current_node
+from sglang_lite.lang.media import without_bytes
 from sglang_lite.lang.runs import files
 from sglang_lite.protocol import (
     BackendError,
@@ -215,17 +216,10 @@ def recorded_prompt(prompt: Prompt) -> Prompt:
     messages = prompt.messages
     if prompt.images or any(isinstance(part, Image) for message in messages for part in message.content):
         messages = tuple(
-            Message(each.role, tuple(_picture(part) if isinstance(part, Image) else part for part in each.content))
+            Message(each.role, tuple(without_bytes(part) if isinstance(part, Image) else part for part in each.content))
             for each in messages
         )
-    return Prompt(spans, messages, prompt.role, prompt.partial, tuple(map(_picture, prompt.images)))
-
-
-def _picture(image: Image) -> Image:
-    if image.data or image.url.startswith("data:"):
-        content = image.data or image.url.encode()
-        return Image(media_type=image.media_type, url=f"sha256:{hashlib.sha256(content).hexdigest()}")
-    return Image(url=re.split("[?#]", image.url, maxsplit=1)[0], media_type=image.media_type)
+    return Prompt(spans, messages, prompt.role, prompt.partial, tuple(map(without_bytes, prompt.images)))
 
 
 def digest_of(line: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 from html.parser import HTMLParser
 
@@ -195,3 +196,27 @@ def test_long_and_broken_arguments_are_shortened():
     assert len(found["text"]) == 2000
     assert len(found["rows"]) < 200
     assert "Broken instance" in found["broken"]
+
+
+def test_an_image_is_shown_small_and_by_the_hash_of_its_content():
+    pillow = pytest.importorskip("PIL.Image")
+    picture = io.BytesIO()
+    pillow.new("RGB", (400, 200), "red").save(picture, "PNG")
+
+    @sgl.function
+    def look(s):
+        s += sgl.image(picture.getvalue()) + sgl.image("https://a.example/i.png?key=secret") + sgl.gen("seen")
+
+    trace = look().run(backend=sgl.ScriptedBackend({"": "red"})).trace()
+    shown, remote, _ = data(Page(as_html(trace)))["nodes"]
+    assert shown["image"] == f"sha256:{hashlib.sha256(picture.getvalue()).hexdigest()}"
+    small = base64.b64decode(shown["thumbnail"].removeprefix("data:image/jpeg;base64,"))
+    with pillow.open(io.BytesIO(small)) as found:
+        assert found.size == (96, 48)
+        assert found.getpixel((40, 20))[0] > 240
+    assert (remote["image"], remote["thumbnail"]) == ("https://a.example/i.png", "")
+
+
+def test_a_thumbnail_of_a_foreign_file_is_a_picture_or_nothing():
+    node = TraceNode("image", image="x", thumbnail="https://a.example/spy.png")
+    assert data(Page(as_html(Trace(TraceHead(1), (node,)))))["nodes"][0]["thumbnail"] == ""
