@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +113,17 @@ def test_only_hosts_that_are_allowed_are_asked_also_behind_redirects() -> None:
         with pytest.raises(CapabilityError, match=r"'http://b\.example/file' is not of an allowed domain"):
             _fetch("/other", domains=("a.example",))
     assert asked == ["/again", "/other"]
+
+
+def test_a_certificate_is_checked_for_the_name_and_not_for_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Path(__file__).parent / "server" / "data"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files / "localhost.pem", files / "localhost.key")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files / "localhost.pem"))
+    with web({"localhost": "93.184.215.14", **PUBLIC}, PAGES, context):
+        assert _fetch("https://localhost/again") == {"https://localhost/again": b"content"}
+        with pytest.raises(ParameterError, match=r"can't be fetched: .*certificate"):
+            _fetch("https://a.example/again")
 
 
 def test_an_error_hides_what_may_be_secret_in_an_address() -> None:

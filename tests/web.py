@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,9 +29,9 @@ def sends(content: bytes, status: int = 200, **headers: str) -> Page:
 
 
 @contextmanager
-def web(hosts: Mapping[str, str], pages: Mapping[str, Page]) -> Iterator[list[str]]:
-    """Lets names be looked up as addresses, all of which but private ones lead to a server with these pages. Yields the
-    paths that were asked for."""
+def web(hosts: Mapping[str, str], pages: Mapping[str, Page], tls: ssl.SSLContext | None = None) -> Iterator[list[str]]:
+    """Lets names be looked up as addresses, all of which lead to a server with these pages, over TLS if it has a
+    context. Yields the paths that were asked for."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,6 +47,8 @@ def web(hosts: Mapping[str, str], pages: Mapping[str, Page]) -> Iterator[list[st
             pass  # the other side has cut the connection
 
     server = Server(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     look_up, connect = socket.getaddrinfo, socket.create_connection
 
