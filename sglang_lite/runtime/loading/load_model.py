@@ -24,6 +24,7 @@ from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.media.placeholders import ImageFormat
+from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.cuts import rank_spec
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
@@ -291,7 +292,7 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
 
 
 def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int) -> Collectives:
-    """Collectives of ranks with tensors on their devices, made of those with tensors on the host.
+    """Fastest collectives of ranks with tensors on their devices, made of those by which the ranks have met.
 
     Args:
         ranks: collectives of the ranks.
@@ -299,8 +300,10 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
         device: this rank's device.
         row_bytes: bytes of a row of hidden states.
     """
-    if device.type == "cpu" or ranks.parallel.tp == 1:
+    if ranks.parallel.tp == 1:
         return ranks
+    if device.type == "cpu":
+        return cpu_ranks.connect(ranks)
     from sglang_lite.runtime.models.gpu_ranks import connect  # imports Triton
 
     return connect(ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, sum_rank
 from sglang_lite.runtime.kernels.peer_memory import share_memory
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.sizes import cdiv
-from sglang_lite.runtime.parallel.collectives import Collectives
+from sglang_lite.runtime.parallel.collectives import Collectives, swap
 from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
@@ -23,7 +24,6 @@ logger = logging.getLogger("sglang_lite")
 # Most bytes that a rank sends in a sum by stores, if NCCL can do it: on two H200s, 2 MB take NCCL as long.
 ONE_SHOT = 1 << 21
 _FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums: it connects the GPUs then, which no capture should meet
-_LONGEST = 64  # bytes of a path in /proc
 
 
 class LargeSums(Protocol):
@@ -171,24 +171,19 @@ def connect(host: Collectives, device: torch.device, row_bytes: int, *, own_sum:
     """
     parallel = host.parallel
 
-    def swap(content: bytes) -> list[bytes]:
-        own = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(torch.int32).unsqueeze(0)
-        every = host.gather(own, [len(content)] * parallel.tp).view(parallel.tp, -1)
-        return [bytes(row.tolist()) for row in every]
-
     index = device.index or 0
-    devices = [int.from_bytes(each, "big") for each in swap(index.to_bytes(4, "big"))]
+    devices = [int.from_bytes(each, "big") for each in swap(host, index.to_bytes(4, "big"))]
     shared = len(set(devices)) < len(devices)
     reaches = all(other == index or torch.cuda.can_device_access_peer(index, other) for other in devices)
-    all_reach = all(map(any, swap(bytes([reaches]))))
+    all_reach = all(map(any, swap(host, bytes([reaches]))))
     if not all_reach and parallel.rank == 0:
         logger.warning("not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows.")
     peers = None
     if shared or (own_sum and all_reach):
-        peers = share_memory(parallel.rank, parallel.tp, row_bytes, device, swap)
+        peers = share_memory(parallel.rank, parallel.tp, row_bytes, device, partial(swap, host))
     if shared:
         return GpuRanks(parallel, peers)
     # A file without a name, which ends with rank 0's process.
     meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if parallel.rank == 0 else ""
-    meeting = swap(meeting.encode().ljust(_LONGEST))[0].decode().strip()
+    meeting = swap(host, meeting.encode())[0].decode()
     return GpuRanks(parallel, peers, _Nccl(parallel, meeting, device))

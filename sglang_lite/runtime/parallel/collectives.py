@@ -91,3 +91,13 @@ class GlooCollectives:
         parts = [torch.empty_like(padded) for _ in sizes]
         self._group.allgather([parts], [padded.contiguous()]).wait()
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
+
+
+def swap(ranks: Collectives, content: bytes) -> list[bytes]:
+    """Passes bytes to all ranks, which all call this. Returns those of all, in their order."""
+    count = ranks.parallel.tp
+    lengths = ranks.gather(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[0].tolist()
+    own = torch.zeros((1, max(*lengths, 1)), dtype=torch.int32)
+    own[0, : len(content)] = torch.tensor(list(content), dtype=torch.int32)
+    every = ranks.gather(own, [own.shape[1]] * count).view(count, -1)
+    return [bytes(row[:length].tolist()) for row, length in zip(every, lengths)]

@@ -59,6 +59,7 @@ def on_gpus(monkeypatch):
 
     monkeypatch.setattr(GridExecutor, "__call__", alone)
     monkeypatch.setattr(threads, "GlooCollectives", connected)
+    monkeypatch.setattr("sglang_lite.runtime.models.cpu_ranks.connect", lambda ranks: ranks)
     monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
 
 

@@ -1,0 +1,76 @@
+"""Exchanges between processes of one machine through memory that all of them have, as `shared_sums.cpp` does them: a
+copy, a counter, and a short wait, where a socket takes several system calls and a switch of processes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+import torch
+
+_LINE = 64  # bytes of a rank's counter
+SLOT = 1 << 22  # bytes that a rank sends in one exchange; memory that nobody touches is not there
+SOURCE = Path(__file__).with_suffix(".cpp")
+_NAMES = {torch.float32: "sum_float32", torch.bfloat16: "sum_bfloat16"}
+
+
+def memory_size(ranks: int) -> int:
+    """Bytes that ranks need, zero at first."""
+    return ranks * (_LINE + 2 * SLOT)
+
+
+class SharedSums:
+    """Exchanges of a rank. All ranks do the same ones in the same order.
+
+    Args:
+        library: compiled `shared_sums.cpp`.
+        memory: memory of `memory_size(count)` bytes that all ranks have.
+        rank, count: number of this rank, and of all.
+        timeout_s: time after which an exchange fails that not all ranks have begun.
+    """
+
+    def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, count: int, timeout_s: float) -> None:
+        pointer, number = ctypes.c_void_p, ctypes.c_long
+        self._exchange, self._sums = library["exchange"], {dtype: library[name] for dtype, name in _NAMES.items()}
+        self._exchange.argtypes = [
+            pointer, ctypes.c_int, number, ctypes.c_int, ctypes.c_uint32, pointer, number, ctypes.c_double,
+        ]  # fmt: skip
+        for function in self._sums.values():
+            function.argtypes = [pointer, ctypes.c_int, number, ctypes.c_uint32, number, pointer]
+            function.restype = None
+        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+        self._address, self._rank, self._count, self._timeout_s = self._memory.data_ptr(), rank, count, timeout_s
+        self._epoch = 0
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """True if numbers of this type can be summed."""
+        return x.dtype in self._sums
+
+    def sum_(self, x: torch.Tensor) -> None:
+        """Replaces x by the sum of all ranks' x: contiguous, and at most SLOT bytes."""
+        self._send(x)
+        epoch, add = self._epoch & 0xFFFFFFFF, self._sums[x.dtype]
+        add(self._address, self._count, SLOT, epoch, x.numel(), x.data_ptr())
+
+    def gather(self, x: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+        """All ranks' x, as views that hold until the next exchange but one.
+
+        Args:
+            x: contiguous, and at most SLOT bytes.
+            shapes: shape of each rank's x.
+        """
+        self._send(x)
+        half = self._count * _LINE + (self._epoch & 1) * self._count * SLOT
+        slots = self._memory[half : half + self._count * SLOT].view(self._count, SLOT)
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        return [slot.view(x.dtype)[:size].view(shape) for slot, size, shape in zip(slots, sizes, shapes, strict=True)]
+
+    def _send(self, x: torch.Tensor) -> None:
+        self._epoch += 1
+        late: int = self._exchange(
+            self._address, self._count, SLOT, self._rank, self._epoch & 0xFFFFFFFF, x.data_ptr(), x.nbytes,
+            self._timeout_s,
+        )  # fmt: skip
+        if late >= 0:
+            raise RuntimeError(f"rank {late} of {self._count} has not come within {self._timeout_s:g} s")

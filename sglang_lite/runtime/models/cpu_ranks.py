@@ -1,0 +1,67 @@
+"""Collectives of ranks on the CPUs of one machine, through memory that they share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import torch
+
+from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.kernels.shared_sums import SLOT, SOURCE, SharedSums, memory_size
+from sglang_lite.runtime.models.resolve import cache_folder
+from sglang_lite.runtime.parallel.collectives import Collectives, swap
+
+_TIMEOUT_S = 300.0
+
+
+class CpuRanks:
+    """Collectives through shared memory, in pieces of what fits into it.
+
+    Args:
+        host: collectives for numbers of types that are not summed here.
+        shared: exchanges through shared memory.
+    """
+
+    def __init__(self, host: Collectives, shared: SharedSums) -> None:
+        self.parallel, self._host, self._shared = host.parallel, host, shared
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._shared.takes(x):
+            return self._host.sum(x)
+        x = x.contiguous()
+        for piece in torch.split(x.view(-1), SLOT // x.itemsize):
+            self._shared.sum_(piece)
+        return x
+
+    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        rows = SLOT // (max(sizes) * x.itemsize)
+        if not rows:
+            return self._host.gather(x, sizes)
+        out = x.new_empty((len(x), sum(sizes)))
+        for own, whole in zip(torch.split(x, rows), torch.split(out, rows), strict=True):
+            parts = self._shared.gather(own.contiguous(), [(len(own), size) for size in sizes])
+            torch.cat(parts, 1, out=whole)
+        return out
+
+
+def connect(host: Collectives) -> Collectives:
+    """Collectives of ranks that all call this; those of the host where there is no compiler."""
+    parallel = host.parallel
+    library = cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
+    if not all(map(any, swap(host, bytes([library is not None])))):
+        return host
+    assert library is not None
+    size = memory_size(parallel.tp)
+    own = os.memfd_create("sglang_lite-sums") if parallel.rank == 0 else None
+    if own is not None:
+        os.ftruncate(own, size)
+    path = swap(host, b"" if own is None else f"/proc/{os.getpid()}/fd/{own}".encode())[0]
+    descriptor = os.open(path, os.O_RDWR)
+    memory = mmap.mmap(descriptor, size)
+    os.close(descriptor)
+    swap(host, b"")  # all have opened it
+    if own is not None:
+        os.close(own)
+    return CpuRanks(host, SharedSums(library, memory, parallel.rank, parallel.tp, _TIMEOUT_S))
