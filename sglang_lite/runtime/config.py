@@ -36,7 +36,9 @@ _MAX = {
     "seed": 1 << 53,
 }
 # Formats of a checkpoint's weights.
-LoadFormat: TypeAlias = Literal["auto", "safetensors", "pt", "npcache", "sharded_state", "remote", "gguf", "dummy"]
+LoadFormat: TypeAlias = Literal[
+    "auto", "safetensors", "pt", "npcache", "sharded_state", "mistral", "remote", "gguf", "dummy",
+]  # fmt: skip
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 # Rules by which replicas are chosen (engine/replica_chooser.py).
@@ -71,8 +73,9 @@ class EngineConfig:
             code if it supports the model.
         load_format: "auto" reads the checkpoint in its own format; "safetensors", "pt" (pickled tensors) and "gguf"
             refuse another format; "npcache" reads pickled tensors from a copy in NumPy's format, which it makes beside
-            them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "remote" reads safetensors
-            at an address (`model="s3://…"`), as "auto" does there; "dummy" draws random weights of the model's shapes.
+            them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "mistral" reads
+            `consolidated*.safetensors`, which Mistral publishes beside `params.json`; "remote" reads safetensors at an
+            address (`model="s3://…"`), as "auto" does there; "dummy" draws random weights of the model's shapes.
         load_threads: number of threads that read safetensors.
         model_checksum: file with the SHA-256 sums of the model's files, which are compared before weights are read:
             lines of `sha256sum`, or JSON as SGLang's verifier writes it. None to compare none.

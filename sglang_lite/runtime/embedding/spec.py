@@ -18,6 +18,7 @@ from sglang_lite.runtime.embedding.sentence_transformers import (
 )
 from sglang_lite.runtime.models.config_fields import Field, Json, check, read_json, shown
 from sglang_lite.runtime.models.families import ARCHITECTURES
+from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.read_config import is_bidirectional, spec_from_config
 from sglang_lite.runtime.models.spec import ModelSpec
 
@@ -156,7 +157,7 @@ def is_encoder(path: Path) -> bool:
     """True if a folder holds a model that gives embeddings, scores or classes."""
     if not path.is_dir():
         return False
-    config = read_json(path / "config.json")
+    config = read_config(path)
     name = _architecture(config)
     reads = has_modules(path) or is_bidirectional(config)
     return name in ENCODERS or name in _DECODERS or (name in ARCHITECTURES and reads)

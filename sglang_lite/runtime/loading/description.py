@@ -21,7 +21,7 @@ from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.loading.model_files import open_model_files, read_spec
 from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
-from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.layers.linear import block_library
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
@@ -259,7 +259,7 @@ def _architecture(path: Path) -> str | None:
     if path.is_file():
         name = GgufFile(path).metadata.get("general.architecture")
     else:
-        names = read_json(path / "config.json").get("architectures")
+        names = read_config(path).get("architectures")
         name = names[0] if isinstance(names, list) and names else None
     return name if isinstance(name, str) else None
 

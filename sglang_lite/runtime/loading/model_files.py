@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.media.placeholders import ImageFormat, image_format
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
+from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -78,8 +79,7 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
     supported, or if the model is an encoder."""
     if path.is_file():
         return _spec_of_gguf(GgufFile(path))
-    file = path / "config.json"
-    config = read_json(file)
+    file, config = config_file(path), read_config(path)
     native = implementation == "native" or (implementation == "auto" and is_native(config))
     if not native:
         return fallback_spec(config, str(file))

@@ -14,6 +14,7 @@ from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.media.data_url import image_from, unfetched
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.image_span import ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -136,7 +137,7 @@ def image_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: I
     Raises:
         ModelError: a setting that they need is missing or damaged.
     """
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     make = _FAMILIES.get(config.get("model_type", ""))
     if make is None or (settings := _settings(folder)) is None:
         return None

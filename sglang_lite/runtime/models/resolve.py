@@ -20,6 +20,7 @@ from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.host.installed import is_installed
 from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
 from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.folder_config import has_config
 from sglang_lite.runtime.models.weights.remote import copy_description, is_address
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         raise ModelError(f"model {model[:80]!r} is no path: {error}") from error
     if path.is_dir():
         _refuse_adapter(path)
-        if not (path / "config.json").exists():
+        if not has_config(path):
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
             raise ModelError(
                 f"{path}: the folder has no config.json (found: {found}).",
@@ -112,7 +113,7 @@ def adapter_base(model: str) -> str | None:
     """
     try:
         folder = Path(model).expanduser()
-        if model in ALIASES or not (folder / _ADAPTER).is_file() or (folder / "config.json").exists():
+        if model in ALIASES or not (folder / _ADAPTER).is_file() or has_config(folder):
             return None
     except (OSError, RuntimeError):  # no path, which `resolve` says
         return None
@@ -333,6 +334,6 @@ def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
                 "for another cache folder; unset HF_HUB_OFFLINE to allow downloads; or give the path of a folder "
                 "that has the model.",
             ) from error
-        if not (folder / "config.json").exists() and not (folder / _ADAPTER).exists():
+        if not has_config(folder) and not (folder / _ADAPTER).exists():
             raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error
         return folder

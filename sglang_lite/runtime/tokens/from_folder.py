@@ -22,19 +22,20 @@ from sglang_lite.runtime.models.config_fields import (
     read_text,
     shown,
 )
+from sglang_lite.runtime.tokens.from_tekken import SPECIAL_TOKENS, TEKKEN, tekken_backend
 from sglang_lite.runtime.tokens.token_bytes import byte_table, is_control, tokenizer_errors
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
 TOKENIZER_FILES = (  # a folder with a tokenizer has at least one of these
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
-    "tiktoken.model", "vocab.json", "vocab.txt", "merges.txt",
+    "tiktoken.model", "vocab.json", "vocab.txt", "merges.txt", TEKKEN,
 )  # fmt: skip
 
 
 def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
-    """Builds the tokenizer of a folder from `tokenizer.json` (or files that transformers can convert) and
-    `tokenizer_config.json`.
+    """Builds the tokenizer of a folder from `tokenizer.json` (or `tekken.json`, or files that transformers can
+    convert) and `tokenizer_config.json`.
 
     Args:
         folder: Hugging Face folder.
@@ -67,12 +68,16 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
 def _backend(folder: Path) -> Backend:
     path = folder / "tokenizer.json"
     if not path.exists():
-        return _converted(folder)
+        return tekken_backend(folder / TEKKEN) if _is_tekken(folder) else _converted(folder)
     text = read_text(path)
     try:
         return Backend.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
         raise ModelError(f"{path}: not a tokenizer: {error}") from error
+
+
+def _is_tekken(folder: Path) -> bool:
+    return (folder / TEKKEN).exists() and not (folder / "tokenizer.json").exists()
 
 
 def _from_folder(folder: Path, most: int | None) -> Tokenizer:
@@ -86,6 +91,8 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
         backend = Backend.from_str(json.dumps(description))
     settings = folder / "tokenizer_config.json"
     config = read_json(settings) if settings.exists() else {}
+    if _is_tekken(folder):
+        config = SPECIAL_TOKENS | config
     check(config, TOKENIZER, str(settings))
     template_file = folder / "chat_template.jinja"
     template = read_text(template_file) if template_file.exists() else _template(config, settings)

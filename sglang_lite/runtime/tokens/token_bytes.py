@@ -79,6 +79,17 @@ def byte_level_bytes(token: str) -> bytes:
         return token.encode()  # a token outside the byte alphabet stands for itself
 
 
+def byte_level_text(token: bytes) -> str:
+    """GPT-2's printable stand-ins for the bytes of a token."""
+    return token.decode("latin-1").translate(_stand_ins())
+
+
+@lru_cache(maxsize=1)
+def _stand_ins() -> dict[int, int]:
+    """Maps bytes to the code points of GPT-2's printable stand-ins."""
+    return {byte: point for point, byte in _byte_level_alphabet().items() if byte < 0x100}
+
+
 def sentencepiece_bytes(token: str) -> bytes:
     if _BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[3:5], 16)])

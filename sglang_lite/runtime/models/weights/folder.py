@@ -64,6 +64,8 @@ def weight_files(
     hint = "Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path."
     if any(folder.glob("model-rank-*-part-*.safetensors")):
         hint = 'Its files are those of ranks: load_format="sharded_state".'
+    elif any(folder.glob("consolidated*.safetensors")):
+        hint = 'Its files are in Mistral\'s own format: load_format="mistral".'
     elif any((folder / index_name(kind).removesuffix(end)).exists() for kind in KINDS for end in ("", ".index.json")):
         hint = 'There are weights of another format: load_format="auto".'
     raise ModelError(

@@ -14,6 +14,7 @@ from sglang_lite.runtime.models.weights.folder import (
     pickle_files,
     weight_files,
 )
+from sglang_lite.runtime.models.weights.mistral import MistralSource, mistral_files
 from sglang_lite.runtime.models.weights.numpy_copy import NumpySource, numpy_files
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
@@ -38,8 +39,8 @@ def open_weights(
         folder: folder of the model, or of the copy of what describes it if it is at an address.
         model: name, path or address of the model.
         load_format: "auto" for safetensors, else `.bin`; "safetensors"; "pt" for pickled tensors; "npcache" for a copy
-            of those in NumPy's format, which is made at the first time; "sharded_state" for files of ranks; "remote"
-            for safetensors at an address.
+            of those in NumPy's format, which is made at the first time; "sharded_state" for files of ranks; "mistral"
+            for `consolidated*.safetensors`; "remote" for safetensors at an address.
         matrices: how its matrices are declared to be stored.
         threads: number of threads that read safetensors.
         pinned: whether these read to pinned memory.
@@ -68,6 +69,8 @@ def open_weights(
             return NumpySource(folder, numpy_files(folder), matrices)
         case "sharded_state":
             return RangeSource(folder, _shards(folder), matrices, ranges, threads, pinned=pinned)
+        case "mistral":
+            return MistralSource(folder, matrices, threads, pinned=pinned)
         case "gguf":
             kind = weight_files(folder)[0]
             raise ModelError(f"{folder}: load_format is 'gguf', and this is {kind}.", hint='Use "auto".')
@@ -85,6 +88,8 @@ def files_read(folder: Path, load_format: str) -> set[Path]:
             return numpy_files(folder, with_list=True)
         case "sharded_state":
             return _shards(folder)
+        case "mistral":
+            return mistral_files(folder)
         case _:
             return set()
     return files | {each for each in (folder / index_name(kind),) if each.exists()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.models.config_fields import Json, read_json
+from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.weights import bitsandbytes, compressed_tensors, fp4
 from sglang_lite.runtime.models.weights.awq import awq
 from sglang_lite.runtime.models.weights.gptq import BITS, gptq
@@ -87,8 +88,7 @@ def read_quantisation(folder: Path) -> Quantisation:
     Raises:
         ModelError: a file is not valid JSON, or the quantisation is not supported.
     """
-    file = folder / "config.json"
-    content = read_json(file)
+    file, content = config_file(folder), read_config(folder)
     given = _declared(content)
     modelopt = folder / "hf_quant_config.json"
     if modelopt.exists():

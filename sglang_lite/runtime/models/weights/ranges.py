@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,18 +100,28 @@ class RangeSource(FolderSource):
         ranges: how bytes are read.
         threads: number of threads that read.
         pinned: whether numbers are read to pinned memory, from which they are copied to a GPU faster.
+        renamed: name that Hugging Face's files have for a tensor of these.
     """
 
     def __init__(
-        self, folder: Path, files: set[Path], matrices: Matrices, ranges: Ranges, threads: int, *, pinned: bool
+        self,
+        folder: Path,
+        files: set[Path],
+        matrices: Matrices,
+        ranges: Ranges,
+        threads: int,
+        *,
+        pinned: bool,
+        renamed: Callable[[str], str] = str,
     ) -> None:
-        self._ranges, self._threads, self._pinned = ranges, threads, pinned
+        self._ranges, self._threads, self._pinned, self._renamed = ranges, threads, pinned, renamed
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-weights")
         self._headers: dict[Path, Mapping[str, StoredTensor]] = {}
         super().__init__(folder, files, matrices)
 
     def _names(self, file: Path) -> list[str]:
-        self._headers[file] = read_header(self._ranges, file)
+        found = read_header(self._ranges, file)
+        self._headers[file] = {self._renamed(name): header for name, header in found.items()}
         return list(self._headers[file])
 
     def _header(self, name: str, file: Path) -> tuple[StoredTensor, torch.dtype]:
