@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
@@ -14,6 +13,9 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, ge
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
+from sglang_lite.runtime.config_checks import check_int as _check_int
+from sglang_lite.runtime.config_checks import check_number as _check_number
+from sglang_lite.runtime.config_checks import check_scales, check_template
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -311,7 +313,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) and not (optional and value is None):
                 raise ParameterError(name, f"{shown(value)} is no text.")
-        _check_template(self.chat_template)
+        check_template(self.chat_template)
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ParameterError("device", f'{self.device!r} is not one of "auto", "cpu", "cuda", "cuda:<number>".')
         _check_number("mem_fraction", self.mem_fraction, lambda x: 0 < x < 1, "not between 0 and 1.")
@@ -335,7 +337,7 @@ class EngineConfig:
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
         _check_tiers(self)
-        _check_scales(self)
+        check_scales(self.quantization_param_path, self.kv_dtype)
         _check_parallel(self)
         self._check_lora()
         self._check_media()
@@ -504,29 +506,6 @@ class Capacity:
     def tokens(self) -> int:
         """Size of the KV cache, in tokens."""
         return self.pages * self.sizes.page_size
-
-
-def _check_int(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ParameterError(name, f"{value!r} is not a whole number of at least {least}.")
-
-
-def _check_number(name: str, value: object, valid: Callable[[float], bool], problem: str) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not valid(value):
-        raise ParameterError(name, f"{value!r} is {problem}")
-
-
-def _check_template(template: str | None) -> None:
-    if template is not None and "{" not in template and not os.path.isfile(template):
-        problem = f"there is no file {shown(template)}, and the text has no {{{{ or {{%, so it is no template."
-        raise ParameterError("chat_template", problem)
-
-
-def _check_scales(config: EngineConfig) -> None:
-    if config.quantization_param_path is not None and config.kv_dtype != "fp8":
-        raise ParameterError(
-            "quantization_param_path", "scales are for keys and values in 8 bits.", hint='Add kv_dtype="fp8".'
-        )
 
 
 def _check_parallel(config: EngineConfig) -> None:
