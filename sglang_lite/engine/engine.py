@@ -46,6 +46,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
 from sglang_lite.runtime.host.installed import check_installed, check_platform
+from sglang_lite.runtime.loading.seeding import with_seed
 from sglang_lite.runtime.models.resolve import resolve, resolve_served
 from sglang_lite.version import __version__
 
@@ -78,7 +79,7 @@ class Engine:
                 raise ParameterError("model", f"{shown(model)} is not a name, a folder or a file.")
             config["model"] = os.fspath(model)
         is_embedding = config.pop("is_embedding", None)
-        settings = EngineConfig.make(**config)
+        settings = with_seed(EngineConfig.make(**config))
         check_platform()
         check_installed("an engine")
         startup_messages.set_level(settings.log_level)

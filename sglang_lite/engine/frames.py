@@ -116,6 +116,8 @@ Asked: TypeAlias = (
     | calls.ReceiveWeights
     | calls.LeaveGroup
     | calls.ReadWeights
+    | calls.OfferWeights
+    | calls.SendWeights
     | calls.CheckWeights
     | calls.NameWeights
     | calls.PauseGeneration

@@ -210,6 +210,8 @@ class ReplicaCalls:
         calls.CompileGrammar: _compile,
         calls.Stats: _stats,
         calls.ReadWeights: _of_one,
+        calls.OfferWeights: _of_one,
+        calls.SendWeights: _of_one,
         calls.LoadLoraAdapter: _load_lora,
         calls.UpdateWeights: _update_weights,
         calls.UpdateTensors: _update_tensors,

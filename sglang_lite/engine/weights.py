@@ -178,6 +178,40 @@ def destroy_update_group(engine: Engine, group_name: str = "weight_update_group"
     engine.answer(calls.LeaveGroup(group_name))
 
 
+def offer_weights(
+    engine: Engine, master_address: str, port: int, group_name: str, backend: str = "nccl"
+) -> dict[str, Any]:  # JSON
+    """Makes a group of two processes, in which another engine can receive this one's weights.
+
+    Returns:
+        `names`, `dtypes` and `shapes` of the tensors, the `port` of the group, and the `weight_version`.
+
+    Raises:
+        ParameterError: an argument is invalid, or the group is there already.
+        ModelError: a tensor can't be sent, as the engine has it in fewer bits, or sleeps.
+    """
+    for name, value, kind in (
+        ("master_address", master_address, str), ("ports", port, int), ("group_name", group_name, str),
+        ("backend", backend, str),
+    ):  # fmt: skip
+        check_kind(name, value, kind)
+    return engine.answer(calls.OfferWeights(master_address, port, group_name, backend))
+
+
+def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
+    """Sends tensors of `offer_weights` in its group, as one tensor of their bytes; ends it if no names are given.
+
+    Returns:
+        Version of the weights.
+
+    Raises:
+        ParameterError: there is no such group.
+        ModelError: the weights have changed meanwhile, or nobody has received them in time.
+    """
+    check_kind("group_name", group_name, str)
+    return engine.answer(calls.SendWeights(group_name, tuple(names)))
+
+
 def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
     """Gives memory back until `resume_memory_occupation`. Requests wait; those that run are computed again after it.
 

@@ -82,6 +82,22 @@ class LeaveGroup(EngineCall[None], frozen=True, tag="destroy_weights_update_grou
     name: str
 
 
+class OfferWeights(EngineCall[dict[str, Any]], frozen=True, tag="offer_weights"):
+    """Answered by `names`, `dtypes` and `shapes` of all tensors, their `weight_version`, and the group's `port`."""
+
+    address: str
+    port: int  # 0 for any
+    group: str
+    backend: str  # "gloo" or "nccl"
+
+
+class SendWeights(EngineCall[str], frozen=True, tag="send_weights"):
+    """Answered by the version of the weights, when the tensors are sent."""
+
+    group: str
+    names: tuple[str, ...]  # () to end the group
+
+
 class ReadWeights(EngineCall[list[Any]], frozen=True, tag="get_weights_by_name"):
     """Answered by a tensor's numbers, as nested lists."""
 

@@ -15,7 +15,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import check_number as _check_number
-from sglang_lite.runtime.config_checks import check_scales, check_template
+from sglang_lite.runtime.config_checks import check_scales, check_template, seed_ports
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -39,7 +39,7 @@ _MAX = {
 }
 # Formats of a checkpoint's weights.
 LoadFormat: TypeAlias = Literal[
-    "auto", "safetensors", "pt", "npcache", "sharded_state", "mistral", "remote", "gguf", "dummy",
+    "auto", "safetensors", "pt", "npcache", "sharded_state", "mistral", "remote", "remote_instance", "gguf", "dummy",
 ]  # fmt: skip
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
@@ -47,6 +47,7 @@ WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "wr
 LoadBalance: TypeAlias = Literal[
     "auto", "cache_aware", "round_robin", "shortest_queue", "total_requests", "total_tokens"
 ]
+DIST_TIMEOUT_S = 300  # where `dist_timeout` is None
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
 _MAX_REPLICAS = 1024
 DRAFTERS = ("again", "node", "prompt")  # in the order of "auto"
@@ -77,8 +78,15 @@ class EngineConfig:
             refuse another format; "npcache" reads pickled tensors from a copy in NumPy's format, which it makes beside
             them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "mistral" reads
             `consolidated*.safetensors`, which Mistral publishes beside `params.json`; "remote" reads safetensors at an
-            address (`model="s3://…"`), as "auto" does there; "dummy" draws random weights of the model's shapes.
+            address (`model="s3://…"`), as "auto" does there; "remote_instance" takes those of a running server's engine
+            (`model="instance://host:port"` does, with the model's name); "dummy" draws random weights of the model's
+            shapes.
         load_threads: number of threads that read safetensors.
+        remote_instance_weight_loader_seed_instance_ip, remote_instance_weight_loader_seed_instance_service_port: host
+            and port of that server.
+        remote_instance_weight_loader_send_weights_group_ports: port of the group in which its engine sends them, in a
+            list; None for any that is free there.
+        remote_instance_weight_loader_backend: "gloo" or "nccl"; "auto" is nccl on a GPU.
         model_checksum: file with the SHA-256 sums of the model's files, which are compared before weights are read:
             lines of `sha256sum`, or JSON as SGLang's verifier writes it. None to compare none.
         skip_tokenizer_init: whether the checkpoint may lack a tokenizer. If it does, prompts and answers are token ids
@@ -232,6 +240,10 @@ class EngineConfig:
     revision: str | None = None
     model_impl: Literal["auto", "native", "transformers"] = "auto"
     load_format: LoadFormat = "auto"
+    remote_instance_weight_loader_seed_instance_ip: str | None = None
+    remote_instance_weight_loader_seed_instance_service_port: int | None = None
+    remote_instance_weight_loader_send_weights_group_ports: tuple[int, ...] | None = None
+    remote_instance_weight_loader_backend: Literal["auto", "gloo", "nccl"] = "auto"
     model_checksum: str | None = None
     load_threads: int = 1
     skip_tokenizer_init: bool = False
@@ -338,6 +350,9 @@ class EngineConfig:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
         _check_tiers(self)
         check_scales(self.quantization_param_path, self.kv_dtype)
+        ports = "remote_instance_weight_loader_send_weights_group_ports"
+        service = self.remote_instance_weight_loader_seed_instance_service_port
+        object.__setattr__(self, ports, seed_ports(service, getattr(self, ports)))
         _check_parallel(self)
         self._check_lora()
         self._check_media()

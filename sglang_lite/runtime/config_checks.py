@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
+
+_SEED = "remote_instance_weight_loader_"
 
 
 def check_int(name: str, value: object, least: int) -> None:
@@ -34,3 +37,25 @@ def check_scales(path: str | None, kv_dtype: str) -> None:
         raise ParameterError(
             "quantization_param_path", "scales are for keys and values in 8 bits.", hint='Add kv_dtype="fp8".'
         )
+
+
+def seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
+    """Ports of the group of an engine that sends weights, as a tuple; None for any that is free.
+
+    Args:
+        service: port of its server.
+        group: ports of the group as they were given.
+
+    Raises:
+        ParameterError: a port is none, or there are several.
+    """
+    of_group, of_service = f"{_SEED}send_weights_group_ports", f"{_SEED}seed_instance_service_port"
+    if group is not None and (not isinstance(group, list | tuple) or len(group) != 1):
+        raise ParameterError(of_group, f"{shown(group)} is no list of one port.")
+    ports = None if group is None else tuple(group)
+    for name, port in ((of_service, service), *((of_group, port) for port in ports or ())):
+        if port is not None:
+            check_int(name, port, 1)
+            if port >= 1 << 16:
+                raise ParameterError(name, f"{port:,} is no port.")
+    return ports

@@ -7,7 +7,6 @@ from sglang_lite.server.errors import NotServedError
 _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and what to use
     (
         "/update_weights_from_ipc", "/begin_weight_update", "/end_weight_update",
-        "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance",
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
     ): (
         "Weights that come so",

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -72,6 +73,26 @@ class DestroyGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     group_name: str = "weight_update_group"
 
 
+class OfferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request for a group in which this engine sends its weights."""
+
+    master_address: str
+    ports: str  # one, as text; "0" for any
+    group_name: str
+    group_rank: int = 0
+    world_size: int = 2
+    backend: str = "nccl"
+
+
+class SendRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to send tensors in such a group."""
+
+    master_address: str
+    ports: str
+    group_name: str
+    names: list[str]
+
+
 class GetWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to show a tensor."""
 
@@ -104,6 +125,8 @@ NAME = Fields(NameWeightsRequest, {}, {})
 INIT_GROUP = Fields(InitGroupRequest, {}, {})
 FROM_GROUP = Fields(UpdateFromGroupRequest, {}, {})
 DESTROY_GROUP = Fields(DestroyGroupRequest, {}, {})
+OFFER = Fields(OfferRequest, {}, {})
+SEND = Fields(SendRequest, {}, {})
 GET = Fields(GetWeightsRequest, {}, {})
 CHECK = Fields(CheckWeightsRequest, {}, {})
 PAUSE = Fields(PauseRequest, {}, {})
@@ -193,6 +216,31 @@ async def _success(service: Service, change: Callable[[], None], message: str) -
     return answer({"success": True, "message": message})
 
 
+async def offer(service: Service, call: HttpRequest) -> Response:
+    """Makes a group in which another engine can receive the weights, and tells their names, dtypes and shapes."""
+    body = await read_record(service, call, OFFER)
+    if (body.group_rank, body.world_size) != (0, 2) or not body.ports.isdecimal():
+        raise ParameterError("ports", "is not one port, for a group of two in which this engine has rank 0.")
+    offered = partial(
+        weights.offer_weights, service.engine, body.master_address, int(body.ports), body.group_name, body.backend
+    )
+    return await _sent(service, offered)
+
+
+async def send(service: Service, call: HttpRequest) -> Response:
+    """Sends tensors in such a group."""
+    body = await read_record(service, call, SEND)
+    sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
+    return await _sent(service, lambda: {"weight_version": sent()})
+
+
+async def _sent(service: Service, ask: Callable[[], dict[str, Any]]) -> Response:
+    try:
+        return answer({"success": True, "message": "", **await service.call_engine(ask, at_most_s=LONGEST_S)})
+    except ModelError as error:
+        return answer({"success": False, "message": str(error)}, 400)
+
+
 async def get_weights(service: Service, call: HttpRequest) -> Response:
     """Returns the first rows of a tensor."""
     body = await read_record(service, call, GET)
@@ -274,6 +322,8 @@ ROUTES = (
     Route("/init_weights_update_group", init_group, "Join a sender of weights", fields=INIT_GROUP, access="owner"),
     Route("/update_weights_from_distributed", update_from_group, "Receive weights", fields=FROM_GROUP, access="owner"),
     Route("/destroy_weights_update_group", destroy_group, "Leave it", fields=DESTROY_GROUP, access="owner"),
+    Route("/init_weights_send_group_for_remote_instance", offer, "Offer the weights", fields=OFFER, access="owner"),
+    Route("/send_weights_to_remote_instance", send, "Send them", fields=SEND, access="owner"),
     Route("/get_weights_by_name", get_weights, "Show a tensor", ("GET", "POST"), fields=GET, access="owner"),
     Route("/weights_checker", check_weights, "Checksums of tensors", fields=CHECK, access="owner"),
     Route("/pause_generation", pause, "Stop generating", fields=PAUSE, access="owner"),

@@ -60,7 +60,9 @@ def make_tiers(
     return Tiers(
         store,
         host,
-        page_names(config, loaded.name, loaded.path, loaded.model, capacity),
+        page_names(
+            config, loaded.name, loaded.path, loaded.model, capacity, given=config.load_format == "remote_instance"
+        ),
         config.hicache_write_policy,
         disk,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol import CapabilityError, ModelError, ParameterError
 from sglang_lite.runtime.calls import (
     MEMORY_TAGS,
     CheckWeights,
@@ -20,24 +20,26 @@ from sglang_lite.runtime.calls import (
     JoinGroup,
     LeaveGroup,
     NameWeights,
+    OfferWeights,
     PauseGeneration,
     ReadWeights,
     ReceiveWeights,
     ReleaseMemory,
     ResumeMemory,
+    SendWeights,
     UpdateTensors,
     UpdateWeights,
     WriteTensors,
 )
-from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.core.step_loop import StepLoop
-from sglang_lite.runtime.core.update_groups import UpdateGroups, tensor_forms
 from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.loading.replacement import check_forms, checkpoint_opener, tensors_opener
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weight_parts import drop_parts
+from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
 ASLEEP = "asleep"  # reason for which the loop holds
@@ -161,10 +163,9 @@ def _listed(tags: set[str]) -> str:
     return " and ".join(sorted(tags))
 
 
-_TIMEOUT_S = 300  # of a process of a group
 CALLS = (
     UpdateWeights, UpdateTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights, CheckWeights,
-    NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory,
+    NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory, OfferWeights, SendWeights,
 )  # fmt: skip
 
 
@@ -197,14 +198,16 @@ class WeightCalls:
         self._loop, self._version, self._path, self._config = loop, version, loaded.path, config
         self._calls, self._changed = calls, changed
         self._updates = WeightUpdates(loop, version, loaded.tokenizer.bos_id, config)
+        self._updates.given = config.load_format == "remote_instance"
         self.sleep = Sleep(loop, self._updates, self._reload)
-        self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or _TIMEOUT_S)
+        self._offered: dict[str, int] = {}  # by group, the number of updates before
+        self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # each has its own type of answer
         """Future of the answer to a call of `CALLS`."""
         if isinstance(call, UpdateWeights):
             now = self._config.load_format
-            formats = call.load_format or ("auto" if now == "dummy" else now)
+            formats = call.load_format or ("auto" if now in ("dummy", "remote_instance") else now)
             version = self._version.version if call.version is None else call.version
             changes = {"model": call.path, "revision": None, "weight_version": version, "load_format": formats}
             changes["model_checksum"] = None  # which is of the files that were loaded
@@ -222,6 +225,10 @@ class WeightCalls:
                 return self.groups.ask(lambda: self.groups.leave(call.name))
             case ReceiveWeights():
                 return self.groups.ask(lambda: self._receive(call))
+            case OfferWeights():
+                return self.groups.ask(lambda: self._offer(call))
+            case SendWeights():
+                return self.groups.ask(lambda: self._send(call))
         return self._loop.inbox.ask(partial(self._answer, call))
 
     def _answer(self, call: EngineCall[Any]) -> object:
@@ -270,6 +277,35 @@ class WeightCalls:
         received = self.groups.receive(call.group, forms, flattened=call.flattened, begun=begun)
         write = WriteTensors(received, call.last, call.version)
         return self._loop.inbox.call(partial(self._update_tensors, write))
+
+    def _offer(self, call: OfferWeights) -> dict[str, Any]:  # JSON
+        """Makes a group in which another engine can receive these weights, and tells their forms."""
+        forms, updates = self._loop.inbox.call(self._updates.forms)
+        port = self.groups.host(call.address, call.port, call.group, call.backend)
+        self._offered[call.group] = updates
+        return {
+            "names": [each.name for each in forms], "dtypes": [str(each.dtype) for each in forms],
+            "shapes": [list(each.shape) for each in forms], "port": port, "weight_version": self._version.version,
+        }  # fmt: skip
+
+    def _send(self, call: SendWeights) -> str:
+        """Sends tensors as one, while requests continue. Without names, ends the group."""
+        if call.group not in self._offered:
+            raise ParameterError("group_name", f"there is no group {call.group!r} of another engine.")
+        before = self._offered[call.group]
+        try:
+            if not call.names:
+                del self._offered[call.group]
+                self.groups.leave(call.group)
+                return self._version.version
+            data, updates = self._loop.inbox.call(lambda: self._updates.data(call.names))
+            if updates != before:
+                raise ModelError("the weights have changed since they were offered.", hint="Start again.")
+            self.groups.send(call.group, data)
+        except BaseException:
+            self._offered.pop(call.group, None)
+            raise
+        return self._version.version
 
     def _change(self, config: EngineConfig, path: Path | None) -> None:
         self._config = config

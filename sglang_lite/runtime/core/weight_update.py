@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.new_weights import StagedWeights
 from sglang_lite.runtime.models.weight_parts import WeightParts
+from sglang_lite.runtime.models.weights.groups import TensorForm
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
@@ -51,6 +52,7 @@ class WeightUpdates:
         self._scales_file = config.quantization_param_path
         self.absent = False
         self.given = False
+        self._count = 0  # of writes so far
         self._in_place = False  # whether running requests keep their slots
         self._missing: set[str] = set()  # names of tensors that a failed write has left undefined
         self._snapshot: dict[str, str] | None = None
@@ -126,6 +128,7 @@ class WeightUpdates:
         rows that are paused in key."""
         loop, scheduler = self._loop, self._loop.scheduler
         loop.settle()
+        self._count += 1
         if not self._in_place:
             scheduler.retraction.retract_all()
         scheduler.flush()
@@ -210,6 +213,27 @@ class WeightUpdates:
         """First rows of a tensor, as nested lists. Raises ModelError if there is none, or it can't be restored."""
         found: list[Any] = WeightParts(self.model).read(name)[:rows].float().cpu().tolist()
         return found
+
+    @torch.inference_mode()
+    def forms(self) -> tuple[list[TensorForm], int]:
+        """Forms of all tensors, and the number of updates so far. Raises ModelError if one can't be read back."""
+        parts = WeightParts(self._whole)
+        values = ((name, parts.read(name)) for name in parts.names())
+        return [TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values], self._count
+
+    @torch.inference_mode()
+    def data(self, names: Sequence[str]) -> tuple[torch.Tensor, int]:
+        """Bytes of tensors, one after the other, on the model's device; and the number of updates so far."""
+        parts = WeightParts(self._whole)
+        found = [parts.read(name).contiguous().view(-1).view(torch.uint8) for name in names]
+        return torch.cat(found), self._count
+
+    @property
+    def _whole(self) -> Decoder:
+        """The running model. Raises ModelError as `model`, or if it has a part of an update."""
+        if INCOMPLETE in self._loop.holds:
+            raise ModelError("the weights are incomplete.", hint="Send the rest of the update.")
+        return self.model
 
     @torch.inference_mode()
     def check(self, action: str) -> dict[str, Any]:  # JSON

@@ -15,7 +15,7 @@ import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
-from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
@@ -23,6 +23,7 @@ from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
+from sglang_lite.runtime.loading.seeding import seed_of
 from sglang_lite.runtime.media.placeholders import ImageFormat
 from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.cuts import rank_spec
@@ -40,6 +41,7 @@ from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
+from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -249,12 +251,28 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig, device: to
     declared.check_name(config.quantization)
     if config.load_format == "dummy":
         return DummySource(device)
+    if config.load_format == "remote_instance":
+        return _from_instance(config, device)
     source = open_weights(
         path, config.model, config.load_format, declared.matrices, threads=config.load_threads,
         pinned=device.type == "cuda",
     )  # fmt: skip
     declared.check(source)
     return source
+
+
+def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
+    """Source of the weights of a running engine."""
+    from sglang_lite.runtime.models.weights.instance import InstanceSource  # imports torch.distributed
+
+    if config.tp_size > 1:
+        raise ParameterError("load_format", "'remote_instance' is for one rank.", hint="Leave tp_size out.")
+    patience = config.dist_timeout or DIST_TIMEOUT_S
+    return InstanceSource(
+        Seed(*seed_of(config), timeout_s=patience), config.weight_version, device,
+        backend=config.remote_instance_weight_loader_backend,
+        port=(config.remote_instance_weight_loader_send_weights_group_ports or (0,))[0], timeout_s=patience,
+    )  # fmt: skip
 
 
 def longest_context(config: EngineConfig, limit: int) -> int:

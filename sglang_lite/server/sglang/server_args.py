@@ -29,13 +29,17 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
     "speculative_algorithm": {"NGRAM": "auto"},
 }
-_FORMATS = "bitsandbytes flash_rl remote_instance private runai_streamer"
+_FORMATS = "bitsandbytes flash_rl private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
 _REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of ours: SGLang's values, and the cure
     "load_format": (
         frozenset(_FORMATS.split()),
         'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub, as they are quantised.',
+    ),
+    "remote_instance_weight_loader_backend": (
+        frozenset(("transfer_engine", "modelexpress")),
+        'Use "nccl", or "gloo" for CPUs.',
     ),
     "attention_backend": (
         frozenset(_KERNELS.split()),

@@ -71,6 +71,8 @@ def open_weights(
             return RangeSource(folder, _shards(folder), matrices, ranges, threads, pinned=pinned)
         case "mistral":
             return MistralSource(folder, matrices, threads, pinned=pinned)
+        case "remote_instance":
+            raise ModelError(f"{model}: load_format 'remote_instance' is for the start of an engine that generates.")
         case "gguf":
             kind = weight_files(folder)[0]
             raise ModelError(f"{folder}: load_format is 'gguf', and this is {kind}.", hint='Use "auto".')

@@ -12,7 +12,7 @@ from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.models.config_fields import MAX_BYTES
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.+")
-_NOT_HERE = ("redis", "instance")  # SGLang's addresses that no file system has
+_NOT_HERE = ("redis",)  # SGLang's addresses that no file system has
 _DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied
 _COPIED = ".copied"  # what has been copied, with what tells its changes
 

@@ -1,4 +1,4 @@
-"""Groups of processes in which a trainer broadcasts weights to an engine, through torch.distributed.
+"""Groups of processes in which weights are broadcast to an engine, or by it, through torch.distributed.
 
 What is received lies beside the running weights, so a broadcast that fails changes nothing.
 """
@@ -111,6 +111,7 @@ class UpdateGroups:
         self._device, self._timeout_s = device, timeout_s
         self._groups: dict[str, _Group] = {}
         self._names: set[str] = set()  # of these, and of groups that are being made
+        self._hosted: dict[str, Future[_Group]] = {}  # in which this process sends; another may have yet to join
 
     def ask(self, call: Callable[[], T]) -> Future[T]:
         """Future of a call of the methods below. Its thread doesn't keep the process from exiting."""
@@ -140,46 +141,105 @@ class UpdateGroups:
             ParameterError: an argument is invalid, the group is there already, or the model's device lacks the backend.
             ModelError: the others have not come in time.
         """
+        self._check(name, backend, port)
+        if not 0 < rank < size:
+            raise ParameterError(
+                "rank_offset", f"{rank} is no rank of a group of {size}, whose sender has rank 0.",
+                hint="Use 1 for one engine beside its trainer.",
+            )  # fmt: skip
+        self._names.add(name)
+        try:
+            self._groups[name] = self._made(address, port, rank, size, name, backend)
+        except BaseException:
+            self._names.discard(name)
+            raise
+
+    def host(self, address: str, port: int, name: str, backend: str) -> int:
+        """Makes a group of two, in which this process sends, and returns its port. The other may join it then.
+
+        Args:
+            address, port: where the other one finds it; port 0 for any that is free.
+            name, backend: as of `join`.
+
+        Raises:
+            ParameterError, ModelError: as `join`, or the port is taken.
+        """
+        self._check(name, backend, port, least=0)
+        patience = timedelta(seconds=self._timeout_s)
+        try:
+            store = distributed.TCPStore(  # type: ignore[attr-defined] # of C++
+                address, port, 2, is_master=True, wait_for_workers=False, timeout=patience
+            )
+        except RuntimeError as error:
+            raise ModelError(f"the group {name!r} can't be made at {address}:{port}: {_first_line(error)}") from error
+        self._names.add(name)
+        self._hosted[name] = self.ask(lambda: self._made(address, store.port, 0, 2, name, backend, store))
+        self._hosted[name].add_done_callback(lambda made: self._hosted_is_there(name, made))
+        return int(store.port)
+
+    def _hosted_is_there(self, name: str, made: Future[_Group]) -> None:
+        if made.exception() is None:
+            self._groups[name] = made.result()
+        else:  # nobody has come
+            self._names.discard(name)
+            self._hosted.pop(name, None)
+
+    def send(self, name: str, data: torch.Tensor) -> None:
+        """Broadcasts bytes in a group that this process hosts. If that fails, the group is left.
+
+        Raises:
+            ParameterError: there is no such group.
+            ModelError: nobody has joined it, or has received them in time.
+        """
+        hosted = self._hosted.get(name)
+        group = self._group(name) if hosted is None else hosted.result()
+        try:
+            with group.lock:
+                self._broadcast(group, data.to(group.device))
+        except (RuntimeError, TimeoutError) as error:
+            self._drop(name)
+            raise ModelError(f"the group {name!r} has not received the weights: {_first_line(error)}") from error
+
+    def _check(self, name: str, backend: str, port: int, least: int = 1) -> None:
+        """Raises ParameterError if a group can't be made so, or is there already."""
         if backend not in _DEVICES:
             raise ParameterError("backend", f"{shown(backend)} is neither gloo nor nccl.")
         if backend == "nccl" and self._device.type != "cuda":
             raise ParameterError("backend", "nccl is for an engine on a GPU.", hint='Use "gloo".')
         if not name:
             raise ParameterError("group_name", "is empty.")
-        if not 0 < rank < size:
-            raise ParameterError(
-                "rank_offset", f"{rank} is no rank of a group of {size}, whose sender has rank 0.",
-                hint="Use 1 for one engine beside its trainer.",
-            )  # fmt: skip
-        if not 0 < port < 1 << 16:
+        if not least <= port < 1 << 16:
             raise ParameterError("master_port", f"{port} is no port.")
         if name in self._names:
             raise ParameterError(
                 "group_name", f"{name!r} is there already.", hint="Leave it: destroy_weights_update_group."
             )
-        self._names.add(name)
-        try:
-            made = self._made(address, port, rank, size, name, backend)
-        except BaseException:
-            self._names.discard(name)
-            raise
+
+    def _made(
+        self,
+        address: str,
+        port: int,
+        rank: int,
+        size: int,
+        name: str,
+        backend: str,
+        store: Any = None,  # torch's
+    ) -> _Group:
+        """Group whose processes have all come. Raises ModelError if they don't."""
+        kind, patience = _DEVICES[backend], timedelta(seconds=self._timeout_s)
         device = torch.device("cpu") if backend == "gloo" else self._device
         # gloo sends along a tree: a process sends to those whose rank has one bit more in front.
-        self._groups[name] = _Group(made, device, forwards=rank + (1 << rank.bit_length()) < size)
-
-    def _made(self, address: str, port: int, rank: int, size: int, name: str, backend: str) -> Any:  # torch's group
-        kind = _DEVICES[backend]
-        patience = timedelta(seconds=self._timeout_s)
+        forwards = rank + (1 << rank.bit_length()) < size
         try:
-            store: Any = distributed.TCPStore(address, port, size, timeout=patience)  # type: ignore[attr-defined] # of C++
+            store = store or distributed.TCPStore(address, port, size, timeout=patience)  # type: ignore[attr-defined] # of C++
             store.set_timeout(patience)
             for prefix in (name, f"{name}/", f"{kind}/"):  # where torch's own groups, and SGLang's, look for each other
                 store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined] # of C++
             if backend == "gloo":
-                return distributed.ProcessGroupGloo(store, rank, size, patience)
+                return _Group(distributed.ProcessGroupGloo(store, rank, size, patience), device, forwards)
             options = distributed.ProcessGroupNCCL.Options()
             setattr(options, "_timeout", _FOREVER)  # noqa: B010 # torch has no other name for it
-            return distributed.ProcessGroupNCCL(store, rank, size, options)
+            return _Group(distributed.ProcessGroupNCCL(store, rank, size, options), device, forwards)
         except RuntimeError as error:  # torch's DistError is one
             raise ModelError(
                 f"the group {name!r} at {address}:{port} did not come together: {_first_line(error)}",
@@ -237,6 +297,7 @@ class UpdateGroups:
         return self._groups[name]
 
     def _drop(self, name: str) -> None:
+        self._hosted.pop(name, None)
         group = self._groups.pop(name, None)
         if group is not None:
             self._names.discard(name)

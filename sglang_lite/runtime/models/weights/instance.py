@@ -1,0 +1,91 @@
+"""Weights of a running engine, which sends them layer by layer through a group of torch.distributed."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
+from sglang_lite.runtime.models.weights.seed import Seed
+from sglang_lite.runtime.models.weights.source import Stored, WeightSource
+
+OFFER, SEND = "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"
+_LAYER = re.compile(r".*?\.\d+\.")
+
+
+class InstanceSource(WeightSource):
+    """Source of the tensors of a running engine. Memory for one layer is needed beside the model's.
+
+    Args:
+        seed: server of that engine.
+        version: version that its weights must have.
+        device: device of the model.
+        backend: "gloo", "nccl", or "auto" for the one of the device.
+        port: port of the group on the seed's machine; 0 for any.
+        timeout_s: seconds that the seed may keep this process waiting.
+
+    Raises:
+        ModelError: the server does not answer, or its engine can't send its weights, or has others.
+    """
+
+    def __init__(
+        self, seed: Seed, version: str, device: torch.device, *, backend: str, port: int, timeout_s: float
+    ) -> None:
+        self._seed, self._version, self._device = seed, version, device
+        self._group = f"send_weights_{secrets.token_hex(8)}"
+        self._groups = UpdateGroups(device, timeout_s)
+        self._come: dict[str, torch.Tensor] = {}
+        self._asking = ThreadPoolExecutor(1, "sglang_lite-seed")
+        backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
+        offer = self._ask(OFFER, master_address=seed.host, ports=str(port), group_rank=0, world_size=2, backend=backend)
+        try:
+            names, dtypes, shapes, bound = (offer[name] for name in ("names", "dtypes", "shapes", "port"))
+            self._forms = {form.name: form for form in tensor_forms(names, dtypes, shapes)}
+        except (KeyError, TypeError, ParameterError) as error:
+            raise ModelError(f"{seed}: is no engine of this package: {error!r}") from error
+        self._groups.join(seed.host.strip("[]"), bound, 1, 2, self._group, backend)
+        super().__init__(str(seed), dict.fromkeys(self._forms, Path(str(seed))))
+
+    def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
+        super().check_all_used(may_ignore)
+        self._ask(SEND, names=[])  # no more are needed
+        self._groups.close()
+        self._asking.shutdown()
+
+    def _read(self, name: str, file: Path) -> Stored:
+        if name not in self._come:
+            layer = found[0] if (found := _LAYER.match(name)) else name
+            names = [name, *(other for other in self.names if other.startswith(layer) and other not in self._come)]
+            self._come |= self._received(names)
+        return self._come.pop(name)
+
+    def _received(self, names: list[str]) -> dict[str, torch.Tensor]:
+        sent = self._asking.submit(self._ask, SEND, names=names)
+        sent.add_done_callback(self._end_if_refused)
+        try:
+            tensors = self._groups.receive(self._group, [self._forms[name] for name in names], flattened=True)
+        except (ModelError, ParameterError):
+            sent.result()  # raises what the seed has said
+            raise
+        sent.result()
+        return dict(tensors)
+
+    def _end_if_refused(self, sent: Future[Any]) -> None:  # of its answer
+        if sent.exception() is not None:
+            self._groups.close()
+
+    def _ask(self, path: str, **body: Any) -> dict[str, Any]:  # JSON
+        answer = self._seed.ask(
+            path, {"master_address": self._seed.host, "group_name": self._group, "ports": "", **body}
+        )
+        if (version := answer.get("weight_version")) != self._version:
+            raise ModelError(
+                f"{self._seed}: its weights are {version!r} now, and were {self._version!r}.", hint="Start again."
+            )
+        return answer

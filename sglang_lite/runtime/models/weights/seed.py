@@ -1,0 +1,60 @@
+"""Requests to a running server whose engine gives its weights to others. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+from sglang_lite.protocol import ModelError
+
+_ADDRESS = re.compile(r"instance://(\[[0-9a-fA-F:]+\]|[^/:@]+):(\d{1,5})/?")
+_KEY = "SGLANG_LITE_SEED_KEY"  # variable with the key of the server's administrator
+_LARGEST_ANSWER = 64 << 20
+
+
+class Seed:
+    """Server of SGLang's routes at a host and port.
+
+    Args:
+        host, port: where it listens.
+        timeout_s: seconds that it may take for an answer.
+    """
+
+    def __init__(self, host: str, port: int, timeout_s: float = 60.0) -> None:
+        self.host, self.port, self._timeout_s = host, port, timeout_s
+
+    def __str__(self) -> str:
+        return f"instance://{self.host}:{self.port}"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:  # JSON
+        """Answer to a request. Raises ModelError if there is none, or the server refuses."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(_KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(f"http://{self.host}:{self.port}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
+                answer = json.loads(response.read(_LARGEST_ANSWER))
+        except urllib.error.HTTPError as error:
+            said = error.read(2000).decode("utf-8", "replace")
+            hint = f"Set {_KEY} to its administrator's key." if error.code in (401, 403) else ""
+            raise ModelError(f"{self}: {path} was refused with {error.code}: {said}", hint=hint) from error
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self}: {path}: {error}", hint="Check host and port of its server.") from error
+        if not isinstance(answer, dict):
+            raise ModelError(f"{self}: {path} was answered by no object.")
+        return answer
+
+
+def seed_address(model: str) -> tuple[str, int] | None:
+    """Host and port of `instance://host:port`; None for other names. Raises ModelError for a wrong one."""
+    if not model.startswith("instance://"):
+        return None
+    if not (match := _ADDRESS.fullmatch(model)):
+        raise ModelError(f"{model}: no address of the form instance://host:port.")
+    return match[1], int(match[2])
