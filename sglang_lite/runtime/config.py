@@ -15,7 +15,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import check_number as _check_number
-from sglang_lite.runtime.config_checks import check_scales, check_template, seed_ports
+from sglang_lite.runtime.config_checks import check_offload, check_scales, check_template, seed_ports
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -149,6 +149,9 @@ class EngineConfig:
             for `sglang-lite serve`. Refused if True for embedding models, which have no cache.
         policy: order of admission: "lpm" (longest cached prefix first), "fcfs" (first come, first served), "priority".
         eviction: order in which cached prefixes are evicted: "lru", "lfu", "fifo", "slru".
+        cpu_offload_gb: GiB of the last layers' weights that the host has. Each step copies them from its pinned memory
+            to a GPU, while it computes others. 0 for none.
+        offload_group_size: number of layers that are copied together; two such groups have places on the GPU. -1 for 1.
         enable_memory_saver: whether weights and KV cache lie in memory that `sleep` can give back; without it an engine
             on a GPU can't sleep. One on a CPU always can.
         enable_weights_cpu_backup: whether memory of the host for the weights is taken at the start, rather than at the
@@ -275,6 +278,8 @@ class EngineConfig:
     explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
+    cpu_offload_gb: int = 0
+    offload_group_size: int = -1
     enable_memory_saver: bool = False
     enable_weights_cpu_backup: bool = False
     enable_hierarchical_cache: bool = False
@@ -350,6 +355,7 @@ class EngineConfig:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
         _check_tiers(self)
         check_scales(self.quantization_param_path, self.kv_dtype)
+        check_offload(self.cpu_offload_gb, self.offload_group_size, saver=self.enable_memory_saver)
         ports = "remote_instance_weight_loader_send_weights_group_ports"
         service = self.remote_instance_weight_loader_seed_instance_service_port
         object.__setattr__(self, ports, seed_ports(service, getattr(self, ports)))
@@ -465,6 +471,7 @@ _OF_ONE_RANK = (
     "enable_lora",
     "enable_hierarchical_cache",
     "enable_memory_saver",
+    "cpu_offload_gb",
     "kv_dtype",
 )
 _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s", "dp_size")

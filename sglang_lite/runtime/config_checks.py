@@ -59,3 +59,14 @@ def seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
             if port >= 1 << 16:
                 raise ParameterError(name, f"{port:,} is no port.")
     return ports
+
+
+def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
+    """Raises ParameterError if settings of layers in the host's memory are wrong, or don't go with `saver`."""
+    check_int("cpu_offload_gb", gigabytes, 0)
+    if group_size != -1:
+        check_int("offload_group_size", group_size, 1)
+        if not gigabytes:
+            raise ParameterError("offload_group_size", "is for weights in the host's memory.", hint="cpu_offload_gb=4")
+    if gigabytes and saver:
+        raise ParameterError("cpu_offload_gb", "is not here with enable_memory_saver.", hint="Leave one out.")

@@ -106,6 +106,7 @@ SMALL = {
         "--questions",
         "2",
     ],
+    "offload.py": ["--help"],  # it needs a GPU
     "speculation_gpu.py": ["--help"],  # it needs a GPU
     "way.py": ["--in-process"],
     "windows.py": ["--help"],  # it needs a GPU

@@ -69,6 +69,8 @@ class WeightUpdates:
         model = self._loop.runner.model
         if not isinstance(model, Decoder):
             raise ModelError("the running model is not one whose weights can be replaced.")
+        if model.offload is not None:
+            raise ModelError("weights in the host's memory (cpu_offload_gb) can't be replaced or read.")
         if model.features is not None:
             raise ModelError("the weights of a model that reads images can't be replaced.", hint="Make another engine.")
         return model

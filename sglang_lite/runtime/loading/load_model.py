@@ -31,6 +31,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
+from sglang_lite.runtime.models.offload import Offload, first_offloaded
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
@@ -152,16 +153,16 @@ def load_model(
 
         kind = GpuDecoder
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
-    formats = precision(
-        config.dtype, device, batch_invariant=config.deterministic, quantization=config.quantization,
-        kv_fp8=config.kv_dtype == "fp8",
-    )  # fmt: skip
+    formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=config.quantization,
+                        kv_fp8=config.kv_dtype == "fp8")  # fmt: skip
     part = rank_spec(spec, ranks.parallel, even=kind.fused)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
     few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding or source.has_packed
+    item = 0.5 if path.is_file() or few_bits else formats.weights.itemsize
+    offload = _offload(config, part, device, formats.weights.itemsize)
     check_room(
         {
-            "weights": weight_bytes(part, 0.5 if path.is_file() or few_bits else formats.weights.itemsize),
+            "weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
             f"{positions:,} positions": rotary_bytes(spec, positions),
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
@@ -176,7 +177,7 @@ def load_model(
         tower = VisionTower(path, source, formats.compute, device) if sees else None
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
-            model = kind(spec, source, formats, device, positions, bar, ranks=ranks)
+            model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload)
         model.both_ways = tower is not None and files.images is not None and files.images.block > 0
         if model.precision.cache.itemsize == 1:
             stored = source.kv_scales(spec.kv_layout) | given
@@ -189,6 +190,16 @@ def load_model(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
         None if tower is None else files.images, tower,
     )  # fmt: skip
+
+
+def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: int) -> Offload | None:
+    """Layers whose weights stay in the host's memory, of elements of `item` bytes; None if all are on the device."""
+    if not config.cpu_offload_gb:
+        return None
+    if device.type == "cpu":
+        why = "the weights of an engine on a CPU are in the host's memory."
+        raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
+    return Offload(device, first_offloaded(spec, config.cpu_offload_gb, item), max(config.offload_group_size, 1))
 
 
 def _can_see(images: ImageFormat, config: EngineConfig, device: torch.device) -> bool:
@@ -210,7 +221,9 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     """Loads a model that transformers' code will run."""
     from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
-    for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1)):
+    for name, plain in (
+        ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("cpu_offload_gb", 0),
+    ):  # fmt: skip
         if getattr(config, name) != plain:
             raise ParameterError(
                 name, f"{spec.architecture} runs by transformers' code, without it.", hint="Leave it out."

@@ -25,6 +25,7 @@ from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
+from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
@@ -49,6 +50,7 @@ class Decoder:
         progress: wraps the iteration over layer indices while weights are read, for example to show progress.
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
         ranks: collectives of the ranks that share the model, each of which loads its part.
+        offload: what keeps the weights of the last layers in the host's memory, if they are not to be on the GPU.
 
     Attributes:
         spec: shape of the rank's part of the model; only its vocabulary is the whole one.
@@ -79,7 +81,9 @@ class Decoder:
         *,
         head: bool = True,
         ranks: Collectives = ONE_PROCESS,
+        offload: Offload | None = None,
     ) -> None:
+        self.offload = offload
         self.precision, self.device, self.ranks = precision, device, ranks
         self.max_positions = max_positions
         reader = WeightReader(
@@ -98,9 +102,13 @@ class Decoder:
         self.layers: list[Layer] = []
         for i in progress(range(len(spec.layers))):
             self.layers.append(reader.layer(i))
+            if offload is not None:
+                offload.take(i, self.layers[i], vars(reader.linears).values())
             left = len(spec.layers) - 1 - i
             if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
                 trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
+        if offload is not None:
+            offload.allocate()
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class GpuDecoder(Decoder):
         x: torch.Tensor | None = None
         scales: Scales | None = None
         peers = self._peers(len(residual))
-        for i, own in enumerate(self.layers):
+        for i, own in enumerate(self._streamed()):
             self._add_plane(i, plan, residual)
             layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
             first, second = self._in_8_bits(layer, len(residual))
@@ -124,6 +125,10 @@ class GpuDecoder(Decoder):
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
+
+    def _streamed(self) -> Iterable[Layer]:
+        """The layers, each when its weights are on the device."""
+        return self.layers if self.offload is None else self.offload.stream(self.layers)
 
     def _peers(self, rows: int) -> Peers | None:
         """Memory through which the `add_norm` after each block sums the ranks' rows; None if they are summed before it,
@@ -243,7 +248,7 @@ class GpuDecoder(Decoder):
         """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self._streamed()):
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
             if residual is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 import torch
 
@@ -14,6 +12,7 @@ from sglang_lite.runtime.kernels.arena import DeviceArena
 from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.offload import tensors_within
 from sglang_lite.runtime.models.weight_parts import part_keys, part_of
 
 _REGION_BYTES = 1 << 30  # of tensors that are moved together
@@ -109,21 +108,4 @@ def _tensors(model: Decoder) -> Iterator[torch.Tensor]:
     """Tensors of the parts of a decoder, each once; without rotary tables and the scratch memory of its products."""
     seen = {id(each) for each in vars(model.linears).values()}
     for key in part_keys(model):
-        yield from _within(part_of(model, key), seen)
-
-
-def _within(part: Any, seen: set[int]) -> Iterator[torch.Tensor]:  # a part, or anything in it
-    if id(part) in seen:
-        return
-    if isinstance(part, torch.Tensor):
-        seen.add(id(part))
-        yield part
-    elif isinstance(part, tuple | list):
-        for each in part:
-            yield from _within(each, seen)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _within(getattr(part, field.name), seen)
-    elif hasattr(part, "__dict__"):
-        for each in vars(part).values():
-            yield from _within(each, seen)
+        yield from tensors_within(part_of(model, key), seen)

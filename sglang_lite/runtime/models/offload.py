@@ -1,0 +1,179 @@
+"""Weights of a decoder's last layers in the host's memory, copied to the device group by group while others compute.
+
+Two groups have memory on the device, in turns. Copies run on a stream of their own and are captured with the step, so
+that graphs have them: that of a group begins when the group two before it has been computed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
+from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.weight_reader import Layer
+
+_ALIGNED = 512  # bytes
+_GROUPS = 2  # groups on the device
+
+
+def first_offloaded(spec: ModelSpec, gigabytes: int, item: float) -> int:
+    """Index of the first of the fewest last layers that have so many GiB of matrices.
+
+    Args:
+        spec: specification of the model.
+        gigabytes: GiB that are to be in the host's memory.
+        item: bytes of an element.
+
+    Raises:
+        ParameterError: all layers have less.
+    """
+    left = gigabytes * float(1 << 30)
+    for index in reversed(range(len(spec.layers))):
+        left -= spec.layers[index].weight_elements(spec.hidden_size) * item
+        if left <= 0:
+            return index
+    has = gigabytes - left / (1 << 30)
+    raise ParameterError("cpu_offload_gb", f"{gigabytes} is more than the {has:.1f} GiB of the layers.")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Tensor of a layer, and where it begins in the layer's bytes, in elements."""
+
+    tensor: torch.Tensor
+    start: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class Offload:
+    """Weights of a decoder's last layers, which the host has.
+
+    Args:
+        device: device of the decoder; on a CPU, for tests, copies are made at once.
+        first: index of the first of these layers.
+        group_size: number of layers that are copied together.
+    """
+
+    def __init__(self, device: torch.device, first: int, group_size: int) -> None:
+        self._device, self._first, self._group_size = device, first, group_size
+        self._host: list[torch.Tensor] = []  # bytes of each layer
+        self._views: list[list[_View]] = []
+        self._buffers = torch.empty(0)  # uint8 [layers of all groups there, bytes of a layer]
+        self._seen: set[int] = set()
+        cuda: Any = torch.cuda  # which leaves its types out
+        self._link: torch.cuda.Stream | None = cuda.Stream(device) if device.type == "cuda" else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a step copies."""
+        return sum(map(len, self._host))
+
+    def take(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
+        """Moves the weights of a layer to the host, unless it is before the first of these layers.
+
+        Args:
+            index: index of the layer; layers are taken in order.
+            layer: the layer, whose tensors have no values until `allocate`.
+            shared: objects that layers share, which stay where they are.
+        """
+        self._seen.update(map(id, shared))
+        tensors = list(tensors_within(layer, self._seen))
+        if index < self._first:
+            return
+        by_storage: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        stored = [_bytes_of(views[0]) for views in by_storage.values()]
+        starts = [0]
+        for each in stored:
+            starts.append(starts[-1] + -(-len(each) // _ALIGNED) * _ALIGNED)
+        host = self._host_memory(starts[-1])
+        for each, start in zip(stored, starts):
+            host[start : start + len(each)].copy_(each)
+        self._views.append([
+            _View(each, start // each.itemsize + int(each.storage_offset()), each.shape, each.stride())
+            for views, start in zip(by_storage.values(), starts) for each in views
+        ])  # fmt: skip
+        self._host.append(host)
+        for tensor in tensors:
+            tensor.set_(torch.empty(0, device=self._device).untyped_storage(), 0, (0,), (1,))
+
+    def allocate(self) -> None:
+        """Allocates memory on the device for two groups, which the layers that were taken share."""
+        size = max(map(len, self._host))
+        self._buffers = torch.zeros(_GROUPS * self._group_size, size, dtype=torch.uint8, device=self._device)
+        for index, views in enumerate(self._views):
+            start = index % len(self._buffers) * size
+            for view in views:
+                at = start // view.tensor.itemsize + view.start
+                view.tensor.set_(self._buffers.untyped_storage(), at, view.shape, view.stride)
+        self._views.clear()
+
+    def stream(self, layers: Sequence[Layer]) -> Iterator[Layer]:
+        """Yields the decoder's layers in order, each when its weights are on the device. What the caller launches on
+        the current stream before it takes the next one may use them."""
+        groups = [range(at, min(at + self._group_size, len(self._host)))
+                  for at in range(0, len(self._host), self._group_size)]  # fmt: skip
+        copied = [self._copied(group) for group in groups[:_GROUPS]]
+        yield from layers[: self._first]
+        for number, group in enumerate(groups):
+            if (event := copied[number]) is not None:
+                torch.cuda.current_stream(self._device).wait_event(event)
+            for index in group:
+                yield layers[self._first + index]
+            if number + _GROUPS < len(groups):
+                copied.append(self._copied(groups[number + _GROUPS]))
+
+    def _copied(self, group: range) -> torch.cuda.Event | None:
+        """Event of a group's copy, which begins when all that was launched has been computed; None on a CPU."""
+        if self._link is None:
+            self._copy(group)
+            return None
+        self._link.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._link):
+            self._copy(group)
+            done: torch.cuda.Event = self._link.record_event()
+            return done
+
+    def _copy(self, group: range) -> None:
+        for index in group:
+            host = self._host[index]
+            self._buffers[index % len(self._buffers), : len(host)].copy_(host, non_blocking=True)
+
+    def _host_memory(self, size: int) -> torch.Tensor:
+        if self._link is None:
+            return torch.empty(size, dtype=torch.uint8)
+        with torch.inference_mode(mode=False):  # threads write to it
+            memory = pin_memory(size)
+        weakref.finalize(self, unpin_memory, memory.data_ptr()).atexit = False
+        return memory
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage of a tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def tensors_within(part: Any, seen: set[int]) -> Iterator[torch.Tensor]:  # any part of a model
+    """Yields the tensors in a part of a model that are not among `seen` ids, to which it adds theirs."""
+    if id(part) in seen:
+        return
+    if isinstance(part, torch.Tensor):
+        seen.add(id(part))
+        yield part
+    elif isinstance(part, tuple | list):
+        for each in part:
+            yield from tensors_within(each, seen)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from tensors_within(getattr(part, field.name), seen)
+    elif hasattr(part, "__dict__"):
+        for each in vars(part).values():
+            yield from tensors_within(each, seen)
