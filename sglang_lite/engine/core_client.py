@@ -51,6 +51,7 @@ from sglang_lite.runtime.calls import (
     CompileGrammar,
     EngineCall,
     NameWeights,
+    OpenTensors,
     R,
     ReceiveWeights,
     UpdateTensors,
@@ -250,7 +251,7 @@ class CoreClient:
         answer.add_done_callback(lambda _: file.unlink())
         return answer
 
-    def _update_tensors(self, call: UpdateTensors | ReceiveWeights | NameWeights) -> Future[str]:
+    def _update_tensors(self, call: UpdateTensors | OpenTensors | ReceiveWeights | NameWeights) -> Future[str]:
         def named(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
             self._link.note_weights(self.config)
@@ -278,6 +279,7 @@ class CoreClient:
         CompileGrammar: _compile,
         UpdateWeights: _update_weights,
         UpdateTensors: _update_tensors,
+        OpenTensors: _update_tensors,
         ReceiveWeights: _update_tensors,
         WriteTensors: _write_tensors,
         NameWeights: _update_tensors,

@@ -112,6 +112,7 @@ Asked: TypeAlias = (
     | calls.CompileGrammar
     | calls.UpdateWeights
     | calls.UpdateTensors
+    | calls.OpenTensors
     | calls.JoinGroup
     | calls.ReceiveWeights
     | calls.LeaveGroup

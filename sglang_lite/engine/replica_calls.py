@@ -136,7 +136,7 @@ class ReplicaCalls:
 
         return self._updates.submit(update)
 
-    def _update_tensors(self, call: calls.UpdateTensors | calls.ReceiveWeights) -> Future[str]:
+    def _update_tensors(self, call: calls.UpdateTensors | calls.OpenTensors | calls.ReceiveWeights) -> Future[str]:
         def update() -> str:
             together = isinstance(call, calls.ReceiveWeights)
             version: str = self._all_or_none(call, self._go_back, together=together)
@@ -215,6 +215,7 @@ class ReplicaCalls:
         calls.LoadLoraAdapter: _load_lora,
         calls.UpdateWeights: _update_weights,
         calls.UpdateTensors: _update_tensors,
+        calls.OpenTensors: _update_tensors,
         calls.ReceiveWeights: _update_tensors,
         calls.NameWeights: _name_weights,
         calls.JoinGroup: _join,

@@ -85,6 +85,14 @@ def update_from_bytes(
         engine.answer(calls.UpdateTensors(file.name, flush_cache, weight_version))
 
 
+def update_from_handle(
+    engine: Engine, bucket: bytes, *, flush_cache: bool = True, weight_version: str | None = None
+) -> None:
+    """`update_from_tensors` with SGLang's flattened bucket in the memory of the engine's GPU, as its
+    `MultiprocessingSerializer` pickles it in another process. Of the pickle only the handles are read."""
+    engine.answer(calls.OpenTensors(bucket, flush_cache, weight_version))
+
+
 def update_weight_version(engine: Engine, new_version: str) -> None:
     """Gives the weights another name, which all later results have; nothing else changes.
 

@@ -49,6 +49,14 @@ class WriteTensors(EngineCall[str], frozen=True, tag="update_weights_here"):
     version: str | None
 
 
+class OpenTensors(EngineCall[str], frozen=True, tag="update_weights_from_handles"):
+    """`UpdateTensors` for SGLang's flattened bucket in a GPU's memory, which another process keeps until the answer."""
+
+    bucket: bytes  # pickled
+    last: bool
+    version: str | None
+
+
 class NameWeights(EngineCall[str], frozen=True, tag="update_weight_version"):
     """Gives the weights another name, which is the answer."""
 

@@ -31,7 +31,7 @@ class UpdateFromDiskRequest(msgspec.Struct, kw_only=True):
 class UpdateFromTensorRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to replace weights by tensors."""
 
-    serialized_named_tensors: list[str]  # one, in base64: the bytes of a safetensors file
+    serialized_named_tensors: list[str]  # one, in base64: the bytes of a safetensors file, or a pickled bucket
     load_format: str | None = None
     flush_cache: bool = True
     weight_version: str | None = None
@@ -147,16 +147,17 @@ async def update_from_disk(service: Service, call: HttpRequest) -> Response:
 
 
 async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
-    """Replaces weights by tensors in the layout of safetensors; pickled ones would run the sender's code."""
+    """Replaces weights by tensors in the layout of safetensors, or of a flattened bucket in the engine's GPU."""
     body = await read_record(service, call, FROM_TENSOR)
-    if body.load_format is not None:
-        raise ParameterError("load_format", "is for objects in Python.", hint="Send the bytes of a safetensors file.")
+    if body.load_format not in (None, "flattened_bucket"):
+        raise ParameterError("load_format", f"{body.load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
     if len(body.serialized_named_tensors) != 1:
         raise ParameterError("serialized_named_tensors", f"has {len(body.serialized_named_tensors)} entries, not one.")
-    data = _bytes_of(body.serialized_named_tensors[0])
-
+    data = _decoded(body.serialized_named_tensors[0])
+    if body.load_format is None:
+        _check_safetensors(data)
     update = partial(
-        weights.update_from_bytes, service.engine, data,
+        weights.update_from_bytes if body.load_format is None else weights.update_from_handle, service.engine, data,
         flush_cache=body.flush_cache, weight_version=body.weight_version,
     )  # fmt: skip
     return await _success(service, update, "The weights are replaced.")
@@ -172,18 +173,20 @@ async def update_version(service: Service, call: HttpRequest) -> Response:
     return answer({"success": True, "message": message, "new_version": body.new_version})
 
 
-def _bytes_of(text: str) -> bytes:
+def _decoded(text: str) -> bytes:
     try:
-        data = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
         raise ParameterError("serialized_named_tensors", f"is no base64: {error}.") from error
+
+
+def _check_safetensors(data: bytes) -> None:
     if not len(data) > 8 or data[8:9] != b"{":  # the length of a JSON header, then the header
         raise ParameterError(
             "serialized_named_tensors",
             "is no safetensors file. Pickled tensors are refused: they would run their sender's code.",
             hint="Send base64 of what `safetensors.torch.save` returns.",
         )
-    return data
 
 
 async def init_group(service: Service, call: HttpRequest) -> Response:

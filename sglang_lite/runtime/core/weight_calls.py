@@ -21,6 +21,7 @@ from sglang_lite.runtime.calls import (
     LeaveGroup,
     NameWeights,
     OfferWeights,
+    OpenTensors,
     PauseGeneration,
     ReadWeights,
     ReceiveWeights,
@@ -39,7 +40,9 @@ from sglang_lite.runtime.loading.replacement import check_forms, checkpoint_open
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weight_parts import drop_parts
+from sglang_lite.runtime.models.weights.given import by_name, unpacked
 from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
+from sglang_lite.runtime.models.weights.handles import read_bucket
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
 ASLEEP = "asleep"  # reason for which the loop holds
@@ -164,8 +167,9 @@ def _listed(tags: set[str]) -> str:
 
 
 CALLS = (
-    UpdateWeights, UpdateTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights, CheckWeights,
-    NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory, OfferWeights, SendWeights,
+    UpdateWeights, UpdateTensors, OpenTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights,
+    CheckWeights, NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory, OfferWeights,
+    SendWeights,
 )  # fmt: skip
 
 
@@ -235,6 +239,8 @@ class WeightCalls:
         match call:
             case UpdateTensors() | WriteTensors():
                 return self._update_tensors(call)
+            case OpenTensors():
+                return self._open_tensors(call)
             case ReadWeights():
                 return self._updates.read(call.name, call.rows)
             case CheckWeights():
@@ -262,6 +268,11 @@ class WeightCalls:
         opener = tensors_opener(tensors, self._updates.model, self._path)
         self._updates.write(opener, call.version, whole=False, last=call.last)
         return self._name(self._version.version)
+
+    def _open_tensors(self, call: OpenTensors) -> str:
+        device = self._updates.model.device
+        tensors = by_name(unpacked(read_bucket(call.bucket, device)))
+        return self._update_tensors(WriteTensors(tensors, call.last, call.version))
 
     def _name(self, version: str) -> str:
         self._version.version = version

@@ -1,0 +1,142 @@
+"""Handles of tensors in a GPU's memory that another process shares: read from SGLang's pickled buckets without running
+what a pickle asks for, and opened."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from sglang_lite.errors import shown
+from sglang_lite.protocol import ParameterError
+
+_COUNTERS = 10_000  # in torch's file of counters, as CUDA_IPC_REF_COUNTER_FILE_SIZE
+_COUNTER_FILE = re.compile(rb"/torch_\w{1,200}")
+_REBUILD = "rebuild_cuda_tensor", "_rebuild_cuda_tensor_modified"  # torch's, and SGLang's with the GPU's UUID
+_KINDS = ("Tensor", "Parameter", "TypedStorage", "UntypedStorage")
+
+
+class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
+    """Description of a tensor on a GPU, as `torch.multiprocessing` sends it.
+
+    Attributes:
+        shape, stride, offset: of the tensor in its storage, in elements.
+        dtype: name of its dtype.
+        device: index of the GPU, or its UUID.
+        memory: CUDA's handle of the memory that the storage is in.
+        size, start: bytes of the storage, and where it begins in that memory.
+        counter_file, counter: where torch counts who uses it.
+        event: CUDA's handle of the event that the sender's writes are done.
+        waits: whether to wait for it.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: str
+    device: int | str
+    memory: bytes
+    size: int
+    start: int
+    counter_file: bytes
+    counter: int
+    event: bytes
+    waits: bool
+
+
+class _Metadata:
+    """Stands for SGLang's FlattenedTensorMetadata, whose fields a pickle sets."""
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """Place of a tensor in a flattened one, in its elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    start_idx: int
+    end_idx: int
+
+
+def _handle(*args: Any) -> TensorHandle:  # of torch's function
+    _, shape, stride, offset, _, dtype, device, memory, size, start, _, file, counter, event, waits = args
+    return msgspec.convert(
+        (shape, stride, offset, dtype, device, memory, size, start, file, counter, event, waits), TensorHandle
+    )
+
+
+class _Reader(pickle.Unpickler):
+    """Reader of a pickle that knows the names of a bucket alone, none of which does anything."""
+
+    def find_class(self, module: str, name: str) -> Any:  # what stands for it
+        if name in _REBUILD:
+            return _handle
+        if name == "FlattenedTensorMetadata":
+            return _Metadata
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if module.partition(".")[0] == "torch" and name in _KINDS:
+            return name
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return name
+        raise pickle.UnpicklingError(f"it names {module}.{name}"[:200])
+
+
+def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a tensor, and JSON
+    """SGLang's flattened bucket of a pickle: its `flattened_tensor`, opened, and its `metadata`.
+
+    Args:
+        data: the pickle, of which only handles and metadata are read.
+        device: GPU of the engine. The sender keeps the tensor meanwhile.
+
+    Raises:
+        ParameterError: the data is none, or the tensor is not in this GPU's memory.
+    """
+    try:
+        content = _Reader(io.BytesIO(data)).load()
+        handle = content["flattened_tensor"]
+        parts = [msgspec.convert(vars(each), _Part) for each in content["metadata"]]
+        if not isinstance(handle, TensorHandle):
+            raise ValueError("its tensor is not on a GPU")
+        if not all(isinstance(getattr(torch, each.dtype, None), torch.dtype) for each in parts):
+            raise ValueError("a dtype is none of torch")
+    except Exception as error:  # whatever the data makes of the reader
+        raise ParameterError(
+            "serialized_named_tensors", f"is no flattened bucket of a GPU: {shown(str(error))}.",
+            hint="Send what SGLang's MultiprocessingSerializer makes of one, or a safetensors file.",
+        ) from error  # fmt: skip
+    return {"flattened_tensor": _opened(handle, device), "metadata": list(map(msgspec.structs.asdict, parts))}
+
+
+def _opened(handle: TensorHandle, device: torch.device) -> torch.Tensor:
+    """Tensor behind a handle. Raises ParameterError if it is of another GPU, or invalid."""
+    if device.type != "cuda":
+        raise ParameterError("serialized_named_tensors", "a GPU's memory is for an engine on that GPU.")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    if handle.device not in (index, uuid, f"GPU-{uuid}"):
+        raise ParameterError("serialized_named_tensors", f"is of GPU {handle.device}, and the engine is on {index}.")
+    dtype = getattr(torch, handle.dtype, None)
+    counted = _COUNTER_FILE.fullmatch(handle.counter_file) and 0 <= handle.counter < _COUNTERS
+    last = handle.offset + sum((size - 1) * step for size, step in zip(handle.shape, handle.stride))
+    steps = (*handle.shape, *handle.stride, handle.offset, handle.size, handle.start)
+    if not isinstance(dtype, torch.dtype) or not counted or min(steps) < 0 or len(handle.shape) != len(handle.stride):
+        raise ParameterError("serialized_named_tensors", "the handle is damaged.")
+    if (last + 1) * dtype.itemsize > handle.size:
+        raise ParameterError("serialized_named_tensors", "the tensor is larger than its memory.")
+    rebuild: Any = rebuild_cuda_tensor  # which has no types
+    try:
+        tensor: torch.Tensor = rebuild(
+            torch.Tensor, handle.shape, handle.stride, handle.offset, torch.storage.TypedStorage, dtype, index,
+            handle.memory, handle.size, handle.start, False, handle.counter_file, handle.counter, handle.event,
+            handle.waits,
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise ParameterError("serialized_named_tensors", f"can't be opened: {shown(str(error))}") from error
+    return tensor
