@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.host.installed import is_installed
+from sglang_lite.runtime.models import modelscope
 from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.folder_config import has_config
@@ -297,6 +298,8 @@ def hub_headers(model: str, revision: str | None) -> SafetensorsRepoMetadata | N
     from huggingface_hub import HfApi
 
     alias = ALIASES.get(model)
+    if modelscope.is_asked_for():
+        return None
     try:
         return HfApi().get_safetensors_metadata(
             alias.hub_id if isinstance(alias, HubModel) else model, revision=revision
@@ -315,10 +318,13 @@ def _said(error: Exception) -> str:
 
 
 def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
+    if modelscope.is_asked_for():
+        kinds = ("*.safetensors", "*.bin") if weights else ()
+        return modelscope.from_modelscope(model, revision, (*patterns, *kinds), cache_folder() / "modelscope")
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
     try:
         if weights:
             files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []

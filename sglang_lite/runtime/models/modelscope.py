@@ -1,0 +1,126 @@
+"""Models of ModelScope's hub, if `SGLANG_USE_MODELSCOPE` asks for them: fetched by its public interface over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sglang_lite.kernel import progress_bar
+from sglang_lite.protocol import DownloadError
+
+_HUB = "https://www.modelscope.cn"
+_LISTED_AT_ONCE = 3000  # at which the hub cuts its list, without a word
+_TIMEOUT_S = 30
+_CHUNK = 1 << 20
+
+
+def is_asked_for() -> bool:
+    """True if hub ids are those of ModelScope: SGLang's variable is set."""
+    return os.environ.get("SGLANG_USE_MODELSCOPE", "").lower() in ("1", "true", "yes")
+
+
+def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], cache: Path) -> Path:
+    """Fetches the files of a model that match some patterns, unless they are in the cache, and returns their folder.
+
+    Args:
+        model: id of the form owner/name.
+        revision: branch or tag; None for "master".
+        patterns: as of `fnmatch`, for names of files; of two kinds of weights, safetensors alone are fetched.
+        cache: folder with a folder for each model and revision.
+
+    Raises:
+        DownloadError: the hub does not have the model, can't be reached, or a file is not what it lists.
+    """
+    branch = revision or "master"
+    folder = cache / model / urllib.parse.quote(branch, safe="")
+    noted = folder / ".files.json"
+    try:
+        listed = _listed(model, branch)
+    except DownloadError:
+        if not noted.exists():
+            raise
+        return folder  # as it was fetched before
+    safe = any(name.endswith(".safetensors") for name in listed)
+    kept = {
+        name: each for name, each in listed.items()
+        if any(fnmatch(name, pattern) for pattern in patterns) and not (safe and name.endswith(".bin"))
+    }  # fmt: skip
+    try:
+        known = json.loads(noted.read_text()) if noted.exists() else {}
+        for name, each in kept.items():
+            if known.get(name) != each or not (folder / name).exists():
+                _fetch(model, branch, name, each, folder)
+        noted.parent.mkdir(parents=True, exist_ok=True)
+        noted.write_text(json.dumps({**known, **kept}))
+    except OSError as error:
+        raise DownloadError(f"{model}: can't be fetched from ModelScope: {error}", hint=_hint()) from error
+    return folder
+
+
+def _listed(model: str, branch: str) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of the model's files, by name. Raises DownloadError."""
+    query = urllib.parse.urlencode({"Revision": branch, "Recursive": "True"})
+    try:
+        with _open(f"{model}/repo/files?{query}") as answer:
+            files = json.loads(answer.read())["Data"]["Files"]
+        found = {
+            each["Path"]: {"size": int(each["Size"]), "sha256": each.get("Sha256") or None}
+            for each in files if each["Type"] == "blob"
+        }  # fmt: skip
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise DownloadError(f"{model}: ModelScope did not give it: {error}", hint=_hint()) from error
+    outside = [name for name in found if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
+    if outside or len(files) >= _LISTED_AT_ONCE:
+        raise DownloadError(f"{model}: ModelScope lists {outside[0] if outside else f'{len(files):,} files'!r}.")
+    return found
+
+
+def _fetch(model: str, branch: str, name: str, listed: Mapping[str, Any], folder: Path) -> None:
+    """Fetches a file as a whole. Raises OSError, or DownloadError if it is not what was listed."""
+    target, digest, size = folder / name, hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    query = urllib.parse.urlencode({"Revision": branch, "FilePath": name})
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as scratch:
+        part = Path(scratch, target.name)
+        with (
+            open(part, "wb") as file,
+            _open(f"{model}/repo?{query}") as answer,
+            progress_bar(total=listed["size"], unit="B", unit_scale=True, desc=f"Fetching {name}") as bar,
+        ):
+            while data := answer.read(_CHUNK):
+                file.write(data)
+                digest.update(data)
+                size += len(data)
+                bar.update(len(data))
+        if size != listed["size"] or listed["sha256"] not in (None, digest.hexdigest()):
+            raise DownloadError(
+                f"{model}: {name} came with {size:,} bytes and the SHA-256 {digest.hexdigest()}; ModelScope lists "
+                f"{listed['size']:,} and {listed['sha256']}.", hint="Try again.",
+            )  # fmt: skip
+        os.replace(part, target)
+
+
+def _open(path: str) -> Any:  # http.client's response
+    headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get("MODELSCOPE_API_TOKEN")) else {}
+    request = urllib.request.Request(f"{_endpoint()}/api/v1/models/{path}", headers=headers)
+    return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
+
+
+def _endpoint() -> str:
+    return os.environ.get("MODELSCOPE_ENDPOINT", _HUB).rstrip("/")
+
+
+def _hint() -> str:
+    return (
+        f"Check the name and the network ({_endpoint()}); MODELSCOPE_API_TOKEN is for private models, "
+        "MODELSCOPE_ENDPOINT for another address; unset SGLANG_USE_MODELSCOPE for Hugging Face's hub."
+    )
