@@ -78,7 +78,7 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
     """Reads the model's specification from the GGUF file or folder at `path`. Raises ModelError if it is damaged or not
     supported, or if the model is an encoder."""
     if path.is_file():
-        return _spec_of_gguf(GgufFile(path))
+        return spec_of_gguf(GgufFile(path))
     file, config = config_file(path), read_config(path)
     native = implementation == "native" or (implementation == "auto" and is_native(config))
     if not native:
@@ -91,13 +91,14 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
     return spec
 
 
-def _spec_of_gguf(file: GgufFile) -> ModelSpec:
+def spec_of_gguf(file: GgufFile) -> ModelSpec:
+    """Specification of the model in a GGUF file. Raises ModelError if it is damaged or not supported."""
     return spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
 
 
 def _from_gguf(path: Path) -> ModelFiles:
     file = GgufFile(path)
-    spec = _spec_of_gguf(file)
+    spec = spec_of_gguf(file)
     tokenizer = tokenizer_from_gguf(file.metadata, str(path))
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids, file)
 

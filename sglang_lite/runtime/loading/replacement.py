@@ -10,13 +10,14 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.loading.model_files import read_spec, spec_of_gguf
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TensorSource
 from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, read_quantisation
 from sglang_lite.runtime.models.weights.source import WeightSource
 
@@ -27,13 +28,14 @@ def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Calla
     Raises:
         ModelError: the checkpoint can't be read, or is of another architecture.
     """
-    files = open_model_files(path, config.model_impl, tokenizer=False)
-    if isinstance(files.spec, TransformersSpec):
+    gguf = GgufFile(path) if path.is_file() else None
+    spec = read_spec(path, config.model_impl) if gguf is None else spec_of_gguf(gguf)
+    if isinstance(spec, TransformersSpec):
         raise ModelError(f"{path}: another architecture than the running model's.")
-    spec, current, new = files.spec, asdict(model.spec), asdict(files.spec)
+    current, new = asdict(model.spec), asdict(spec)
     if differing := [name for name in current if current[name] != new[name]]:
         raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
-    if (gguf := files.gguf) is not None:
+    if gguf is not None:
         check_gguf(config.load_format, path)
         return lambda: GgufSource(gguf, spec)
     matrices = read_quantisation(path).matrices

@@ -20,6 +20,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.linear import stacked_rows
 from sglang_lite.runtime.models.weight_parts import ROPES, PartKey, WeightParts, build_functions, part_of
 from sglang_lite.runtime.models.weight_reader import WeightReader
+from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource
 
 # Bytes of parts that are kept until they are written, on a CPU and on a GPU; further ones are built twice.
@@ -154,9 +155,20 @@ class _NewTensors(WeightSource):
 def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     if isinstance(weight, torch.Tensor):
         return bool(torch.stack(torch.aminmax(weight)).to(dtype).isfinite().all())  # NaN is both, if there is one
+    if isinstance(weight, Blocks) and _is_bounded(weight, dtype):
+        return True
     if isinstance(weight, EncodedStack):
         return all(_is_finite(weight.matrix(expert, slice(None)), dtype) for expert in range(weight.shape[0]))
     return all(_is_finite(rows, dtype) for _, rows in stacked_rows([weight]))
+
+
+def _is_bounded(blocks: Blocks, dtype: torch.dtype) -> bool:
+    """True if scales and minima alone show that all numbers are finite, so that none has to be decoded."""
+    largest = 128.0 if blocks.table is None else max(map(abs, blocks.table))
+    bound = blocks.scale.abs().amax() * largest
+    if blocks.minimum is not None:
+        bound = bound + blocks.minimum.abs().amax()
+    return bool(bound.to(dtype).isfinite())
 
 
 def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # parts
