@@ -57,7 +57,8 @@ class Gateway:
     Attributes:
         package: distribution name of the gateway's package.
         wanted: addresses of the workers that the gateway should have.
-        known: addresses of the workers that the gateway has.
+        known: addresses of the workers that the gateway has, as it has told last.
+        healthy: addresses of those that it sends requests to.
         failed: True if the gateway ended before its first answer; it is then not restarted.
     """
 
@@ -109,6 +110,8 @@ class Gateway:
         self._client = httpx2.Client(trust_env=False, headers=headers, timeout=_TIMEOUT_S)
         self.wanted: set[str] = set()
         self.known: set[str] = set()
+        self.healthy: set[str] = set()
+        self._sure = True  # False after a call without an answer: what it has done is not known
         self._registered_at: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
         self._changed, self._lock = threading.Condition(), threading.Lock()
         self._over = self._answered = self.failed = False
@@ -147,6 +150,10 @@ class Gateway:
             self._changed.notify()
 
     def _run(self) -> None:
+        with self._client:
+            self._watch()
+
+    def _watch(self) -> None:
         """Restarts the gateway when it ends, and keeps its workers up to date."""
         while not self._over:
             if self._process.wait(0) is not None and not self._over:
@@ -155,7 +162,7 @@ class Gateway:
                     logger.error("the gateway ended before it answered; its output is above")
                     return
                 logger.error("the gateway has ended and is restarted")
-                self.known, self._registered_at = set(), {}
+                self.known, self.healthy, self._registered_at = set(), set(), {}
                 try:
                     self._process = self._started()
                 except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed
@@ -164,13 +171,13 @@ class Gateway:
                 self._adjust()
             except (httpx2.HTTPError, ValueError, KeyError) as error:
                 logger.debug("the gateway does not answer: %s", error)
-                self.known = set()
+                self._sure = False
             with self._changed:
                 self._changed.wait(_LOOK_S)
 
     def _adjust(self) -> None:
         wanted = set(self.wanted)
-        if wanted == self.known and not self._registered_at:
+        if wanted == self.known and not self._registered_at and self._sure:
             return
         there = {each["url"]: each for each in self._request("GET", "/workers")["workers"]}
         self._answered = True
@@ -184,9 +191,10 @@ class Gateway:
                 key = {} if self._key is None else {"api_key": self._key}
                 self._request("POST", "/workers", {"url": url, "runtime": "sglang", **key})
                 self._registered_at[url] = now
-        healthy = {url for url, worker in there.items() if worker.get("is_healthy") and url in wanted}
+        self.healthy = healthy = {url for url, worker in there.items() if worker.get("is_healthy") and url in wanted}
         self._registered_at = {url: when for url, when in self._registered_at.items() if url in wanted - healthy}
         self.known = {url for url in there if url in healthy or there[url].get("status") != "draining"}
+        self._sure = True
 
     def _request(self, method: str, path: str, body: object = None) -> Any:
         response = self._client.request(method, self.url + path, json=body)

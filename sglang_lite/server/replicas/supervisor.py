@@ -28,6 +28,7 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_if
 logger = logging.getLogger("sglang_lite.server")
 
 _LOOK_S = 0.5  # between two checks of a worker's health
+_PAUSE_S = 0.05  # between two looks at something that ends soon
 _TIMEOUT_S = 5.0  # of a health check
 _END_S = 5.0  # for a process without open requests
 FIND_S = 5.0  # between two looks at a DNS name or a file of servers
@@ -43,7 +44,7 @@ def serve(
     announce: Callable[[str], object],
 ) -> int:
     """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
-    signal ends them at once.
+    signal ends them at once. SIGHUP restarts the servers that this process has started, one after the other.
 
     Args:
         settings: settings of each server, and of the gateway's address.
@@ -72,6 +73,7 @@ def serve(
     supervisor = _Supervisor(gateway, workers, settings.drain_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
+    signal.signal(signal.SIGHUP, supervisor.on_restart)
     sources = [source for source in replicas.workers if found_by(source)]
     served = " and ".join([f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)])
     return supervisor.run(lambda: announce(f"Serving {served} at {gateway.url} by {gateway.package}"))
@@ -83,11 +85,21 @@ class _Supervisor:
     def __init__(self, gateway: Gateway, workers: list[_Worker], drain_s: float) -> None:
         self._gateway, self._workers, self._drain_s = gateway, workers, drain_s
         self._signals = 0
+        self._restarts = False  # whether SIGHUP has come
+        self._restarting: threading.Thread | None = None
         self._bell = threading.Event()
 
     def on_signal(self, *_: object) -> None:
         self._signals += 1
         self._bell.set()
+
+    def on_restart(self, *_: object) -> None:
+        self._restarts = True
+        self._bell.set()
+
+    def _restart(self) -> None:
+        for worker in self._workers:
+            worker.restart()
 
     def run(self, announce: Callable[[], object]) -> int:
         """Runs until a signal arrives or all workers have failed; returns the exit status."""
@@ -97,6 +109,10 @@ class _Supervisor:
         announced = False
         while not (self._signals or failed):
             self._bell.wait(_LOOK_S / 2)
+            if self._restarts and not (self._restarting and self._restarting.is_alive()):
+                self._restarts = False
+                self._restarting = threading.Thread(target=self._restart, name="sglang_lite-restart", daemon=True)
+                self._restarting.start()
             failed = self._gateway.failed or any(worker.failed for worker in self._workers)
             failed = failed or all(worker.given_up for worker in self._workers)
             if not announced and self._gateway.known:
@@ -142,7 +158,11 @@ class _Worker(ABC):
         self.over = threading.Event()
 
     def start(self) -> None:
-        threading.Thread(target=self._watch, name="sglang_lite-worker", daemon=True).start()
+        threading.Thread(target=self._run, name="sglang_lite-worker", daemon=True).start()
+
+    def _run(self) -> None:
+        with self._client:
+            self._watch()
 
     @abstractmethod
     def _watch(self) -> None:
@@ -155,6 +175,11 @@ class _Worker(ABC):
     @abstractmethod
     def kill(self) -> None:
         """Kills a server that this process has started."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Starts a server that this process has started again, once its open requests have ended, and waits until it
+        can be reached."""
 
     @property
     def ended(self) -> bool:
@@ -181,6 +206,9 @@ class _Remote(_Worker):
         """Does nothing: this process doesn't control the server."""
 
     def kill(self) -> None:
+        """Does nothing: this process doesn't control the server."""
+
+    def restart(self) -> None:
         """Does nothing: this process doesn't control the server."""
 
     def leave(self) -> None:
@@ -226,6 +254,9 @@ class _Found(_Worker):
     def kill(self) -> None:
         """Does nothing: this process doesn't control the servers."""
 
+    def restart(self) -> None:
+        """Does nothing: this process doesn't control the servers."""
+
     def _watch(self) -> None:
         servers: dict[str, _Remote] = {}
         told = ""
@@ -263,11 +294,14 @@ class _Replica(_Worker):
         self._process: TiedProcess | None = None
         self._lock = threading.Lock()
         self._lived = False
+        self._old = threading.Event()  # is to be restarted
+        self._starts = self._reached = 0  # number of starts, and of the last one that the gateway knows
 
     def _watch(self) -> None:
         deaths = 0
         while not self.over.is_set():
             started, process, url = time.monotonic(), None, "an address that is not known yet"
+            self._starts += 1
             try:
                 with bound("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -284,6 +318,9 @@ class _Replica(_Worker):
                 reason = self._until_ill(process, url)
                 if not self.over.is_set():
                     self._gateway.remove(url)
+                    if not reason:
+                        self._end(process, url)
+                        continue
             if self.over.is_set():
                 return
             deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
@@ -325,9 +362,11 @@ class _Replica(_Worker):
         return "is not needed"
 
     def _until_ill(self, process: TiedProcess, url: str) -> str:
-        """Waits until the server has died, and returns how."""
+        """Waits until the server has died, and returns how; "" if it is to be restarted."""
         heard = time.monotonic()
-        while not self.over.is_set():
+        while not (self.over.is_set() or self._old.is_set()):
+            if url in self._gateway.healthy:
+                self._reached = self._starts
             status = process.wait(_LOOK_S)
             if status is not None:
                 return _ended(status)
@@ -338,7 +377,26 @@ class _Replica(_Worker):
                 return "has lost its engine"
             elif time.monotonic() - heard > self._health_timeout_s:
                 return "does not answer"
-        return "is not needed"
+        return ""
+
+    def _end(self, process: TiedProcess, url: str) -> None:
+        """Ends a server to which the gateway shall send nothing more, when its open requests have ended."""
+        self._old.clear()
+        until = time.monotonic() + self._settings.drain_s + _END_S
+        while url in self._gateway.known and time.monotonic() < until and not self.over.wait(_PAUSE_S):
+            pass
+        logger.info("the server at %s is restarted when its requests have ended", url)
+        process.terminate()
+        while process.wait(_PAUSE_S) is None and time.monotonic() < until and not self.over.is_set():
+            pass
+        if not self.over.is_set():
+            process.kill()
+
+    def restart(self) -> None:
+        wanted = self._starts + 1
+        self._old.set()
+        while self._reached < wanted and not (self.given_up or self.over.wait(_PAUSE_S)):
+            pass
 
     def terminate(self) -> None:
         if self._process is not None:

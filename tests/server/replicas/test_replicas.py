@@ -234,6 +234,34 @@ def test_no_request_is_lost_with_a_server(servers, texts, loaded):
     assert len(broken) <= CLIENTS // 2, broken  # at most what was under way
 
 
+def test_a_rolling_restart_loses_no_request_and_no_stream(servers, texts):
+    over, counts = threading.Event(), [0] * CLIENTS
+
+    def client(number):
+        while not over.is_set():
+            assert (streamed if number % 2 else answer)(servers.url, PROMPTS[number]) == texts[PROMPTS[number]]
+            counts[number] += 1
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(client, number) for number in range(CLIENTS)]
+        try:
+            for _ in range(-(-int(os.environ.get("SGLANG_LITE_RESTARTS", 3)) // 2)):
+                before = set(servers.healthy())
+                assert len(before) == 2
+                send(servers.process.pid, signal.SIGHUP)
+                until(lambda before=before: len(now := servers.healthy()) == 2 and not before & {*now})
+                reached = list(counts)
+                until(
+                    lambda reached=reached: (
+                        all(a >= b + 1 for a, b in zip(counts, reached)) or any(each.done() for each in clients)
+                    )
+                )
+        finally:
+            over.set()
+        for each in clients:
+            each.result()
+
+
 def test_streams_of_an_endpoint_end_as_undisturbed_ones_do(servers):
     before = servers.healthy()
     assert len(before) == 2

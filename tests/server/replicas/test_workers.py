@@ -1,5 +1,6 @@
 """Servers behind the gateway's code without its package: one of another machine, and one of our own that keeps dying."""
 
+import asyncio
 import collections
 import contextlib
 import http.server
@@ -16,11 +17,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import pytest
 
 from sglang_lite.protocol import BackendError, ParameterError
+from sglang_lite.server.app import application
+from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.replicas import gateway, supervisor
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
@@ -177,7 +181,7 @@ class Gateway:
     package, url, failed = "none", "http://127.0.0.1", False
 
     def __init__(self, *_):
-        self.known = set()
+        self.known = self.healthy = set()
 
     def add(self, url):
         self.known.add(url)
@@ -282,14 +286,14 @@ def supervised(source, told):
     settings, replicas = ServerSettings(port=0), ReplicaSettings(workers=(source,))
     serving = threading.Thread(target=supervisor.serve, args=(settings, {}, replicas, told.append))
     with pytest.MonkeyPatch.context() as patch:
-        handlers = []
-        patch.setattr(signal, "signal", lambda _, handler: handlers.append(handler))  # of the main thread alone
+        handlers = {}
+        patch.setattr(signal, "signal", handlers.__setitem__)  # of the main thread alone
         serving.start()
         try:
             yield
         finally:
-            until(lambda: len(handlers) == 2)
-            handlers[0]()
+            until(lambda: signal.SIGHUP in handlers)
+            handlers[signal.SIGTERM]()
             serving.join(60)
 
 
@@ -341,3 +345,73 @@ def test_the_servers_of_a_name_are_its_addresses(gateways, monkeypatch):
 def test_what_is_no_address_is_refused(source):
     with pytest.raises(ParameterError, match=r"workers: .* is not an address"):
         ReplicaSettings(workers=(source,))
+
+
+class Threaded:
+    """A server of our own in a thread of this process, in place of a process."""
+
+    engine: Any = None
+    started = 0
+
+    def __init__(self, _, content, environment, descriptors):
+        Threaded.started += 1
+        self.pid = Threaded.started
+        given = content["settings"].items()
+        settings: Any = {name: tuple(each) if isinstance(each, list) else each for name, each in given}
+        told = ServerSettings(**settings)
+        self._server = HttpServer(application(self.engine, told), told)
+        listening = socket.socket(fileno=os.dup(content["descriptor"]))
+        listening.listen(64)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([listening])))
+        self._thread.start()
+
+    def wait(self, timeout_s):
+        self._thread.join(timeout_s)
+        return None if self._thread.is_alive() else 0
+
+    def terminate(self):
+        self._server.handle_exit(signal.SIGTERM, None)
+
+    def kill(self):
+        self.terminate()
+        self._thread.join()
+
+
+def test_a_rolling_restart_loses_no_request(engine, monkeypatch, signals):
+    """SIGHUP restarts one server after the other; the gateway sends requests to the others meanwhile."""
+    wanted = int(os.environ.get("SGLANG_LITE_RESTARTS", 3))
+    monkeypatch.syspath_prepend(FAKE)
+    monkeypatch.setattr(Threaded, "engine", engine)
+    monkeypatch.setattr(Threaded, "started", 0)
+    monkeypatch.setattr(supervisor, "TiedProcess", Threaded)
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.02)
+    told, answered, over = [], [], threading.Event()
+    replicas, handlers = ReplicaSettings(replicas=2, gateway="smg"), {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)  # of the main thread alone
+    settings = {"engine": {"device": "cpu"}, "replicas": replicas, "announce": told.append}
+    serving = threading.Thread(target=supervisor.serve, args=(ServerSettings(port=0),), kwargs=settings)
+    serving.start()
+    until(lambda: told)
+    url = told[0].split()[4]
+
+    def ask(body):
+        with httpx2.Client(timeout=60) as client:
+            while not over.is_set():
+                answered.append(client.post(f"{url}/generate", json=body).status_code)
+
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask, body) for _ in range(4)]
+        try:
+            for times in range(1, -(-wanted // 2) + 1):
+                before = len(answered)
+                handlers[signal.SIGHUP]()
+                until(lambda times=times: Threaded.started == 2 + 2 * times)
+                until(lambda before=before: len(answered) > before + 8)
+        finally:
+            over.set()
+            failed = [each.exception() for each in asking]
+            handlers[signal.SIGTERM]()
+            serving.join(60)
+    assert failed == [None] * 4
+    assert set(answered) == {200}

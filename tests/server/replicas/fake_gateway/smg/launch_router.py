@@ -39,18 +39,23 @@ def launch_router(args: RouterArgs) -> None:
                 if self.headers.get("authorization") != admin:
                     return self.answer({}, 401)
                 return self.tell_of_workers(body)
-            if not workers:
-                return self.answer({"error": "no worker"}, 503)
-            request = urllib.request.Request(
-                next(iter(workers.values())) + self.path, body or None, {"content-type": "application/json"}
-            )
-            try:
-                with urllib.request.urlopen(request) as answer:
-                    return self.answer(answer.read(), answer.status)
-            except urllib.error.HTTPError as error:
-                return self.answer(error.read(), error.code)
-            except OSError:
-                return self.answer({"error": "the worker is gone"}, 503)
+            status, content = 503, json.dumps({"error": "no worker"}).encode()
+            for _ in range(12):  # as smg does
+                if not (known := list(workers.values())):
+                    break
+                request = urllib.request.Request(
+                    known[0] + self.path, body or None, {"content-type": "application/json"}
+                )
+                try:
+                    with urllib.request.urlopen(request) as answer:
+                        return self.answer(answer.read(), answer.status)
+                except urllib.error.HTTPError as error:
+                    status, content = error.code, error.read()
+                except OSError:
+                    status, content = 503, json.dumps({"error": "the worker is gone"}).encode()
+                if status != 503:
+                    break
+            return self.answer(content, status)
 
         def tell_of_workers(self, body: bytes) -> None:
             if self.command == "POST":
