@@ -1,0 +1,67 @@
+"""Runs of a program as rollouts: what slime.py and verl.py, which give them to those trainers, have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sglang_lite.lang.backend.http.endpoint import RuntimeEndpoint
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.state import ProgramState
+from sglang_lite.protocol import TokenSequence
+from sglang_lite.protocol.anything import UserValue
+
+# Those that change no token of a run; an answer's stop string is one of its tokens in any case.
+_WITHOUT_EFFECT = ("logprobs", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
+
+
+class Rollouts:
+    """Runs of a program on servers that answer to SGLang's `/generate`.
+
+    Args:
+        program: the program. A number that it returns is the reward.
+    """
+
+    def __init__(self, program: SglFunction) -> None:
+        self._program = program
+        self._servers: dict[str, RuntimeEndpoint] = {}
+
+    async def run(
+        self, url: str, columns: Mapping[str, UserValue], sampling: Mapping[str, UserValue]
+    ) -> tuple[ProgramState, list[TokenSequence]]:
+        """Runs the program. Returns its state, and the sequences of its branches and samples, without the answers that
+        it has rejected.
+
+        Args:
+            url: address of the server.
+            columns: values of a row; the program's arguments are those of the same names.
+            sampling: the trainer's sampling parameters, for generations that set none themselves.
+
+        Raises:
+            ParameterError: the row lacks an argument, or a sampling parameter is unknown or invalid.
+        """
+        server = self._servers.get(url) or self._servers.setdefault(url, RuntimeEndpoint(url))
+        arguments = {name: columns[name] for name in self._program.signature.parameters if name in columns}
+        given = {name: value for name, value in sampling.items() if value is not None and name not in _WITHOUT_EFFECT}
+        if given.get("repetition_penalty") == 1:
+            del given["repetition_penalty"]
+        if "sampling_seed" in given:
+            given["seed"] = given.pop("sampling_seed")
+        state = await self._program.arun(
+            **arguments, **given, backend=server, return_prompt_token_ids=True, return_logprob=True
+        )
+        sequences = state.trajectory().sequences
+        return state, [each for each in sequences if not any(span.failed or span.rejected for span in each.spans)]
+
+
+def reward_of(state: ProgramState) -> float | None:
+    """Number that the program of a run has returned; None if it returned something else."""
+    value = state.ret_value
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def behind_prompt(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
+    """Ids behind the tokens before the first generation, 1 for each that the model drew and 0 for others, and their
+    log-probabilities, 0.0 for others."""
+    start = sequence.prompt_len
+    mask = list(map(int, sequence.loss_mask[start:]))
+    return list(sequence.ids[start:]), mask, [each or 0.0 for each in sequence.logprobs[start:]]

@@ -1,0 +1,55 @@
+"""Rollouts of slime that are runs of a program: `--custom-generate-function-path` names what `generate_function` makes.
+slime is not needed to import this."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+from sglang_lite.integrations.rollouts import Rollouts, behind_prompt, reward_of
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.protocol import TokenSequence
+from sglang_lite.protocol.anything import Foreign, UserValue
+
+_STATUS = {"length": "TRUNCATED", "abort": "ABORTED"}  # slime's names of reasons why a generation ended
+
+
+_Generate: TypeAlias = Callable[[Foreign, Foreign, Mapping[str, UserValue]], Awaitable[Foreign]]
+
+
+def generate_function(program: SglFunction) -> _Generate:
+    """Function with the interface of slime's `generate(args, sample, sampling_params)`: it runs a program on the server
+    or gateway at `args.sglang_router_ip` and `args.sglang_router_port`.
+
+    Args:
+        program: the program. Its arguments are a sample's `prompt` and `label`, and entries of its `metadata`, by these
+            names. A number that it returns is the reward.
+
+    Returns:
+        A coroutine function that fills slime's sample in and returns it; a list of samples, copies of it, for a run of
+        several branches or samples.
+    """
+    rollouts = Rollouts(program)
+
+    async def generate(args: Foreign, sample: Foreign, sampling_params: Mapping[str, UserValue]) -> Foreign:
+        url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+        columns = {**sample.metadata, "prompt": sample.prompt, "label": sample.label}
+        state, sequences = await rollouts.run(url, columns, sampling_params)
+        samples = [sample, *(copy.deepcopy(sample) for _ in sequences[1:])]
+        for each, sequence in zip(samples, sequences):
+            _fill(each, sequence)
+            each.response = state.text()
+            if (reward := reward_of(state)) is not None:
+                each.reward = reward
+        return samples if len(samples) > 1 else sample
+
+    return generate
+
+
+def _fill(sample: Foreign, sequence: TokenSequence) -> None:
+    ids, sample.loss_mask, sample.rollout_log_probs = behind_prompt(sequence)
+    sample.tokens, sample.response_length = list(sequence.ids), len(ids)
+    versions = [span.weight_version for span in sequence.spans if span.weight_version is not None]
+    sample.weight_versions = [*sample.weight_versions, *versions]
+    sample.status = sample.Status[_STATUS.get(sequence.spans[-1].finish_reason, "COMPLETED")]

@@ -1,0 +1,62 @@
+"""Rollouts of verl that are runs of a program: an agent loop. Needs the package verl."""
+
+from __future__ import annotations
+
+import importlib
+import time
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from sglang_lite.integrations.rollouts import Rollouts, behind_prompt, reward_of
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol.anything import Foreign, UserValue
+
+
+class ProgramAgentLoop(AgentLoopBase):
+    """Agent loop that runs a program on a server. verl makes it, from an entry of its `agent_loop_config_path`:
+
+        - name: guess
+          _target_: sglang_lite.integrations.verl.ProgramAgentLoop
+          program: my_programs.guess
+          url: http://127.0.0.1:30000
+
+    Args:
+        program: import path of the program. Its arguments are columns of the row by these names, such as `raw_prompt`,
+            the conversation. A number that it returns is the reward.
+        url: address of the server, which the trainer sends its weights to.
+        **verl: verl's own.
+
+    Raises:
+        ParameterError: `program` leads to no program.
+    """
+
+    def __init__(self, *, program: str, url: str, **verl: Foreign) -> None:
+        super().__init__(**verl)
+        module, _, name = program.rpartition(".")
+        found = getattr(importlib.import_module(module), name, None) if module else None
+        if not isinstance(found, SglFunction):
+            raise ParameterError("program", f"{program!r} is not the path of a program.", hint="Write module.name.")
+        self._rollouts, self._url = Rollouts(found), url
+        self._longest = self.rollout_config.response_length
+
+    async def run(self, sampling_params: dict[str, UserValue], **columns: UserValue) -> AgentLoopOutput:
+        """Runs the program for a row.
+
+        Raises:
+            CapabilityError: the run has several branches or samples, and verl takes one sequence of a row.
+        """
+        started = time.monotonic()
+        state, sequences = await self._rollouts.run(self._url, columns, sampling_params)
+        if len(sequences) != 1:
+            raise CapabilityError(
+                f"the run has {len(sequences)} sequences, and verl takes one of each row.",
+                hint="Write the program without fork() and n, or so that each prompt continues the one before.",
+            )
+        (sequence,) = sequences
+        ids, mask, logprobs = (each[: self._longest] for each in behind_prompt(sequence))
+        return AgentLoopOutput(
+            prompt_ids=list(sequence.ids[: sequence.prompt_len]), response_ids=ids, response_mask=mask,
+            response_logprobs=logprobs, reward_score=reward_of(state), num_turns=2 * len(sequence.spans),
+            metrics=AgentLoopMetrics(generate_sequences=time.monotonic() - started),
+        )  # fmt: skip
