@@ -4,6 +4,9 @@ import asyncio
 import enum
 import gc
 import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -218,6 +221,35 @@ def test_the_command_serves_programs_to_the_official_client(tmp_path, caplog):
     answer = asyncio.run(ask())
     assert json.loads(answer.content[0].text) == {"answer": "yes"}
     assert not caplog.records  # the client tells of lines that are no messages, such as what a body prints
+
+
+INSPECTOR = os.environ.get("MCP_INSPECTOR", "mcp-inspector")
+
+
+@pytest.mark.skipif(
+    shutil.which(INSPECTOR) is None, reason="no mcp-inspector: npm install @modelcontextprotocol/inspector@2"
+)
+def test_the_inspector_lists_and_calls_what_the_command_serves(tmp_path):
+    file = tmp_path / "served_file.py"
+    file.write_text(
+        "import sglang_lite as sgl\nsgl.set_default_backend(sgl.ScriptedBackend({'': 'yes'}))\n"
+        "@sgl.function\ndef asks(s, question: str, often: int = 1):\n    '''Asks.'''\n"
+        "    s += question + sgl.gen('answer')\n    if often > 3:\n        raise ValueError('too often')\n"
+    )
+    served = [sys.executable, "-m", "sglang_lite.cli", "mcp", str(file)]
+
+    def inspected(*method):
+        command = [INSPECTOR, "--cli", "--connect-timeout", "300000", *served, "--method", *method]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout)
+
+    (tool,) = inspected("tools/list")["tools"]
+    assert (tool["name"], tool["description"], tool["inputSchema"]["required"]) == ("asks", "Asks.", ["question"])
+    call = ["tools/call", "--tool-name", "asks", "--tool-arg", "question=Is it so?"]
+    assert json.loads(inspected(*call)["content"][0]["text"]) == {"answer": "yes"}
+    failed = inspected(*call, "often=4")
+    assert (failed["isError"], "too often" in failed["content"][0]["text"]) == (True, True)
 
 
 class Colour(enum.Enum):
