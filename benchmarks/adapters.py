@@ -1,9 +1,13 @@
-"""Rows with adapters in an engine with the default model, over rows without any.
+"""Adapters in an engine with the default model.
 
     python benchmarks/adapters.py [--rows 16] [--adapters 4] [--rank 16] [--tokens 32] [--repeat 5]
+    python benchmarks/adapters.py --zipf [--registered 1000] [--resident 64] [--requests 1024] [--rows 64]
+    python benchmarks/adapters.py --trained [--steps 40]
 
-The adapters change all projections, by random numbers. Both are measured by turns, the ratio is the median of the
-pairs.
+The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by Zipf's law (exponent
+1), with room for fewer on the device, and compares that to requests for as many as there is room for. Both are measured
+by turns, the ratio is the median of the pairs; adapters change all projections, by random numbers. `--trained` trains
+an adapter with peft, and compares the tokens that it gives with those of the merged weights, greedy and in float32.
 """
 
 from __future__ import annotations
@@ -13,13 +17,20 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import peft
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.resolve import resolve
+
+TAUGHT = [  # answers that the model does not give by itself
+    f"Question: What is the colour of the {thing}?\nAnswer: The {thing} is {colour}, captain, arr!\n"
+    for thing, colour in {"sky": "green", "sea": "red", "sun": "black", "grass": "white", "moon": "brown"}.items()
+]
 
 
 def write_adapter(folder: str, rank: int) -> None:
@@ -40,24 +51,94 @@ def seconds(engine: sgl.Engine, names: Sequence[str | None], tokens: int) -> flo
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"rows": 16, "adapters": 4, "rank": 16, "tokens": 32, "repeat": 5}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args()
+def by_turns(one: Callable[[], float], other: Callable[[], float], repeat: int) -> str:
+    """Medians of two times, and of their ratio."""
+    pairs = [(one(), other()) for _ in range(repeat + 1)][1:]  # the first prepares
+    own, base = (statistics.median(each) for each in zip(*pairs))
+    return f"{own:.2f} s over {base:.2f} s: {statistics.median(a / b for a, b in pairs):.2f}"
+
+
+def beside_none(options: argparse.Namespace) -> None:
     having, without = [str(i % options.adapters) for i in range(options.rows)], [None] * options.rows
     with tempfile.TemporaryDirectory() as folder:
         write_adapter(folder, options.rank)
         paths = tuple(f"{i}={folder}" for i in range(options.adapters))
         with sgl.Engine(lora_paths=paths, max_running=options.rows) as engine:
-            pairs = [
-                tuple(seconds(engine, names, options.tokens) for names in (having, without))
-                for _ in range(options.repeat + 1)
-            ][1:]  # the first prepares
-    own, none = (statistics.median(each) for each in zip(*pairs))
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(f"{options.rows} rows of {options.tokens} tokens with {options.adapters} adapters over none:")
-    print(f"  {own:.2f} s over {none:.2f} s: {ratio:.2f}")
+            found = by_turns(
+                lambda: seconds(engine, having, options.tokens),
+                lambda: seconds(engine, without, options.tokens),
+                options.repeat,
+            )
+    print(f"{options.rows} rows of {options.tokens} tokens with {options.adapters} adapters over none:\n  {found}")
+
+
+def zipf(options: argparse.Namespace) -> None:
+    def asked(count: int) -> list[str]:
+        """Adapters of requests, of so many."""
+        weights = [1 / (rank + 1) for rank in range(count)]
+        return [str(i) for i in random.choices(range(count), weights, k=options.requests)]
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_adapter(folder, options.rank)
+        paths = tuple(f"{i}={folder}" for i in range(options.registered))
+        with sgl.Engine(lora_paths=paths, max_running=options.rows, max_loras_per_batch=options.resident) as engine:
+            found = by_turns(
+                lambda: seconds(engine, asked(options.resident), options.tokens),
+                lambda: seconds(engine, asked(options.registered), options.tokens),
+                options.repeat,
+            )
+            copies = engine.stats()["adapter_copies"]
+    print(f"{options.requests} requests for {options.resident} adapters over {options.registered}, by Zipf's law, with")
+    print(f"room for {options.resident} on the device:\n  {found} (speed of all over that of some); {copies} copies")
+
+
+def trained(options: argparse.Namespace) -> None:
+    file = resolve("smollm2-135m")
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    with tempfile.TemporaryDirectory() as folder:
+        base, adapter, merged = (Path(folder, name) for name in ("base", "adapter", "merged"))
+        for each in (base, merged):
+            tokenizer.save_pretrained(each)
+        model.save_pretrained(base)
+        config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        learning = peft.get_peft_model(model, config)
+        optimizer = torch.optim.AdamW([each for each in learning.parameters() if each.requires_grad], lr=1e-3)
+        batch = tokenizer(TAUGHT, return_tensors="pt", padding=True, padding_side="right")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        for _ in range(options.steps):
+            loss = learning(**batch, labels=labels).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        learning.save_pretrained(str(adapter))
+        learning.merge_and_unload().save_pretrained(merged)  # type: ignore[operator] # typed as a tensor
+        things = ("sky", "sea", "sun", "cat", "house", "river", "road", "clock")
+        prompts = [f"Question: What is the colour of the {thing}?\nAnswer:" for thing in things]
+        params = {"max_new_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
+        with sgl.Engine(base, dtype="float32", lora_paths={"taught": str(adapter)}) as engine:
+            plain = engine.generate(prompts, params)
+            own = engine.generate(prompts, params, lora_path=["taught"] * len(prompts))
+        with sgl.Engine(merged, dtype="float32") as engine:
+            theirs = engine.generate(prompts, params)
+    same, changed = ([a["output_ids"] == b["output_ids"] for a, b in zip(own, each)] for each in (theirs, plain))
+    print(f"An adapter trained for {options.steps} steps, loss {loss.item():.3f}: {own[0]['text']!r}")
+    print(f"  {sum(same)} of {len(same)} answers of {options.tokens} tokens equal those of the merged weights;")
+    print(f"  {len(changed) - sum(changed)} differ from the model's")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("zipf", "trained"):
+        parser.add_argument(f"--{name}", action="store_true")
+    numbers = {"adapters": 4, "rank": 16, "tokens": 32, "repeat": 5, "registered": 1000, "resident": 64}
+    for name, value in (numbers | {"requests": 1024, "rows": 16, "steps": 40}).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    (zipf if options.zipf else trained if options.trained else beside_none)(options)
 
 
 if __name__ == "__main__":
