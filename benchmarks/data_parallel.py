@@ -63,6 +63,8 @@ def fork64(engine: sgl.Engine, work: Workload, programs: int, seed: int) -> floa
     made = sum(state.usage().completion_tokens for state in states)
     seconds, tokens = time.perf_counter() - began, programs * sum(work.output_lengths)
     assert made == tokens, f"{made} tokens, not {tokens}"
+    opened = [each["programs_opened"] for each in engine.stats().get("replicas", ())]
+    print(f"programs opened so far, by replica: {opened}", flush=True)
     return tokens / seconds
 
 
