@@ -13,7 +13,7 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.offload import Offload, first_offloaded, tensors_within
 from sglang_lite.runtime.models.spec import ModelSpec
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.models.test_families import FAMILIES, SHAPE, engine
+from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine
 from tests.runtime.models.tiny import randomise, save
 
 CPU = torch.device("cpu")
@@ -51,6 +51,20 @@ def test_each_layer_has_its_weights_when_it_is_computed(folder, first, group):
         for _ in range(2):
             for layer, wanted in zip(offload.stream(model.layers), plain.layers, strict=True):
                 assert all(map(torch.equal, tensors_of(model, layer), tensors_of(plain, wanted)))
+
+
+@needs_kernels
+def test_answers_are_those_of_an_engine_with_all_weights_on_the_device(folder, monkeypatch):
+    settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 2, "device": "cpu"}
+    monkeypatch.setattr(load, "Decoder", GpuDecoder)
+    with engine(folder, **settings) as running:
+        expected = ask(running, [5, 7, 11], most=2).result(timeout=300)
+    monkeypatch.setattr(load, "_offload", lambda *_: Offload(CPU, 2, 2))
+    with engine(folder, **settings) as running:
+        found = ask(running, [5, 7, 11], most=2).result(timeout=300)
+        assert (found.token_ids, found.output_logprobs) == (expected.token_ids, expected.output_logprobs)
+        with pytest.raises(sgl.ModelError, match=r"weights in the host's memory \(cpu_offload_gb\) can't be replaced"):
+            running.update_weights(str(folder))
 
 
 @needs_kernels
