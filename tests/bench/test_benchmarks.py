@@ -35,6 +35,7 @@ SMALL = {
     "few_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
     "deterministic_gpu.py": ["--help"],  # it needs a GPU
+    "gateway.py": ["--help"],  # it needs a gateway, which the tests do not install
     "gpu_floor.py": ["--help"],  # it needs a GPU
     "grammar_cost.py": ["--schemas", "2", "--tools", "8"],
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
