@@ -1,26 +1,31 @@
-"""What tiers of the KV cache take and give: copies, first tokens, sessions, a load without reuse, and chats.
+"""What tiers of the KV cache take and give: files, copies, first tokens, sessions, a load without reuse, and chats.
 
-    python benchmarks/cache_tiers.py [--parts rates first session none chats] [--shape llama-3.1-8b] [--tokens 8192]
+    python benchmarks/cache_tiers.py [--parts read rates first session none chats] [--shape llama-3.1-8b]
 
-"rates": pages of Llama-8B's cache, scattered on both sides, as a share of a plain copy between pinned memory and the
-device of as many bytes; events around ten copies. "first": the first token of a prompt of random tokens that is
-computed, found on the device, on the host (after other prompts have taken its place), and with `--folder /tmp/kv` in
-files (after `flush_cache`, which empties the host); medians of `--repeat` prompts after one that warms up. "session":
-`export_prefix` of one engine, then `import_prefix` and the first token of another. "none": the workload W1, which has
-nothing to reuse, with tokens divided by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats`
-of ten turns with pauses in between, in a third of the memory that they need: as requests without tiers, as requests
-with tiers (so that pages go in the order of their last use), and as open programs with tiers. Weights are random.
+"read": a file of `--mib` MiB in the page cache, pages of 2 MiB, to memory (pinned with a GPU) by some threads: bytes
+alone, their checksums alone, and `PageFile.read`, which does both; needs no model. "rates": pages of Llama-8B's cache,
+scattered on both sides, as a share of a plain copy between pinned memory and the device of as many bytes; events around
+ten copies. "first": the first token of a prompt of random tokens that is computed, found on the device, on the host
+(after other prompts have taken its place), and with `--folder /tmp/kv` in files (after `flush_cache`, which empties the
+host); medians of `--repeat` prompts after one that warms up. "session": `export_prefix` of one engine, then
+`import_prefix` and the first token of another. "none": the workload W1, which has nothing to reuse, with tokens divided
+by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats` of ten turns with pauses in between,
+in a third of the memory that they need: as requests without tiers, as requests with tiers (so that pages go in the
+order of their last use), and as open programs with tiers. Weights are random.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +40,8 @@ from sglang_lite.runtime.executor.page_memory import GpuPageMemory, page_bytes
 from sglang_lite.runtime.kernels import blocks
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
+from sglang_lite.runtime.kv_cache.page_file import THREADS, checksums, open_pages, write_pages
 from sglang_lite.runtime.loading.load_model import LoadedModel
 
 PAGE, COPIES = 16, 10
@@ -90,6 +97,46 @@ def rates(layers: int, heads: int, size: int, tokens: int) -> None:
 
 
 PROGRAMS = (16, 32, 64, 128, 264)
+
+
+def reading(folder: str | None, mib: int) -> None:
+    pages, size = max(mib // 2, 1), 2 << 20
+    memory = pin_memory(pages * size) if torch.cuda.is_available() else torch.zeros(pages * size, dtype=torch.uint8)
+    rows = memory.numpy().reshape(pages, size)
+    rows[:] = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    scattered = np.random.default_rng(1).permutation(pages).astype(np.int32)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        path = Path(f"{place}/pages")
+        write_pages(path, b"", rows, np.arange(pages, dtype=np.int32))
+        at, part = path.stat().st_size - pages * size, 8  # pages
+        with open_pages(path) as file, path.open("rb", buffering=0) as raw:
+
+            def fill(first: int) -> object:
+                return os.preadv(raw.fileno(), [rows[first : first + part].data.cast("B")], at + first * size)
+
+            ways: dict[str, Callable[[Executor], object]] = {
+                "bytes": lambda threads: list(threads.map(fill, range(0, pages, part))),
+                "checksums": lambda threads: list(
+                    threads.map(checksums, (rows[i : i + part] for i in range(0, pages, part)))
+                ),
+                "both": lambda threads: file.read(rows, np.arange(pages, dtype=np.int32), threads=threads),
+                "both, scattered": lambda threads: file.read(rows, scattered, threads=threads),
+            }
+            for count in sorted({1, 4, 8, THREADS} & set(range(1, THREADS + 1))):
+                with ThreadPoolExecutor(count) as threads:
+                    for name, way in ways.items():
+                        wall, used = min(timed(partial(way, threads)) for _ in range(3))
+                        rate, each = (pages * size / took / 1e9 for took in (wall, used))
+                        print(f"{count:2} threads, {name:15}: {rate:5.1f} GB/s, {each:4.1f} a busy core", flush=True)
+    if torch.cuda.is_available():
+        unpin_memory(memory.data_ptr())
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of a call: of the clock, and of processors."""
+    began, used = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - began, time.process_time() - used
 
 
 Asked = Callable[[Engine, int], tuple[float, int]]
@@ -216,7 +263,7 @@ def chat(number: int, scale: float, pause: float) -> tuple[AgentTurn, ...]:
     return tuple(AgentTurn(reads(), writes(), about(pause)) for _ in range(10))
 
 
-PARTS = ("rates", "first", "session", "none", "chats")
+PARTS = ("read", "rates", "first", "session", "none", "chats")
 
 
 def main() -> None:
@@ -226,14 +273,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--folder")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--mib", type=int, default=1024, help="size of the file that is read")
     parser.add_argument("--less", type=int, default=1)
     parser.add_argument("--chats", type=int, default=256)
     parser.add_argument("--scale", type=float, default=1.0, help="factor of the tokens of chats")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between the turns of a chat")
     options = parser.parse_args()
     print(describe(), torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    if "read" in options.parts:
+        reading(options.folder, options.mib)
     if torch.cuda.is_available() and "rates" in options.parts:
         rates(32, 8, 128, options.tokens)
+    if not {*options.parts} - {"read", "rates"}:
+        return
     loaded = load_shape(options.shape)
     if "first" in options.parts:
         first_tokens(loaded, options.shape, options.tokens, options.folder, options.repeat)

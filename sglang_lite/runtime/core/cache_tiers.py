@@ -23,7 +23,7 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import Model
 
-_FORMAT = 2  # of the rows of a page, and of files; engines of another one look for other names
+_FORMAT = 3  # of the rows of a page, and of files; engines of another one look for other names
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
 
 

@@ -5,8 +5,9 @@ A file is written under a temporary name and renamed, so readers see all of it o
 0600). The checksums find what was torn or altered by accident. They prove no origin: whoever may write a folder of
 files may write what a model will take for computed.
 
-A page's checksum is the sum of its words, each times an odd number of its place, modulo 2^64: it differs for sure if
-one word does. Words have at most 4 bytes, so that their top bits, which may be signs, count in many bits of the sum.
+A page's checksum is the sum of its words, each times an odd number of its place, modulo 2^64. Of the top bit of a word
+of 8 bytes, which may be a sign, such a product keeps one bit, so that two changed ones would cancel out. So these bits
+are packed into bytes, which count, too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, bytes of a page, checksum of what follows
-_MAGIC: Final = b"sglkv\x00\x00\x03"
+_MAGIC: Final = b"sglkv\x00\x00\x04"
 _SUM: Final = np.dtype("<u8")  # checksum of a page
 _MAX_HEADER: Final = 1 << 28
 # Bytes that are read before their checksums are taken, unless a page is larger. With fewer, threads wait for one
@@ -83,7 +84,7 @@ class PageFile:
         view, at = target.data.cast("B"), self._at + first * self.page_bytes
         if self._fill(view, at) != len(view):
             raise DamagedFileError("it ends too early")
-        if (_sums(target) != self._sums[first : first + len(target)]).any():
+        if (checksums(target) != self._sums[first : first + len(target)]).any():
             raise DamagedFileError("its checksum is another")
 
 
@@ -139,7 +140,7 @@ def _opened(size: int, fill: Callable[[memoryview, int], int]) -> PageFile:
 def packed(header: bytes, rows: Rows, slots: Ints) -> list[bytes | memoryview]:
     """Contents of a file of pages, in parts; see `write_pages`."""
     parts = [rows[part] for _, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
-    sums = b"".join(_sums(part).tobytes() for part in parts)
+    sums = b"".join(checksums(part).tobytes() for part in parts)
     start = _START.pack(_MAGIC, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
     return [start + header + sums, *(part.data.cast("B") for part in parts)]
 
@@ -170,10 +171,16 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
     return size
 
 
-def _sums(rows: Rows) -> NDArray[np.uint64]:
+def checksums(rows: Rows) -> NDArray[np.uint64]:
     """Checksum of each page, uint64 [pages], of rows uint8 [pages, bytes of a page]."""
     size = rows.shape[1]
-    words = rows.view(f"<u{next(width for width in (4, 2, 1) if size % width == 0)}")
+    words = rows.view(f"<u{next(width for width in (8, 4, 2, 1) if size % width == 0)}")
+    sums = _weighted(words)
+    return sums + _weighted(np.packbits(words.view("<i8") < 0, axis=1)) if words.itemsize == 8 else sums
+
+
+def _weighted(words: NDArray[Any]) -> NDArray[np.uint64]:
+    """Sum of unsigned words [pages, words], each times the odd number of its place: uint64 [pages]."""
     sums: NDArray[np.uint64] = np.einsum("pw,w->p", words, _odd_numbers(words.shape[1]), dtype=_SUM)
     return sums
 
