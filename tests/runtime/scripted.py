@@ -290,6 +290,26 @@ class Inline(Executor):
         return done
 
 
+class Late(Executor):
+    """Does what is submitted later, in any order, or not at all until it is told."""
+
+    def __init__(self, rng):
+        self._rng, self._waiting = rng, []
+
+    def submit(self, work, *args, **kwargs):  # type: ignore[override]  # callers give them in order
+        self._waiting.append((Future(), work, args))
+        return self._waiting[-1][0]
+
+    def run(self, count):
+        self._rng.shuffle(self._waiting)
+        for future, work, args in self._waiting[:count]:
+            future.set_result(work(*args))
+        del self._waiting[:count]
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        self.run(len(self._waiting))
+
+
 class SteppedEngine(Engine):
     """An engine without a thread: the test runs its loop, and the cache is checked after every step. Steps take simulated
     time.

@@ -107,7 +107,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     threading.Thread(target=_watch, args=(start.handle, outgoing), name="sglang_lite-watch", daemon=True).start()
     _forward_logs(outgoing)
     handler = CommandHandler(outgoing)
-    threading.Thread(target=handler.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
+    threading.Thread(target=_obey, args=(handler, messages), name="sglang_lite-read", daemon=True).start()
     try:
         core = _loaded(start, outgoing, compiler, handler.crash)
     except Exception as error:
@@ -134,15 +134,13 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
 
 
 def _messages(frames: Iterable[memoryview]) -> Iterator[Command | tuple[int, ParameterError]]:
-    """Yields commands until the connection is closed, and then ends this process at once, since nobody waits for
-    results."""
+    """Yields commands until the connection is closed."""
     try:
         for content in frames:
             yield from commands(content)
     except (BrokenFrameError, msgspec.MsgspecError):
         logger.exception("the engine's process was sent what can't be read")
         os._exit(1)
-    os._exit(0)
 
 
 def _watch(handle: int, outgoing: Outgoing) -> None:
@@ -266,6 +264,12 @@ class CommandHandler:
             except Exception as error:  # any error: only the caller of the command is affected
                 self._fail(number, error)
 
+    def write_files(self) -> None:
+        """Waits for the cache's files that are to be written. The handle kills this process if that takes long."""
+        core = self._core
+        if core is not None and core.encoder is None and (tiers := core.scheduler.store.tiers) and tiers.disk:
+            core.loop.inbox.call(tiers.close)
+
     def _execute(self, number: int, message: Any) -> None:  # any record of a Command, or an error in its place
         program = self._programs.get(number)
         match message:
@@ -377,6 +381,15 @@ class CommandHandler:
         if program is not None:
             program.abort()
         self._outgoing.post(RequestEvent(number, failure_of(error), ends=True))
+
+
+def _obey(handler: CommandHandler, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
+    """Executes all commands, and then ends this process, since nobody waits for results any more."""
+    try:
+        handler.read(messages)
+        handler.write_files()
+    finally:
+        os._exit(0)
 
 
 def _raise(error: SglError, loop: StepLoop | EmbeddingLoop) -> None:

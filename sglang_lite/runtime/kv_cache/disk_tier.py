@@ -63,9 +63,9 @@ class DiskTier:
         return self.writer.submit(self._write, name, rows, slots)
 
     def close(self) -> None:
-        """Waits for what is being written, unless the store is not used any more."""
+        """Ends the threads when they have done what they do now."""
         for executor in (self.executor, self.writer):
-            executor.shutdown(wait=not self.off, cancel_futures=self.off)
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def stop(self, reason: object) -> None:
         """Uses the store no more, and says why, once."""
@@ -107,8 +107,8 @@ class DiskTier:
                 file.read(rows, slots, skip)
             return True
         except DamagedFileError as error:
-            logger.warning("%s.kv is removed from the cache: %s.", name.hex(), error)
-            self._store.remove(name)
+            what = "removed" if self._store.remove(name) else "not read any more"
+            logger.warning("the cache's file %s.kv is damaged, and is %s: %s.", name.hex(), what, error)
         except FileNotFoundError:  # another engine has removed it
             pass
         except Exception as error:  # of anybody's store

@@ -64,8 +64,8 @@ class PageStore(Protocol):
         """Writes pages."""
         ...
 
-    def remove(self, name: bytes) -> None:
-        """Removes a file that is damaged, if the store can."""
+    def remove(self, name: bytes) -> bool:
+        """Removes a file that is damaged. Returns False if it stays, and is only not read any more."""
         ...
 
 
@@ -115,9 +115,10 @@ class Folder:
             if self._size > self._max_bytes:
                 self._shrink()
 
-    def remove(self, name: bytes) -> None:
+    def remove(self, name: bytes) -> bool:
         with contextlib.suppress(OSError):
             self._path(name).unlink()
+        return not self._path(name).exists()
 
     def _path(self, name: bytes) -> Path:
         return self._folder / (name.hex() + _SUFFIX)
@@ -160,8 +161,9 @@ class Blobs:
         self._store.put(name.hex() + _SUFFIX, b"".join(packed(name, rows, slots)))
         self._damaged.discard(name)
 
-    def remove(self, name: bytes) -> None:
+    def remove(self, name: bytes) -> bool:
         self._damaged.add(name)
+        return False
 
 
 class FsspecStore:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
+from sglang_lite.runtime.kv_cache.file_writes import FileWrites
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_file import Rows
 from sglang_lite.runtime.kv_cache.page_names import PageNames
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
-_MAX_WRITING = 64  # files that wait to be written; more are left out
 _MAX_READING = 16  # sequences that are read from files before their requests are admitted
-_CLOSE_S = 0.001  # pause while copies end
-DEADLINE_S = 10.0  # of reading files; then the folder is not used any more
+_CLOSE_S = 0.001  # pause while copies and writes end
+DEADLINE_S = 10.0  # of reading files; then their store is not used any more
 
 
 @dataclass(eq=False, slots=True)
@@ -95,16 +95,6 @@ class DiskRead:
     dropped: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class _DiskWrite:
-    """File to be written from slots of the host when a copy has completed."""
-
-    name: bytes
-    slots: Ints
-    copy: int
-    written: Future[None] | None = None
-
-
 class Tiers:
     """Movement of pages between the device and the tiers below.
 
@@ -130,7 +120,7 @@ class Tiers:
         self.fetched_pages = self.read_pages = 0
         self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
-        self._writing: list[_DiskWrite] = []
+        self._writes = FileWrites(host)
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
 
     def copying(self, completed: int) -> bool:
@@ -210,16 +200,10 @@ class Tiers:
                 names, pages = [*self.names.of(node), *names], np.concatenate((node.pages, pages))
                 first -= len(node.pages)
             part = slice(end - self._run - first, end - first)
-            if names[part][-1] not in disk.known and len(self._writing) < _MAX_WRITING:
-                self._save_file(names[part], pages[part])
+            if names[part][-1] not in disk.known and not self._writes.full:
+                self.host.save(names[part], pages[part])
+                self._writes.add(names[part])
         self._move_files()
-
-    def _save_file(self, names: Sequence[bytes], pages: Ints) -> None:
-        self.host.save(names, pages)
-        if all(name in self.host for name in names) and all(names[-1] != other.name for other in self._writing):
-            slots = self.host.slots(names)
-            self.host.pin(slots)
-            self._writing.append(_DiskWrite(names[-1], slots, self.host.memory.launched))
 
     # ----------------------------------------------------------------------------------------------- up
 
@@ -343,11 +327,11 @@ class Tiers:
         self.host.clear()
 
     def close(self) -> None:
-        """Waits for the files that are to be written."""
+        """Waits for the files that are to be written, unless their store takes longer than its deadline."""
         if self.disk is not None:
-            while self.host.memory.completed() < self.host.memory.launched:
+            while self._writes and not self.disk.off:
+                self._move_files()
                 time.sleep(_CLOSE_S)
-            self._move_files()
             self.disk.close()
 
     # -------------------------------------------------------------------------------------------- files
@@ -357,14 +341,7 @@ class Tiers:
         if self.disk is None:
             return
         completed = self.host.memory.completed()
-        for write in self._writing:
-            if write.written is None and write.copy <= completed:
-                write.written = self.disk.write(write.name, self.host.memory.rows, write.slots)
-            if write.written is not None and write.written.done():
-                write.written.result()
-                self.host.unpin(write.slots)
-                write.slots = _NONE
-        self._writing = [write for write in self._writing if len(write.slots)]
+        self._writes.move(self.disk, completed)
         for name, read in list(self._reading.items()):
             if self._advance(read, completed):
                 read.done = True

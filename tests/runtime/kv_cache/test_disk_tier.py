@@ -6,7 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.page_file import DamagedFileError, open_pages,
 from sglang_lite.runtime.kv_cache.page_store import Folder
 from tests.children import send
 from tests.counts import some
-from tests.runtime.scripted import VOCAB, Inline, SteppedEngine, answer, ended, loaded
+from tests.runtime.scripted import VOCAB, Inline, Late, SteppedEngine, answer, ended, loaded
 
 KILLS = some(1, 100)
 LONG = [1 + i * i % 29 for i in range(600)]
@@ -134,7 +134,7 @@ def test_damaged_files_are_not_taken_and_are_removed(tmp_path, harm, caplog):
         found.append(one(running, LONG))
         running.check_empty()
     assert found == [0, 512]
-    assert caplog.text.count("is removed from the cache") == 2
+    assert caplog.text.count(".kv is damaged, and is removed: ") == 2
 
 
 def test_a_file_under_another_name_is_not_taken(tmp_path):
@@ -218,26 +218,6 @@ def test_wrong_settings_are_refused(tmp_path, wrong):
         engine("nowhere://a", hicache_storage_backend="fsspec")
 
 
-class Late(Executor):
-    """Does what is submitted later, in any order, or not at all until it is told."""
-
-    def __init__(self, rng):
-        self._rng, self._waiting = rng, []
-
-    def submit(self, work, *args, **kwargs):  # type: ignore[override]  # callers give them in order
-        self._waiting.append((Future(), work, args))
-        return self._waiting[-1][0]
-
-    def run(self, count):
-        self._rng.shuffle(self._waiting)
-        for future, work, args in self._waiting[:count]:
-            future.set_result(work(*args))
-        del self._waiting[:count]
-
-    def shutdown(self, wait=True, *, cancel_futures=False):
-        self.run(len(self._waiting))
-
-
 @pytest.mark.parametrize("hangs", ["the look for files", "their reading"])
 def test_a_folder_that_hangs_is_not_used_any_more(tmp_path, hangs, monkeypatch, caplog):
     one(engine(tmp_path), LONG)
@@ -298,6 +278,8 @@ def test_whatever_threads_and_copies_do_answers_are_right(tmp_path, policy):
             result = ended(events)
             if isinstance(result, Generation):
                 assert (list(result.token_ids), result.finish_reason) == answer(ids, params)
+        threads.run(len(requests) * 9)
+        tiers.disk.writer = Inline()
         tiers.close()
         tiers.host.check()
         read += tiers.read_pages

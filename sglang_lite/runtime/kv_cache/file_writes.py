@@ -1,0 +1,73 @@
+"""Files of pages that wait to be written from slots of the host, or are being written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
+from sglang_lite.runtime.kv_cache.host_tier import HostTier
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+_MAX_WRITING: Final = 64  # files that wait to be written; more are left out
+WRITTEN_S = 10.0  # in which one of the files that wait is written; else their store is not used any more
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    """File to be written when a copy has completed. Its slots are pinned until it is."""
+
+    name: bytes
+    slots: Ints
+    copy: int
+    written: Future[None] | None = None
+
+
+class FileWrites:
+    """Files to be written.
+
+    Args:
+        host: tier that has their pages.
+    """
+
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+        self._files: list[_Write] = []
+        self._last = 0.0  # time when a file was written last, or none was being written
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, names: Sequence[bytes]) -> None:
+        """Adds a file with these pages, as far as copies that were launched bring them all to the host."""
+        if all(name in self._host for name in names) and all(names[-1] != other.name for other in self._files):
+            slots = self._host.slots(names)
+            self._host.pin(slots)
+            self._files.append(_Write(names[-1], slots, self._host.memory.launched))
+
+    @property
+    def full(self) -> bool:
+        """True if so many files wait that more are left out."""
+        return len(self._files) >= _MAX_WRITING
+
+    def move(self, disk: DiskTier, completed: int) -> None:
+        """Starts the files that wait for no other copies than the first `completed`, and forgets those that are
+        written."""
+        now, left = time.perf_counter(), []
+        for file in self._files:
+            if file.written is None and file.copy <= completed:
+                file.written = disk.write(file.name, self._host.memory.rows, file.slots)
+            if file.written is not None and file.written.done():
+                file.written.result()
+                self._host.unpin(file.slots)
+                self._last = now
+            else:
+                left.append(file)
+        self._files = left
+        if all(file.written is None for file in left):
+            self._last = now
+        elif now - self._last > WRITTEN_S:
+            disk.stop(f"no file was written in {WRITTEN_S:g} seconds.")  # a thread may still read its slots
