@@ -170,7 +170,7 @@ class CoreClient:
         ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached)
         message = Submit(
             tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
-            processor, output.tobytes(), request.timeout, media,
+            processor, output.tobytes(), request.timeout, request.session, media,
         )  # fmt: skip
         self._begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
         return ticket

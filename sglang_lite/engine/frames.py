@@ -57,6 +57,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     processor: str | None
     output_ids: bytes = b""
     timeout: float | None = None
+    session: str | None = None
     media: tuple[MediaItem, ...] = ()
 
 

@@ -282,6 +282,7 @@ COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
     calls.UnloadLoraAdapter: _nothing,
     calls.Loras: _loras,
     calls.FlushCache: sum,
+    calls.EndSession: _nothing,
     calls.ImportPrefix: min,
     calls.StartProfile: _nothing,
     calls.StopProfile: lambda paths: os.path.dirname(paths[0]),

@@ -161,6 +161,12 @@ class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
     """Answered by the number of tokens that were freed."""
 
 
+class EndSession(EngineCall[None], frozen=True, tag="end_session"):
+    """Answered when a session, if the engine has it, counts as closed."""
+
+    name: str
+
+
 class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
     """Answered by the number of tokens that were written."""
 

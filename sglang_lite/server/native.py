@@ -23,6 +23,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     SglError,
 )
+from sglang_lite.runtime.calls import EndSession
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
@@ -172,7 +173,7 @@ async def _in_session(
         raise ParameterError("session_params", "a session takes texts, no images.", hint="Leave it out.")
     ids: Any = checked.prompt
     prompt = session.begin(only.rid, list(ids), given, engine.tokenizer.bos_id)
-    whole = replace(request, calls=[replace(only, prompt=prompt)])
+    whole = replace(request, calls=[replace(only, prompt=prompt, session=given.id)])
     return noted(session, only.rid, service.async_engine.generate_native(whole))
 
 
@@ -464,7 +465,9 @@ async def open_session(service: Service, call: HttpRequest) -> Response:
 
 async def close_session(service: Service, call: HttpRequest) -> Response:
     """Closes a session, and aborts its requests."""
-    service.sessions.close(call.key, (await read_record(service, call, CLOSE_SESSION)).session_id)
+    id = (await read_record(service, call, CLOSE_SESSION)).session_id
+    service.sessions.close(call.key, id)
+    await asyncio.wrap_future(service.engine.core.ask(EndSession(id)))
     return Response(status_code=200)
 
 

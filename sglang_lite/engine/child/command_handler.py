@@ -415,7 +415,7 @@ def _request(message: Submit) -> GenerateRequest:
     return GenerateRequest(
         ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
         None if message.processor is None else _named(message.processor), output_ids=output_ids,
-        timeout=message.timeout, media=message.media,
+        timeout=message.timeout, session=message.session, media=message.media,
     )  # fmt: skip
 
 

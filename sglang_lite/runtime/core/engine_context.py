@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_lite.protocol import Span
+from sglang_lite.runtime.core.engine_sessions import EngineSessions
 from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
@@ -65,6 +66,7 @@ class EngineContext:
         encoder: executor for tokenisation, off the loop's thread.
         constants: token ids of texts between generations.
         tokenizer: tokenizer of the model.
+        sessions: sessions of the server's clients.
         step_cost: number of additional tokens in a step that take about as long as one more step.
     """
 
@@ -75,4 +77,5 @@ class EngineContext:
     encoder: Executor
     constants: ConstantTexts
     tokenizer: Tokenizer
+    sessions: EngineSessions
     step_cost: float

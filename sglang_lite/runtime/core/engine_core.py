@@ -37,6 +37,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.calls import (
     CompileGrammar,
     ContinueGeneration,
+    EndSession,
     EngineCall,
     ExportPrefix,
     FlushCache,
@@ -58,6 +59,7 @@ from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.engine_context import ConstantTexts, EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
+from sglang_lite.runtime.core.engine_sessions import EngineSessions
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.prefix_files import PrefixFiles
@@ -194,6 +196,7 @@ class EngineCore:
         self._context = EngineContext(
             self.loop, self.builder, self.open_requests, self.compiler, encoder,
             ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder), self.tokenizer,
+            EngineSessions(self.loop.inbox, self.scheduler.pauses),
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
         self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
@@ -226,6 +229,7 @@ class EngineCore:
             sample.priority, sample.processor = request.priority, request.logit_processor
             sample.output.origin = request.constraint
             sample.times.deadline = None if request.timeout is None else self.loop.clock.now() + request.timeout
+        self._context.sessions.join(request.session, requests, request.priority)
         if request.constraint is None:
             _start(self._context, requests)
         else:
@@ -302,9 +306,6 @@ class EngineCore:
             raise not_an_encoder_error(self.model_name)
         return self._answers[type(call)](self, call)
 
-    def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
-        return self.compiler.request(call.constraint)
-
     def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
         """Takes over the settings of new weights. Pages outside the device get other names."""
         if path is not None:
@@ -322,9 +323,6 @@ class EngineCore:
         if self.adapters is None or self.scheduler.adapters is None:
             return self._calls.submit(no_adapters)
         return self.adapters.unload(call.name, self.scheduler.adapters, self.loop.inbox)
-
-    def _loras(self, _: Loras) -> Future[list[dict[str, Any]]]:
-        return self._calls.submit(lambda: [] if self.adapters is None else self.adapters.list())
 
     def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:
@@ -347,9 +345,6 @@ class EngineCore:
             return profile
 
         return self._calls.submit(lambda: self.loop.inbox.call(stop).write())
-
-    def _flush_cache(self, _: FlushCache) -> Future[int]:
-        return self.loop.inbox.ask(lambda: self.scheduler.flush() * self.scheduler.store.page_size)
 
     def _export_prefix(self, call: ExportPrefix) -> Future[int]:
         tokens = self.builder.tokens(
@@ -397,14 +392,17 @@ class EngineCore:
         return self.loop.inbox.ask(count)
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
-        CompileGrammar: _compile,
+        CompileGrammar: lambda self, call: self.compiler.request(call.constraint),
         **dict.fromkeys(CALLS, lambda self, call: self.weights.ask(call)),
         StartProfile: _start_profile,
         StopProfile: _stop_profile,
         LoadLoraAdapter: _load_lora,
         UnloadLoraAdapter: _unload_lora,
-        Loras: _loras,
-        FlushCache: _flush_cache,
+        Loras: lambda self, _: self._calls.submit(lambda: [] if self.adapters is None else self.adapters.list()),
+        FlushCache: lambda self, _: self.loop.inbox.ask(
+            lambda: self.scheduler.flush() * self.scheduler.store.page_size
+        ),
+        EndSession: lambda self, call: self._context.sessions.end(call.name),
         ExportPrefix: _export_prefix,
         ImportPrefix: _import_prefix,
         Stats: _stats,
@@ -531,6 +529,10 @@ def _start_constrained(
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:
             context.loop.fail(request, copy(failure))  # copied, as programs add a source location to it
+
+
+def _flushed_tokens(scheduler: Scheduler) -> int:
+    return scheduler.flush() * scheduler.store.page_size
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

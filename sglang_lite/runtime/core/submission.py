@@ -34,6 +34,7 @@ class GenerateRequest:
     output_ids: Sequence[int] = ()
     timeout: float | None = None
     routed_dp_rank: int | None = None  # replica that takes it; None for the best
+    session: str | None = None  # of the server's, whose requests continue each other
     media: tuple[MediaItem, ...] = ()  # images of virtual ids, if the prompt is ids that `RequestBuilder` has made
 
     def check(self) -> None:

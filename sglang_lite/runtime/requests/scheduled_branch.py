@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 from sglang_lite.program.nodes import Fork, Gen, Node, Select, Text
-from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens
+from sglang_lite.program.play.branch import NOTHING_EXPECTED, ExpectedTokens
 from sglang_lite.protocol import Choices, Number
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 
 _BYTES_A_TOKEN = 4  # rough value for English; affects only the order of programs and the room kept for them
 _NUMBER = 32  # tokens; no number of a typed constraint is longer
+
+
+class BranchState(Protocol):
+    """State of a branch, of a program (program/play/branch.py) or of a session. Its attributes are those of the
+    former."""
+
+    @property
+    def expected(self) -> ExpectedTokens: ...
+    @property
+    def queue(self) -> Sequence[object]: ...
+    @property
+    def ask(self) -> object | None: ...
+    @property
+    def paused(self) -> object | None: ...
+    @property
+    def error(self) -> object | None: ...
+    @property
+    def returns(self) -> bool: ...
 
 
 class ScheduledProgram:
@@ -48,7 +67,7 @@ class ScheduledBranch:
 
     __slots__ = ("_branch", "evicted", "kind", "length", "name", "next_pause_s", "program")
 
-    def __init__(self, program: ScheduledProgram, branch: Branch[Any, Any]) -> None:  # of any driver
+    def __init__(self, program: ScheduledProgram, branch: BranchState) -> None:
         self.program, self._branch = program, branch
         self.name: str | None = None
         self.kind: str | None = None

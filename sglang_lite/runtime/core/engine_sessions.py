@@ -1,0 +1,86 @@
+"""Sessions of an engine's clients, which come back with their answers and more. To the scheduler a session is an open
+program with one branch: what it has computed stays or moves to the host by when it is expected back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Final
+
+from sglang_lite.program.play.branch import NOTHING_EXPECTED
+from sglang_lite.protocol import Delta
+from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.requests.output_builder import Event, Sink
+from sglang_lite.runtime.requests.request import Request
+from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch, ScheduledProgram
+from sglang_lite.runtime.scheduler.pauses import Pauses
+
+MAX_SESSIONS: Final = 4096  # the one that was used least recently counts as closed beyond
+_KIND: Final = "\0session"  # name of all sessions' requests, which no node has
+
+
+class _Turns:
+    """State of a session's branch: nothing is queued in it, and its caller goes on when its requests have ended."""
+
+    expected, queue, paused, error, returns = NOTHING_EXPECTED, (), None, None, False
+
+    def __init__(self) -> None:
+        self.running = 0  # requests that have not ended
+
+    @property
+    def ask(self) -> object | None:
+        return self if self.running else None
+
+
+class EngineSessions:
+    """Sessions by name. The methods may be called on any thread.
+
+    Args:
+        inbox: commands for the loop's thread.
+        pauses: pauses of all programs.
+    """
+
+    def __init__(self, inbox: Inbox, pauses: Pauses) -> None:
+        self._inbox, self._pauses = inbox, pauses
+        # The attributes below are used on the loop's thread only.
+        self._open: dict[str, tuple[ScheduledBranch, _Turns]] = {}  # least recently used first
+
+    def join(self, name: str | None, requests: Sequence[Request], priority: int) -> None:
+        """Makes requests that are not submitted yet those of a session, if it has a name. It opens with its first
+        one."""
+        if name is not None:
+            self._inbox.post_if_open(partial(self._join, name, requests, priority))
+
+    def end(self, name: str) -> Future[None]:
+        """Closes a session, if it is open: what it has computed is cached like anything else."""
+        return self._inbox.ask(partial(self._end, name))
+
+    # --------------------------------------------------------------------------------- the loop's thread
+
+    def _join(self, name: str, requests: Sequence[Request], priority: int) -> None:
+        self._open[name] = branch, turns = self._open.pop(name) if name in self._open else _opened(priority)
+        if len(self._open) > MAX_SESSIONS:
+            self._end(next(iter(self._open)))
+        for request in requests:
+            turns.running += 1
+            request.branch, request.output.sink = branch, partial(_tell, turns, request.output.sink)
+
+    def _end(self, name: str) -> None:
+        branch, _ = self._open.pop(name, (None, None))
+        if branch is not None:
+            branch.program.open = False
+            self._pauses.forget(branch)
+
+
+def _opened(priority: int) -> tuple[ScheduledBranch, _Turns]:
+    turns = _Turns()
+    branch = ScheduledBranch(ScheduledProgram(priority), turns)
+    branch.name = branch.kind = _KIND
+    return branch, turns
+
+
+def _tell(turns: _Turns, sink: Sink, event: Event) -> None:
+    if not isinstance(event, Delta):
+        turns.running -= 1
+    sink(event)
