@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SECRET = 16  # characters of a secret, at least
+
 
 class Engine:
     """Engine with a loaded model. `sgl.Engine` adds SGLang's methods and documents the arguments."""
@@ -447,8 +449,9 @@ class Engine:
         return self.answer(calls.FlushCache())
 
     def export_prefix(
-        self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = ""
-    ) -> int:
+        self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = "",
+        secret: str | None = None,
+    ) -> int:  # fmt: skip
         """Writes the keys and values that the cache has of a prompt's beginning to a file, for `import_prefix` of a
         later engine. Needs `enable_hierarchical_cache=True`.
 
@@ -456,6 +459,7 @@ class Engine:
             prompt: spans, text, or token ids; usually the prompt of a request and its answer.
             path: the file; one that exists is replaced when all is written. Only its owner may read it.
             namespace: part of the cache that the requests were in.
+            secret: text of 16 characters or more that whoever reads the file must have; None for no secret.
 
         Returns:
             Number of tokens whose keys and values were written: whole pages.
@@ -466,11 +470,13 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         check_kind("prompt", prompt, str, Prompt, list, tuple)
-        check_kind("namespace", namespace, str)
+        _check_prefix(namespace, secret)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
-        return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace))
+        return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace, secret))
 
-    def import_prefix(self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "") -> int:
+    def import_prefix(
+        self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "", secret: str | None = None
+    ) -> int:
         """Reads a file of `export_prefix` into the host's part of the cache, where requests that begin with its prompt
         find it.
 
@@ -479,6 +485,7 @@ class Engine:
             trust_cache: whether you know who wrote the file. Its checksum finds what is torn, but whoever writes a file
                 decides what the model takes for its own computation.
             namespace: part of the cache whose requests may find it.
+            secret: what the file was written under; it proves that its writer had it, in place of `trust_cache`.
 
         Returns:
             Number of tokens that were read; fewer than the file has if the host has too little room.
@@ -489,14 +496,8 @@ class Engine:
                 weights, data type or size of pages.
             EngineClosedError: the engine is closed.
         """
-        if not trust_cache:
-            raise ParameterError(
-                "trust_cache",
-                "whoever writes a file of a prefix decides what the model takes for its own computation.",
-                hint="Set trust_cache=True for a file that you know.",
-            )
-        check_kind("namespace", namespace, str)
-        return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace))
+        _check_prefix(namespace, secret, trusted=trust_cache or secret is not None)
+        return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace, secret))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: requests waiting and running; tokens cached and free; tokens of
@@ -585,3 +586,16 @@ def _last_event(submit: Callable[..., Ticket], also: Callable[[Played], object] 
     except KeyboardInterrupt:
         ticket.abort()
         raise
+
+
+def _check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> None:
+    if not trusted:
+        raise ParameterError(
+            "trust_cache",
+            "whoever writes a file of a prefix decides what the model takes for its own computation.",
+            hint="Set trust_cache=True for a file that you know, or write and read it under a secret.",
+        )
+    check_kind("namespace", namespace, str)
+    check_kind("secret", secret, str, type(None))
+    if isinstance(secret, str) and len(secret) < _SECRET:
+        raise ParameterError("secret", f"it has {len(secret)} characters.", hint=f"Draw {_SECRET} or more.")

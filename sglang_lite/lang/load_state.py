@@ -24,6 +24,7 @@ def load(
     backend: BackendLike | None = None,
     types: Iterable[Callable[..., UserValue]] = (),
     trust_cache: bool = False,
+    secret: str | None = None,
 ) -> ProgramState:
     """Loads a state that `state.save(path)` has written. The state can be read, extended, forked, and run again with a
     different answer of a node (`rerun`). A file contains no code, and reading it neither imports nor runs any.
@@ -36,6 +37,7 @@ def load(
         trust_cache: whether to give the backend, an engine, what `state.save(path, cache=True)` wrote beside the file,
             so that it need not compute the text again. Only for files that you know: whoever writes one decides what
             the model takes for its own computation.
+        secret: what that file was written under, in place of `trust_cache`: it proves that its writer had it.
 
     Returns:
         The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run: text that the model
@@ -44,7 +46,8 @@ def load(
         `messages()`.
 
     Raises:
-        CapabilityError: `trust_cache`, and the backend is no engine of this program, or has no hierarchical cache.
+        CapabilityError: `trust_cache` or `secret`, and the backend is no engine of this program, or has no hierarchical
+            cache.
         ParameterError: a file does not exist, is too large, or is of another model.
         WireError: the file is not a saved state, is damaged, or has another version.
         ProgramError: the file was saved by another program, or the program's body has changed (the error has the first
@@ -58,8 +61,8 @@ def load(
         state = ProgramState.from_saved(saved, chosen, classes(program, types), program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
-    if trust_cache:
-        chosen.prefix_files.import_prefix(prefix_path(path), trust_cache=True)
+    if trust_cache or secret is not None:
+        chosen.prefix_files.import_prefix(prefix_path(path), trust_cache=trust_cache, secret=secret)
     return state
 
 

@@ -497,23 +497,24 @@ class ProgramState(AttributeHints, Generic[R]):
 
     # ------------------------------------------------------------------------------------------- again
 
-    def save(self, path: str | PathLike[str], *, cache: bool = False) -> None:
+    def save(self, path: str | PathLike[str], *, cache: bool = False, secret: str | None = None) -> None:
         """Writes the state to a file from which `sgl.load` restores it, also in another process: text with its tokens,
         turns, variables, return value, and the answers of all nodes. Waits until everything has been played.
 
         Args:
             cache: whether to write what the engine has computed for the text, too, to a file of the name and ".kv".
+            secret: as `cache`, but under a text of 16 characters or more, with which `sgl.load` takes the file.
 
         Raises:
-            CapabilityError: `cache`, and the backend is no engine of this program, or has no hierarchical cache.
-            ParameterError: a file can't be written, or nothing of the text is cached.
+            CapabilityError: one of them, and the backend is no engine of this program, or has no hierarchical cache.
+            ParameterError: a file can't be written, nothing of the text is cached, or `secret` is too short.
             ProgramError: a grammar or a scope is open, or a variable has a value that can't be saved.
             SglError: the program has failed; its error is raised.
         """
         saved = self._saved()
-        if cache:
+        if cache or secret is not None:
             prompt = self.branch.player.transcript.prompt()
-            self.branch.backend.prefix_files.export_prefix(prompt, files.prefix_path(path))
+            self.branch.backend.prefix_files.export_prefix(prompt, files.prefix_path(path), secret=secret)
         files.write(path, wire.encode(saved))
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:

@@ -174,6 +174,7 @@ class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
     ids: tuple[int, ...]  # instead of a prompt
     path: str
     namespace: str
+    secret: str | None = None
 
 
 class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
@@ -181,6 +182,7 @@ class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
 
     path: str
     namespace: str
+    secret: str | None = None
 
 
 class Stats(EngineCall[dict[str, Any]], frozen=True, tag="stats"):

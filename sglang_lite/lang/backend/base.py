@@ -56,9 +56,9 @@ def ask_with_adapter(lora_path: tuple[str, ...] | Unset) -> None:
 class KeepsPrefixes(Protocol):
     """Keys and values of prompts in files, as an engine writes and reads them."""
 
-    def export_prefix(self, prompt: Prompt, path: str) -> object: ...
+    def export_prefix(self, prompt: Prompt, path: str, *, secret: str | None) -> object: ...
 
-    def import_prefix(self, path: str, *, trust_cache: bool) -> object: ...
+    def import_prefix(self, path: str, *, trust_cache: bool, secret: str | None) -> object: ...
 
 
 class ProgramAtBackend(Protocol):
@@ -266,7 +266,7 @@ class Backend:
         """Writer and reader of keys and values of prompts in files. Raises CapabilityError if there is none."""
         raise CapabilityError(
             f"{name_of(self)} keeps no keys and values in files; an engine of this program does.",
-            hint="Leave cache=True and trust_cache=True out: the text is computed again.",
+            hint="Leave cache=True, trust_cache=True and secret= out: the text is computed again.",
         )
 
     def get_server_info(self) -> dict[str, Json] | None:

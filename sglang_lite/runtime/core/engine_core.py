@@ -350,10 +350,10 @@ class EngineCore:
         tokens = self.builder.tokens(
             self.builder.prompt_ids(call.ids or call.prompt), self.builder.resolved(SamplingParams(max_tokens=0))
         )
-        return self._calls.submit(self._prefix_files().write, tokens, call.namespace, call.path)
+        return self._calls.submit(self._prefix_files().write, tokens, call.namespace, call.path, call.secret)
 
     def _import_prefix(self, call: ImportPrefix) -> Future[int]:
-        return self._calls.submit(self._prefix_files().read, call.path, call.namespace)
+        return self._calls.submit(self._prefix_files().read, call.path, call.namespace, call.secret)
 
     def _prefix_files(self) -> PrefixFiles:
         return PrefixFiles(self.scheduler.store, self.loop.inbox)

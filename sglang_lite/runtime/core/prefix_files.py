@@ -60,7 +60,7 @@ class PrefixFiles:
     def __init__(self, store: PrefixCache, inbox: Inbox) -> None:
         self._store, self._inbox = store, inbox
 
-    def write(self, tokens: Ints, namespace: str, path: str) -> int:
+    def write(self, tokens: Ints, namespace: str, path: str, secret: str | None) -> int:
         """Writes what the cache has of a prefix; see `Engine.export_prefix`."""
         tiers, host = self._checked(), self._checked().host
         with self._pinned(partial(self._pin, tokens, namespace)) as pinned:
@@ -69,16 +69,16 @@ class PrefixFiles:
             kept = tokens[: len(pinned.slots) * tiers.names.page_size]
             header = _Header(pinned.key, kept.tobytes())
             try:
-                write_pages(Path(path), msgspec.msgpack.encode(header), host.memory.rows, pinned.slots)
+                write_pages(Path(path), msgspec.msgpack.encode(header), host.memory.rows, pinned.slots, secret)
             except OSError as error:
                 raise ParameterError("path", f"the file can't be written: {error}") from error
         return len(kept)
 
-    def read(self, path: str, namespace: str) -> int:
+    def read(self, path: str, namespace: str, secret: str | None) -> int:
         """Reads a file into the host tier; see `Engine.import_prefix`."""
         tiers, host = self._checked(), self._checked().host
         try:
-            with open_pages(path) as file:
+            with open_pages(path, secret) as file:
                 tokens = self._tokens(file, path)
                 with self._pinned(partial(self._reserve, file.pages)) as pinned, ThreadPoolExecutor(THREADS) as threads:
                     slots = pinned.slots[: file.pages]

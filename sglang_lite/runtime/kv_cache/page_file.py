@@ -8,6 +8,10 @@ files may write what a model will take for computed.
 A page's checksum is the sum of its words, each times an odd number of its place, modulo 2^64. Of the top bit of a word
 of 8 bytes, which may be a sign, such a product keeps one bit, so that two changed ones would cancel out. So these bits
 are packed into bytes, which count, too.
+
+A file that is written under a secret has authentication codes instead (keyed BLAKE2b), which take some five times as
+long: of each page with its place, under a key made of the secret, the header and the sizes. Who doesn't have the secret
+can't write one.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +36,9 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 _START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, bytes of a page, checksum of what follows
 _MAGIC: Final = b"sglkv\x00\x00\x04"
+_MAGIC_OF_SECRET: Final = b"sglkvs\x00\x04"
 _SUM: Final = np.dtype("<u8")  # checksum of a page
+_CODE: Final = np.dtype("V16")  # authentication code of a page
 _MAX_HEADER: Final = 1 << 28
 # Bytes that are read before their checksums are taken, unless a page is larger. With fewer, threads wait for one
 # another: each call that leaves the interpreter's lock has to get it back.
@@ -60,7 +67,8 @@ class PageFile:
     page_bytes: int
     _fill: Callable[[memoryview, int], int]  # fills memory with what is from a place on; returns the number of bytes
     _at: int  # place of the first page
-    _sums: NDArray[np.uint64]
+    _checks: NDArray[Any]  # checksum or code of each page
+    _key: bytes | None  # of the codes
 
     def read(self, rows: Rows, slots: Ints, skip: int = 0, threads: Executor | None = None) -> None:
         """Reads pages into rows of a memory.
@@ -84,21 +92,25 @@ class PageFile:
         view, at = target.data.cast("B"), self._at + first * self.page_bytes
         if self._fill(view, at) != len(view):
             raise DamagedFileError("it ends too early")
-        if (checksums(target) != self._sums[first : first + len(target)]).any():
-            raise DamagedFileError("its checksum is another")
+        if _checks(target, first, self._key).tobytes() != self._checks[first : first + len(target)].tobytes():
+            raise DamagedFileError("its checksum is another" if self._key is None else "it is of another secret")
 
 
 @contextmanager
-def open_pages(path: str | os.PathLike[str]) -> Iterator[PageFile]:
+def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Iterator[PageFile]:
     """Opens a file of pages and reads its header.
+
+    Args:
+        secret: what the file was written under.
 
     Raises:
         OSError: it can't be read.
-        DamagedFileError: it is none, or its size is not what its header says.
+        DamagedFileError: it is none, its size is not what its header says, or it was written under no secret, or one
+            that is not given.
     """
     with open(path, "rb", buffering=0) as raw:
         descriptor = raw.fileno()
-        yield _opened(os.fstat(descriptor).st_size, lambda view, at: os.preadv(descriptor, [view], at))
+        yield _opened(os.fstat(descriptor).st_size, lambda view, at: os.preadv(descriptor, [view], at), secret)
 
 
 def pages_in(data: bytes) -> PageFile:
@@ -116,7 +128,7 @@ def pages_in(data: bytes) -> PageFile:
     return _opened(len(data), fill)
 
 
-def _opened(size: int, fill: Callable[[memoryview, int], int]) -> PageFile:
+def _opened(size: int, fill: Callable[[memoryview, int], int], secret: str | None = None) -> PageFile:
     """Pages of a file of `size` bytes, whose header is read and checked."""
 
     def read(count: int, at: int) -> bytes:
@@ -124,39 +136,47 @@ def _opened(size: int, fill: Callable[[memoryview, int], int]) -> PageFile:
         return bytes(found[: fill(memoryview(found), at)])
 
     start = read(_START.size, 0)
-    if len(start) < _START.size or not start.startswith(_MAGIC):
+    if len(start) < _START.size or not start.startswith((_MAGIC, _MAGIC_OF_SECRET)):
         raise DamagedFileError("it is no file of pages of this version")
+    if start.startswith(_MAGIC) != (secret is None):
+        raise DamagedFileError("it was written under no secret" if secret else "it was written under a secret")
     _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
-    sums_bytes = pages * _SUM.itemsize
+    kind = _SUM if secret is None else _CODE
+    sums_bytes = pages * kind.itemsize
     at = _START.size + header_bytes + sums_bytes
     if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
         raise DamagedFileError(f"it has {size:,} bytes, which is not what its header says")
     header, sums = read(header_bytes, _START.size), read(sums_bytes, _START.size + header_bytes)
     if zlib.crc32(sums, zlib.crc32(header)) != checksum:
         raise DamagedFileError("the checksum of its header is another")
-    return PageFile(header, pages, page_bytes, fill, at, np.frombuffer(sums, _SUM))
+    key = None if secret is None else _key(secret, header, pages, page_bytes)
+    return PageFile(header, pages, page_bytes, fill, at, np.frombuffer(sums, kind), key)
 
 
-def packed(header: bytes, rows: Rows, slots: Ints) -> list[bytes | memoryview]:
+def packed(header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> list[bytes | memoryview]:
     """Contents of a file of pages, in parts; see `write_pages`."""
-    parts = [rows[part] for _, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
-    sums = b"".join(checksums(part).tobytes() for part in parts)
-    start = _START.pack(_MAGIC, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
+    key = None if secret is None else _key(secret, header, len(slots), rows.shape[1])
+    found = [(at, rows[part]) for at, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
+    parts = [part for _, part in found]
+    sums = b"".join(_checks(part, at, key).tobytes() for at, part in found)
+    magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
+    start = _START.pack(magic, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
     return [start + header + sums, *(part.data.cast("B") for part in parts)]
 
 
-def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
+def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> int:
     """Writes a file of pages. Returns its size in bytes.
 
     Args:
         header: what the pages are.
         rows: uint8 [slots, bytes of a page].
         slots: int32 [N], rows of the pages, in order.
+        secret: who reads the file must have it; None for checksums.
 
     Raises:
         OSError: it can't be written; nothing is left of it.
     """
-    parts = packed(header, rows, slots)
+    parts = packed(header, rows, slots, secret)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -169,6 +189,21 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints) -> int:
             os.unlink(temporary)
         raise
     return size
+
+
+def _key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
+    """Key of a file's codes."""
+    under = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=64).digest()
+    return blake2b(struct.pack("<QQ", pages, page_bytes) + header, key=under, digest_size=64).digest()
+
+
+def _checks(rows: Rows, first: int, key: bytes | None) -> NDArray[Any]:
+    """Checksums of pages, or under a key their codes, the first one's place being `first`."""
+    if key is None:
+        return checksums(rows)
+    places = (place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(rows)))
+    codes = (blake2b(row, key=key, salt=place, digest_size=_CODE.itemsize).digest() for row, place in zip(rows, places))
+    return np.frombuffer(b"".join(codes), _CODE)
 
 
 def checksums(rows: Rows) -> NDArray[np.uint64]:

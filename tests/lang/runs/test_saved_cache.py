@@ -5,6 +5,7 @@ import pytest
 import sglang_lite as sgl
 
 TIERS = {"dtype": "float32", "enable_hierarchical_cache": True, "max_total_tokens": 1024, "page_size": 16}
+SECRET = "0123456789abcdef"
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
 
 
@@ -23,6 +24,7 @@ def test_a_new_engine_continues_without_computing_the_text_again(small_file, tmp
     with sgl.Engine(small_file, in_process=True, **TIERS) as engine:
         state = story.run(backend=engine)
         state.save(path, cache=True)
+        state.save(tmp_path / "secret.json", secret=SECRET)
         told, _ = continued(state)
     with sgl.Engine(small_file, in_process=True, **TIERS) as engine:
         again, usage = continued(sgl.load(path, backend=engine, trust_cache=True))
@@ -31,6 +33,9 @@ def test_a_new_engine_continues_without_computing_the_text_again(small_file, tmp
         engine.flush_cache()
         again, usage = continued(sgl.load(path, backend=engine))  # which nobody trusts
         assert (again, usage.host_tokens) == (told, 0)
+        engine.flush_cache()
+        again, usage = continued(sgl.load(tmp_path / "secret.json", backend=engine, secret=SECRET))
+        assert (again, usage.host_tokens > 0) == (told, True)
         (tmp_path / "story.json.kv").unlink()
         with pytest.raises(sgl.ParameterError, match=r"story\.json\.kv"):
             sgl.load(path, backend=engine, trust_cache=True)

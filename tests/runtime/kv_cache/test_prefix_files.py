@@ -8,6 +8,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.protocol import Prompt, SamplingParams, Span
+from sglang_lite.runtime.kv_cache.page_file import open_pages
 from tests.runtime.scripted import VOCAB, loaded
 
 LONG = [1 + i * i % (VOCAB - 1) for i in range(300)]
@@ -59,6 +60,41 @@ def test_a_small_host_takes_what_fits(written):
     with engine(page_size=4, hicache_ratio=0.25) as later:
         assert later.import_prefix(written, trust_cache=True) == 128
         assert later.complete(LONG, TWO).usage.host_tokens == 128
+
+
+SECRET = "0123456789abcdef"
+
+
+def test_a_file_of_a_secret_is_taken_with_it_alone(written, tmp_path):
+    path = tmp_path / "of a secret.kv"
+    with engine(page_size=4) as first:
+        first.complete(LONG, TWO)
+        assert first.export_prefix(LONG, path, secret=SECRET) == 300
+    with engine(page_size=4) as later:
+        for wrong, message in ((SECRET[::-1], "it is of another secret"), (None, "it was written under a secret")):
+            with pytest.raises(sgl.ParameterError, match=message):
+                later.import_prefix(path, trust_cache=True, secret=wrong)
+        with pytest.raises(sgl.ParameterError, match="it was written under no secret"):
+            later.import_prefix(written, secret=SECRET)
+        with pytest.raises(sgl.ParameterError, match=r"^secret: it has 15 characters"):
+            later.import_prefix(path, secret=SECRET[1:])
+        with pytest.raises(sgl.ParameterError, match=r"^secret: 3 is no str"):
+            later.export_prefix(LONG, path, secret=3)  # type: ignore[arg-type] # wrong on purpose
+        assert later.import_prefix(path, secret=SECRET) == 300
+        assert later.complete([*LONG, 5], TWO).usage.host_tokens == 300
+    size = path.stat().st_size
+    with open_pages(path, SECRET) as file:
+        page = file.page_bytes
+    data, first_page = path.read_bytes(), size - 75 * page
+    swapped = data[first_page + page : first_page + 2 * page] + data[first_page : first_page + page]
+    for forged in (
+        data[:-1] + bytes([data[-1] ^ 1]),
+        data[:first_page] + swapped + data[first_page + 2 * page :],
+        data[:60] + bytes([data[60] ^ 1]) + data[61:],
+    ):
+        path.write_bytes(forged)
+        with engine(page_size=4) as later, pytest.raises(sgl.ParameterError, match=r"secret|checksum of its header"):
+            later.import_prefix(path, secret=SECRET)
 
 
 @pytest.mark.parametrize("other", [{"page_size": 2}, {"page_size": 4, "weight_version": "2"}])
