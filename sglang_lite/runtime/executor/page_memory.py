@@ -20,6 +20,7 @@ from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.kernels.reference.blocks import BlockCopy
 from sglang_lite.runtime.kv_cache.pages import Ints
 
+_ALIGNED = 4  # numbers, so that each row of them begins at an address that is a multiple of 16
 _MEASURED = 8  # newest measurement of a page's time counts as much as 1 in this many
 
 
@@ -66,6 +67,9 @@ class GpuPageMemory:
     """Pinned memory for the pages of a model on a GPU, a `PageMemory`. Copies run on a stream of their own, after
     everything that was launched before on the current one.
 
+    Copies to the host, of which each end of a prompt and of an answer asks for one, are gathered until somebody asks
+    what has completed, as each plan does, and launched as one.
+
     Args:
         planes, page_size, slots: as of `CpuPageMemory`.
 
@@ -93,10 +97,12 @@ class GpuPageMemory:
         cuda: Any = torch.cuda  # which leaves its types out
         self._device, self._stream = device, cuda.Stream(device) if device.type == "cuda" else None
         self._running: deque[tuple[int, Any, Any, int]] = deque()  # number, events after and before it, pages to count
+        self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
 
     def completed(self) -> int:
-        """Number of copies that have completed."""
+        """Number of copies that have completed. Launches those that were gathered."""
+        self._launch_gathered()
         while self._running and self._running[0][1].query():
             self._completed, ended, began, pages = self._running.popleft()
             if pages:
@@ -104,26 +110,38 @@ class GpuPageMemory:
         return self.launched if self._stream is None else self._completed
 
     def read(self, pages: Ints, slots: Ints) -> None:
-        """Starts copying pages, int32 [N], to slots of this memory."""
-        self._launch(pages, slots, to_host=True)
+        """Gathers copies of pages, int32 [N], to slots of this memory."""
+        self.launched += 1
+        self._gathered.update(zip(slots.tolist(), pages.tolist()))
 
     def write(self, slots: Ints, pages: Ints) -> None:
         """Starts copying slots of this memory, int32 [N], to pages."""
+        self._launch_gathered()
+        self.launched += 1
         self._launch(pages, slots, to_host=False)
 
+    def _launch_gathered(self) -> None:
+        if self._gathered:
+            slots, pages = np.array(list(self._gathered.items()), dtype=np.int32).T
+            self._gathered.clear()
+            self._launch(pages, slots, to_host=True)
+
     def _launch(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
-        self.launched += 1
+        """Launches a copy, whose number is that of the last one."""
+        count = len(pages)
+        both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
+        both[:, :count] = pages, slots
         if self._stream is None:  # interpreted
-            self._copy(torch.from_numpy(pages.copy()), torch.from_numpy(slots.copy()), to_host=to_host)
+            self._copy(*torch.from_numpy(both)[:, :count], to_host=to_host)
             return
         began, ended = make_event(timed=True), make_event(timed=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            both = torch.from_numpy(np.stack((pages, slots))).pin_memory().to(self._device, non_blocking=True)
+            places = torch.from_numpy(both).pin_memory().to(self._device, non_blocking=True)
             began.record()
-            self._copy(both[0].clone(), both[1].clone(), to_host=to_host)  # at addresses that are multiples of 16
+            self._copy(places[0, :count], places[1, :count], to_host=to_host)
             ended.record()
-        self._running.append((self.launched, ended, began, 0 if to_host else len(pages)))
+        self._running.append((self.launched, ended, began, 0 if to_host else count))
 
 
 def _averaged(average: float, new: float) -> float:

@@ -14,7 +14,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 class PageMemory(Protocol):
     """Host memory for pages, and copies between it and the device's pages. Copies have numbers from 1 on and run in
-    their order: after what the device was given to do before, and beside what it is given later.
+    their order: after what the device was given to do before, and beside what it is given later. Copies to the host may
+    wait until `completed` is called, which each plan does.
 
     Attributes:
         rows: uint8 [slots, bytes of a page]; all planes of a page.
@@ -31,7 +32,7 @@ class PageMemory(Protocol):
         ...
 
     def read(self, pages: Ints, slots: Ints) -> None:
-        """Starts copying pages of the device, int32 [N], to slots of this memory."""
+        """Copies pages of the device, int32 [N], to slots of this memory."""
         ...
 
     def write(self, slots: Ints, pages: Ints) -> None:

@@ -317,6 +317,7 @@ class Tiers:
 
     def clear(self) -> None:
         """Forgets the host's copies, and drops the pages that are on their way. Files stay."""
+        self.host.memory.completed()  # starts copies that wait, as the device's memory may be given back
         for fetch in self.fetching:
             self._store.pool.release(fetch.pages, self._store.step, fetch.copy)
             fetch.lock.release()

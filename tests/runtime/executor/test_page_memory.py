@@ -41,6 +41,8 @@ def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
     assert memory.rows.shape == (5, page_bytes(cache.planes, page_size))
     pages, slots = np.array([4, 0, 5], np.int32), np.array([1, 2, 4], np.int32)
     memory.read(pages, slots)
+    while memory.completed() < 1:
+        pass
     for plane in cache.planes:
         indexable(plane).zero_()
     memory.write(slots[1:], np.array([3, 1], np.int32))
@@ -51,3 +53,18 @@ def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
         old, new = (x.view(x.shape[0], PAGES, -1) for x in (old, new))
         assert torch.equal(new[:, [3, 1, 0]], old[:, [0, 5, 4]])
         assert not new[:, [2, 4, 5]].any()
+
+
+@pytest.mark.parametrize("memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__)
+def test_of_two_copies_to_a_slot_the_last_one_counts(memory_of):
+    device = DEVICE if memory_of is GpuPageMemory else torch.device("cpu")
+    cache = random_cache(LAYOUTS["heads"], 2, torch.float32, device)
+    memory, before = memory_of(cache.planes, 2, 5), bits(cache)
+    memory.read(np.array([1, 2, 3], np.int32), np.array([0, 1, 2], np.int32))
+    memory.read(np.array([4, 5], np.int32), np.array([1, 0], np.int32))
+    memory.write(np.array([0, 1, 2], np.int32), np.array([0, 2, 1], np.int32))
+    while memory.completed() < 3:
+        pass
+    for old, new in zip(before, bits(cache)):
+        old, new = (x.view(x.shape[0], PAGES, -1) for x in (old, new))
+        assert torch.equal(new[:, [0, 2, 1]], old[:, [5, 4, 3]])
