@@ -108,6 +108,8 @@ SMALL = {
         "2",
     ],
     "offload.py": ["--help"],  # it needs a GPU
+    "data_parallel.py": ["--help"],  # tests/engine/test_replicas.py tests what it runs
+    "waiting.py": ["--waiting", "300", "--programs", "4", "--answer", "3", "--steps", "35"],
     "speculation_gpu.py": ["--help"],  # it needs a GPU
     "way.py": ["--in-process"],
     "windows.py": ["--help"],  # it needs a GPU
