@@ -53,6 +53,8 @@ class GpuDecoder(Decoder):
         if self.gpu_ranks is not None:
             _check_ranks(spec, self.gpu_ranks.parallel.tp)
         super().__init__(spec, *args, **kwargs)
+        if self.offload is not None:  # a step takes as long as its copies, so that launches of kernels cost nothing
+            self.uncapturable = "they copy weights from the host's memory"
         self.parts = None if self.gpu_ranks is None else LogitParts(self.gpu_ranks, tuple(map(len, self._parts)))
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
         self._alone = self._plain and all(map(_norms_in_products, spec.layers)) and all(map(_fuses_one, self.layers))

@@ -1,7 +1,7 @@
 """Weights of a decoder's last layers in the host's memory, copied to the device group by group while others compute.
 
-Two groups have memory on the device, in turns. Copies run on a stream of their own and are captured with the step, so
-that graphs have them: that of a group begins when the group two before it has been computed.
+Two groups have memory on the device, in turns. Copies run on a stream of their own: that of a group begins when the
+group two before it has been computed. Steps are launched kernel by kernel, not as captured graphs.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ class Offload:
                 yield layers[self._first + index]
             if number + _GROUPS < len(groups):
                 copied.append(self._copied(groups[number + _GROUPS]))
+        if self._link is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._link)
 
     def _copied(self, group: range) -> torch.cuda.Event | None:
         """Event of a group's copy, which begins when all that was launched has been computed; None on a CPU."""
