@@ -41,6 +41,7 @@ from sglang_lite.runtime.core.submission import (
     ProgramRequest,
     SelectRequest,
     check_kind,
+    check_prefix,
     check_priority,
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from sglang_lite.text.chat_template import JinjaTemplate
 
 T = TypeVar("T")
-
-_SECRET = 16  # characters of a secret, at least
 
 
 class Engine:
@@ -470,7 +469,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         check_kind("prompt", prompt, str, Prompt, list, tuple)
-        _check_prefix(namespace, secret)
+        check_prefix(namespace, secret)
         text, ids = (prompt, ()) if isinstance(prompt, str | Prompt) else ("", tuple(prompt))
         return self.answer(calls.ExportPrefix(text, ids, os.path.abspath(path), namespace, secret))
 
@@ -496,7 +495,7 @@ class Engine:
                 weights, data type or size of pages.
             EngineClosedError: the engine is closed.
         """
-        _check_prefix(namespace, secret, trusted=trust_cache or secret is not None)
+        check_prefix(namespace, secret, trusted=trust_cache or secret is not None)
         return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace, secret))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
@@ -586,16 +585,3 @@ def _last_event(submit: Callable[..., Ticket], also: Callable[[Played], object] 
     except KeyboardInterrupt:
         ticket.abort()
         raise
-
-
-def _check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> None:
-    if not trusted:
-        raise ParameterError(
-            "trust_cache",
-            "whoever writes a file of a prefix decides what the model takes for its own computation.",
-            hint="Set trust_cache=True for a file that you know, or write and read it under a secret.",
-        )
-    check_kind("namespace", namespace, str)
-    check_kind("secret", secret, str, type(None))
-    if isinstance(secret, str) and len(secret) < _SECRET:
-        raise ParameterError("secret", f"it has {len(secret)} characters.", hint=f"Draw {_SECRET} or more.")

@@ -16,6 +16,7 @@ from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
+MIN_SECRET = 16  # characters
 MAX_QUEUED = 100_000  # nodes of one program that wait to be played
 
 
@@ -148,6 +149,20 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
     """Raises ParameterError if a value has none of the given types."""
     if not isinstance(value, kinds):
         raise ParameterError(name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}.")
+
+
+def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> None:
+    """Raises ParameterError if a file of a prefix is not trusted, or an argument for one has the wrong type."""
+    if not trusted:
+        raise ParameterError(
+            "trust_cache",
+            "whoever writes a file of a prefix decides what the model takes for its own computation.",
+            hint="Set trust_cache=True for a file that you know, or write and read it under a secret.",
+        )
+    check_kind("namespace", namespace, str)
+    check_kind("secret", secret, str, type(None))
+    if isinstance(secret, str) and len(secret) < MIN_SECRET:
+        raise ParameterError("secret", f"it has {len(secret)} characters.", hint=f"Draw {MIN_SECRET} or more.")
 
 
 def check_rank(rank: int | None, replicas: int) -> None:
