@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
-from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
@@ -104,23 +104,25 @@ def _launch(
 ) -> None:  # fmt: skip
     outputs, inputs = weight.shape
     properties = properties_of(weight.device)
-    block_m, block_n, warps = _tile(x.rows, outputs, properties.multiprocessors)
+    block_m, block_n, warps = _tile(x.rows, outputs, properties)
+    block_k = _BLOCK_K if properties.has_tma else _BLOCK_K // 2  # whose operands registers hold without it
     programs = cdiv(outputs, block_n) * cdiv(x.rows, block_m)
     _product[(programs, parts)](
-        tensor_descriptor(x.values, inputs, (block_m, _BLOCK_K)), x.scales,
-        tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)), scales,
+        tensor_descriptor(x.values, inputs, (block_m, block_k)), x.scales,
+        tensor_descriptor(weight, inputs, (block_n, block_k)), scales,
         bias, y, x.rows, outputs, inputs,
         BIAS=bias is not None, PARTS=parts,
         EARLY=x.rows <= MAX_SPLIT_ROWS and programs * parts <= properties.multiprocessors,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
-        num_warps=warps, num_stages=tile_stages(properties, block_m, block_n, _BLOCK_K, 1, 6),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, num_stages=tile_stages(properties, block_m, block_n, block_k, 1, 6),
         **pdl_options(weight.device),
     )  # fmt: skip
 
 
-def _tile(rows: int, outputs: int, multiprocessors: int) -> tuple[int, int, int]:
-    """Rows and outputs of a tile, and warps of a program: the largest tile that leaves no multiprocessor idle."""
-    if rows <= MAX_SPLIT_ROWS:
-        return max(16, power_of_2(rows)), 64, 4
-    large = cdiv(rows, 256) * cdiv(outputs, 128)
-    return (256, 128, 8) if rows > 128 and large >= multiprocessors else (128, 64, 4)
+def _tile(rows: int, outputs: int, properties: DeviceProperties) -> tuple[int, int, int]:
+    """Rows and outputs of a tile, and warps of a program: the largest tile that leaves no multiprocessor idle. Without
+    TMA, registers hold the operands, too, and larger tiles overflow them."""
+    if rows <= MAX_SPLIT_ROWS or not properties.has_tma:
+        return min(MAX_SPLIT_ROWS, max(16, power_of_2(rows))), 64, 4
+    large = cdiv(rows, 256) * cdiv(outputs, 128) >= properties.multiprocessors
+    return (256, 128, 8) if rows > 128 and large else (128, 64, 4)

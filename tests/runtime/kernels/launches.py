@@ -21,7 +21,10 @@ from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
+from sglang_lite.runtime.kernels.experts_order import experts_order
+from sglang_lite.runtime.kernels.experts_packed import MAX_BLOCK, packed_down, packed_gate_up
 from sglang_lite.runtime.kernels.experts_route import experts_route
+from sglang_lite.runtime.kernels.experts_tiled import block_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.int8_product import int8_linear, int8_parts, int8_parts_of
@@ -284,6 +287,23 @@ def packed_products(dtype: torch.dtype) -> None:
         packed_rows(empty(max_rows(DEVICE, dtype), inputs, dtype=dtype), weight, None, "silu")
 
 
+def packed_experts(dtype: torch.dtype) -> None:
+    """Experts in 4 bits of Qwen3-30B-A3B's sizes, and of gpt-oss's."""
+    for inputs, width, group, kind in ((2048, 768, 128, "integers"), (2880, 2880, 32, "e2m1")):
+        gate_up, down = (
+            packed_weight(
+                empty(4 * outputs, columns, dtype=torch.uint8), empty(4 * outputs, columns // group, dtype=FLOAT16),
+                zeros=empty(4 * outputs, columns // group, dtype=torch.uint8) if kind == "integers" else None, kind=kind,  # type: ignore[arg-type]  # one of the kinds
+            )
+            for outputs, columns in ((2 * width, inputs), (inputs, width))
+        )  # fmt: skip
+        for rows in (8, 2000):
+            ids = empty(rows, 2, dtype=torch.int32)
+            blocks = experts_order(ids, 4, min(block_rows(rows, 2, 4), MAX_BLOCK))
+            hidden = packed_gate_up(empty(rows, inputs, dtype=dtype), gate_up, 4, blocks, 2, "silu")
+            packed_down(hidden, down, 4, blocks, empty(rows, 2))
+
+
 def layer_norms(dtype: torch.dtype) -> None:
     """Launches of models that have layer norms, and feed-forwards without a gate."""
     x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
@@ -395,6 +415,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products fp8": products_fp8,
     "products int8": products_int8,
     "products packed": packed_products,
+    "experts packed": packed_experts,
     "layer norms": layer_norms,
     "layer norms fp8": layer_norms_fp8,
     "experts": experts,
@@ -451,7 +472,7 @@ def cases() -> list[Case]:
                 eight = name == "bfloat16" and properties.capability >= (8, 9)
                 found += [
                     Case(properties, 0, name, kernel) for kernel in OTHERS
-                    if ("fp8" not in kernel or eight) and (kernel not in ("products packed", "products int8") or name != "float32")
+                    if ("fp8" not in kernel or eight) and (kernel not in ("products packed", "products int8", "experts packed") or name != "float32")
                     and ("invariant" not in kernel or (properties.capability == (9, 0) and name != "float32"))
                 ]  # fmt: skip
     return found
