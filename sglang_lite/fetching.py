@@ -20,8 +20,10 @@ _REDIRECTS = 5
 _CHUNK = 1 << 16
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "sglang-lite"}
 _MOVED = (301, 302, 303, 307, 308)
-# Networks whose addresses stand for others, which may be private.
-_TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+_UNICAST6 = ipaddress.ip_network("2000::/3")  # all others of IPv6 are private, or stand for addresses of IPv4
+# Those that are global by their numbers and yet lead to what only this machine reaches: tunnels of IPv6, and where
+# Azure's and Oracle's hosts answer their guests.
+_INSIDE = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32", "168.63.129.16/32", "192.0.0.0/24")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +140,9 @@ def _is_public(text: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return _is_public(str(address.ipv4_mapped))
-        if any(address in network for network in _TRANSLATED):
+        if address not in _UNICAST6:
             return False
-    return address.is_global and not address.is_multicast
+    return address.is_global and not address.is_multicast and not any(address in network for network in _INSIDE)
 
 
 def _cut(handle: socket.socket) -> None:
