@@ -11,7 +11,6 @@ as many are admitted.
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import time
 
@@ -68,8 +67,6 @@ def main() -> None:
         return batch
 
     engine.scheduler.plan = timed  # type: ignore[method-assign, assignment]  # measured
-    gc.collect()
-    gc.freeze()  # as an engine's process does
     for i in range(options.steps):
         engine.step()
         if programs and i % 3 == 0:

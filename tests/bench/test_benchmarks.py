@@ -43,6 +43,8 @@ SMALL = {
     "cache_tiers.py": [
         "--shape",
         "small",
+        "--mib",
+        "4",
         "--tokens",
         "300",
         "--repeat",
