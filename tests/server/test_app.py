@@ -25,7 +25,7 @@ class _Broken:
     shutting_down, spans = False, None
     metrics = RequestMetrics("")
 
-    def check_accepts(self):
+    def begin(self, key):
         pass
 
     def __getattr__(self, name):
