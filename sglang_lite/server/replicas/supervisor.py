@@ -44,7 +44,8 @@ def serve(
     announce: Callable[[str], object],
 ) -> int:
     """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
-    signal ends them at once. SIGHUP restarts the servers that this process has started, one after the other.
+    signal ends them at once. SIGHUP restarts the servers that this process has started, one after the other, unless
+    it is ignored, as behind nohup.
 
     Args:
         settings: settings of each server, and of the gateway's address.
@@ -73,7 +74,8 @@ def serve(
     supervisor = _Supervisor(gateway, workers, settings.drain_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
-    signal.signal(signal.SIGHUP, supervisor.on_restart)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, supervisor.on_restart)
     sources = [source for source in replicas.workers if found_by(source)]
     served = " and ".join([f"{len(workers) - len(sources)} servers", *(f"those of {source}" for source in sources)])
     return supervisor.run(lambda: announce(f"Serving {served} at {gateway.url} by {gateway.package}"))
@@ -99,7 +101,10 @@ class _Supervisor:
 
     def _restart(self) -> None:
         for worker in self._workers:
-            worker.restart()
+            if not worker.restart():
+                if not worker.over.is_set():
+                    logger.error("a server has not come back: the restart ends here, and the others keep running")
+                return
 
     def run(self, announce: Callable[[], object]) -> int:
         """Runs until a signal arrives or all workers have failed; returns the exit status."""
@@ -154,14 +159,13 @@ class _Worker(ABC):
 
     def __init__(self, gateway: Gateway, health_timeout_s: float) -> None:
         self._gateway, self._health_timeout_s = gateway, health_timeout_s
-        self._client = httpx2.Client(trust_env=False, timeout=_TIMEOUT_S)
         self.over = threading.Event()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="sglang_lite-worker", daemon=True).start()
 
     def _run(self) -> None:
-        with self._client:
+        with httpx2.Client(trust_env=False, timeout=_TIMEOUT_S) as self._client:
             self._watch()
 
     @abstractmethod
@@ -177,9 +181,9 @@ class _Worker(ABC):
         """Kills a server that this process has started."""
 
     @abstractmethod
-    def restart(self) -> None:
+    def restart(self) -> bool:
         """Starts a server that this process has started again, once its open requests have ended, and waits until it
-        can be reached."""
+        can be reached. Returns False if it can't."""
 
     @property
     def ended(self) -> bool:
@@ -208,8 +212,9 @@ class _Remote(_Worker):
     def kill(self) -> None:
         """Does nothing: this process doesn't control the server."""
 
-    def restart(self) -> None:
+    def restart(self) -> bool:
         """Does nothing: this process doesn't control the server."""
+        return True
 
     def leave(self) -> None:
         """Takes the server from the gateway for good."""
@@ -254,8 +259,9 @@ class _Found(_Worker):
     def kill(self) -> None:
         """Does nothing: this process doesn't control the servers."""
 
-    def restart(self) -> None:
+    def restart(self) -> bool:
         """Does nothing: this process doesn't control the servers."""
+        return True
 
     def _watch(self) -> None:
         servers: dict[str, _Remote] = {}
@@ -301,7 +307,9 @@ class _Replica(_Worker):
         deaths = 0
         while not self.over.is_set():
             started, process, url = time.monotonic(), None, "an address that is not known yet"
-            self._starts += 1
+            with self._lock:
+                self._starts += 1
+                self._old.clear()
             try:
                 with bound("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -381,7 +389,6 @@ class _Replica(_Worker):
 
     def _end(self, process: TiedProcess, url: str) -> None:
         """Ends a server to which the gateway shall send nothing more, when its open requests have ended."""
-        self._old.clear()
         until = time.monotonic() + self._settings.drain_s + _END_S
         while url in self._gateway.known and time.monotonic() < until and not self.over.wait(_PAUSE_S):
             pass
@@ -392,11 +399,16 @@ class _Replica(_Worker):
         if not self.over.is_set():
             process.kill()
 
-    def restart(self) -> None:
-        wanted = self._starts + 1
-        self._old.set()
-        while self._reached < wanted and not (self.given_up or self.over.wait(_PAUSE_S)):
+    def restart(self) -> bool:
+        with self._lock:
+            wanted = self._starts + 1
+            self._old.set()
+        if self.given_up:
+            self.given_up = False
+            self.start()
+        while self._reached < wanted and self._starts <= wanted and not (self.given_up or self.over.wait(_PAUSE_S)):
             pass
+        return self._reached >= wanted
 
     def terminate(self) -> None:
         if self._process is not None:

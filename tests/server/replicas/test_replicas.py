@@ -41,7 +41,8 @@ class Servers:
         flags = {"--model-path": folder, "--chat-template": TEMPLATE, "--dtype": "float32", "--threads": "1",
                  "--max-running": "16", "--max-total-tokens": "16384", "--port": "0", "--replicas": str(count),
                  "--gateway": package, "--drain-s": "20", "--log-level": "info"}  # fmt: skip
-        command = [sys.executable, "-m", "sglang_lite.launch_server", "--deterministic"]
+        command = ["env", "--default-signal=HUP"]  # also behind nohup
+        command += [sys.executable, "-m", "sglang_lite.launch_server", "--deterministic"]
         command += [part for flag in flags.items() for part in flag] + list(more)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []

@@ -292,7 +292,7 @@ def supervised(source, told):
         try:
             yield
         finally:
-            until(lambda: signal.SIGHUP in handlers)
+            until(lambda: signal.SIGINT in handlers)
             handlers[signal.SIGTERM]()
             serving.join(60)
 
@@ -377,6 +377,72 @@ class Threaded:
         self._thread.join()
 
 
+class Living:
+    """A server that is ready, as long as the new version works."""
+
+    works, started = True, 0
+
+    def __init__(self, *_):
+        if not Living.works:
+            raise BackendError("the new version is broken.")
+        Living.started += 1
+        self.pid = Living.started
+        self._ended = threading.Event()
+
+    def wait(self, timeout_s):
+        return 0 if self._ended.wait(min(timeout_s, 0.01)) else None
+
+    def terminate(self):
+        self._ended.set()
+
+    kill = terminate
+
+
+def test_a_rolling_restart_ends_at_a_server_that_does_not_come_back(gateways, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "TiedProcess", Living)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(Living, "started", 0)
+    monkeypatch.setattr(Living, "works", True)
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)  # of the main thread alone
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    arguments = (ServerSettings(port=0), {"device": "cpu"}, ReplicaSettings(replicas=3), lambda _: None)
+    ended = []
+    serving = threading.Thread(target=lambda: ended.append(supervisor.serve(*arguments)))
+    serving.start()
+
+    def messages(text):
+        return [each for each in caplog.messages if text in each]
+
+    try:
+        until(lambda: gateways and len(gateways[0].known) == 3)
+        before = set(gateways[0].known)
+        Living.works = False
+        handlers[signal.SIGHUP]()
+        until(lambda: messages("the others keep running") and messages("it is not restarted"))
+        assert len(gateways[0].known) == 2
+        assert gateways[0].known < before
+        Living.works = True
+        handlers[signal.SIGHUP]()
+        until(lambda: Living.started == 6 and len(gateways[0].known) == 3)
+        assert not gateways[0].known & before
+        assert len(messages("the others keep running")) == 1
+    finally:
+        handlers[signal.SIGTERM]()
+        serving.join(60)
+    assert ended == [0]
+
+
+def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(supervisor, "Gateway", Gateway)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)  # as nohup leaves it
+    monkeypatch.setattr(Gateway, "failed", True)  # ends it at once
+    supervisor.serve(ServerSettings(port=0), {}, ReplicaSettings(workers=("http://10.0.0.1:1",)), lambda _: None)
+    assert handlers.keys() == {signal.SIGTERM, signal.SIGINT}
+
+
 def test_a_rolling_restart_loses_no_request(engine, monkeypatch, signals):
     """SIGHUP restarts one server after the other; the gateway sends requests to the others meanwhile."""
     wanted = int(os.environ.get("SGLANG_LITE_RESTARTS", 3))
@@ -388,6 +454,7 @@ def test_a_rolling_restart_loses_no_request(engine, monkeypatch, signals):
     told, answered, over = [], [], threading.Event()
     replicas, handlers = ReplicaSettings(replicas=2, gateway="smg"), {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)  # of the main thread alone
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # also behind nohup
     settings = {"engine": {"device": "cpu"}, "replicas": replicas, "announce": told.append}
     serving = threading.Thread(target=supervisor.serve, args=(ServerSettings(port=0),), kwargs=settings)
     serving.start()
