@@ -112,7 +112,17 @@ def _fetch(model: str, branch: str, name: str, listed: Mapping[str, Any], folder
 def _open(path: str) -> Any:  # http.client's response
     headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get("MODELSCOPE_API_TOKEN")) else {}
     request = urllib.request.Request(f"{_endpoint()}/api/v1/models/{path}", headers=headers)
-    return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
+    return urllib.request.build_opener(_Redirects()).open(request, timeout=_TIMEOUT_S)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and gives the token to no other host than the hub's."""
+
+    def redirect_request(self, request: urllib.request.Request, *others: Any) -> urllib.request.Request | None:
+        following = super().redirect_request(request, *others)
+        if following is not None and (following.type, following.host) != (request.type, request.host):
+            following.remove_header("Authorization")
+        return following
 
 
 def _endpoint() -> str:

@@ -28,13 +28,16 @@ class Hub:
         files: contents by name.
         asked: paths of files that were fetched, and revisions of lists.
         listed: changes of what is listed of a file, by name.
+        storage: address that requests for files are sent on to, if there is one.
+        keys: values of "Authorization" that came.
     """
 
     def __init__(self, folder: Path) -> None:
         self.files = {each.name: each.read_bytes() for each in folder.iterdir()}
         self.asked: list[str] = []
         self.listed: dict[str, dict[str, Any]] = {}
-        self.url = ""
+        self.url = self.storage = ""
+        self.keys: list[str | None] = []
 
     def answer(self, path: str, query: dict[str, list[str]]) -> bytes | None:
         if path == f"/api/v1/models/{MODEL}/repo/files":
@@ -56,6 +59,12 @@ def served(hub: Hub) -> Iterator[None]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             split = urlsplit(self.path)
+            hub.keys.append(self.headers["Authorization"])
+            if hub.storage and split.path.endswith("/repo"):
+                self.send_response(302)
+                self.send_header("Location", f"{hub.storage}{self.path}")
+                self.end_headers()
+                return
             data = hub.answer(split.path, parse_qs(split.query))
             self.send_response(404 if data is None else 200)
             self.send_header("Content-Length", str(len(data or b"")))
@@ -114,6 +123,16 @@ def test_a_changed_file_is_fetched_again(hub):
     assert resolve(MODEL, "v1") == there
     assert hub.asked == ["v1", "generation_config.json"]
     assert (there / "generation_config.json").read_bytes() == b"{}"
+
+
+def test_a_token_goes_to_no_other_host(hub, folder, monkeypatch):
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", "secret")
+    storage = Hub(folder)
+    with served(storage):
+        hub.storage = storage.url
+        resolve(MODEL, weights=False)
+    assert set(hub.keys) == {"Bearer secret"}
+    assert set(storage.keys) == {None}
 
 
 def test_a_description_needs_no_weights(hub):

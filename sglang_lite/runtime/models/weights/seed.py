@@ -16,8 +16,18 @@ _KEY = "SGLANG_LITE_SEED_KEY"  # variable with the key of the server's administr
 _LARGEST_ANSWER = 64 << 20
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes an error of each redirect, to whose target the key would go too."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+
+
 class Seed:
-    """Server of SGLang's routes at a host and port.
+    """Server of SGLang's routes at a host and port, asked without the environment's proxies.
 
     Args:
         host, port: where it listens.
@@ -38,7 +48,7 @@ class Seed:
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(f"http://{self.host}:{self.port}{path}", data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
+            with _OPENER.open(request, timeout=self._timeout_s) as response:
                 answer = json.loads(response.read(_LARGEST_ANSWER))
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode("utf-8", "replace")
