@@ -118,6 +118,16 @@ def test_nothing_of_another_pickle_is_run(case, metadata):
     assert ran == []
 
 
+def test_a_pickle_changes_nothing_for_the_next_one(metadata, monkeypatch):
+    monkeypatch.setattr(handles, "_opened", lambda handle, device: handle)
+    expected = handles.read_bucket(pickled(metadata), torch.device("cuda"))
+    for name in ("a\nFlattenedTensorMetadata\n", "torch\nrebuild_cuda_tensor\n"):
+        setting = f"c{name}N}}V__setstate__\nI1\ns\x86b.".encode("latin-1")  # sets an attribute of what has the name
+        with pytest.raises(sgl.ParameterError):
+            handles.read_bucket(setting, torch.device("cuda"))
+    assert handles.read_bucket(pickled(metadata), torch.device("cuda")) == expected
+
+
 def test_a_changed_pickle_is_refused_or_read(metadata, monkeypatch):
     monkeypatch.setattr(handles, "_opened", lambda handle, device: handle)
     draw, whole = random.Random(1), pickled(metadata)

@@ -50,10 +50,6 @@ class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
     waits: bool
 
 
-class _Metadata:
-    """Stands for SGLang's FlattenedTensorMetadata, whose fields a pickle sets."""
-
-
 class _Part(msgspec.Struct, frozen=True):
     """Place of a tensor in a flattened one, in its elements."""
 
@@ -72,13 +68,25 @@ def _handle(*args: Any) -> TensorHandle:  # of torch's function
 
 
 class _Reader(pickle.Unpickler):
-    """Reader of a pickle that knows the names of a bucket alone, none of which does anything."""
+    """Reader of a pickle that knows the names of a bucket alone, none of which does anything. A pickle can set
+    attributes of what stands for a name, so each reader has its own."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+
+        class Metadata:
+            """Stands for SGLang's FlattenedTensorMetadata, whose fields a pickle sets."""
+
+        def handle(*args: Any) -> TensorHandle:  # of torch's function
+            return _handle(*args)
+
+        self._metadata, self._handle = Metadata, handle
 
     def find_class(self, module: str, name: str) -> Any:  # what stands for it
         if name in _REBUILD:
-            return _handle
+            return self._handle
         if name == "FlattenedTensorMetadata":
-            return _Metadata
+            return self._metadata
         if (module, name) == ("torch", "Size"):
             return tuple
         if module.partition(".")[0] == "torch" and name in _KINDS:
@@ -99,7 +107,7 @@ def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a te
         ParameterError: the data is none, or the tensor is not in this GPU's memory.
     """
     try:
-        content = _Reader(io.BytesIO(data)).load()
+        content = _Reader(data).load()
         handle = content["flattened_tensor"]
         parts = [msgspec.convert(vars(each), _Part) for each in content["metadata"]]
         if not isinstance(handle, TensorHandle):
