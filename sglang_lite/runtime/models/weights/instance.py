@@ -6,8 +6,9 @@ import re
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
@@ -17,6 +18,15 @@ from sglang_lite.runtime.models.weights.source import Stored, WeightSource
 
 OFFER, SEND = "/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"
 _LAYER = re.compile(r".*?\.\d+\.")
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """Tensors that a seed has, and the port of the group in which it sends them."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class InstanceSource(WeightSource):
@@ -45,11 +55,12 @@ class InstanceSource(WeightSource):
         backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
         offer = self._ask(OFFER, master_address=seed.host, ports=str(port), group_rank=0, world_size=2, backend=backend)
         try:
-            names, dtypes, shapes, bound = (offer[name] for name in ("names", "dtypes", "shapes", "port"))
-            self._forms = {form.name: form for form in tensor_forms(names, dtypes, shapes)}
-        except (KeyError, TypeError, ParameterError) as error:
+            offered = msgspec.convert(offer, _Offer)
+            forms = tensor_forms(offered.names, offered.dtypes, offered.shapes)
+        except (msgspec.ValidationError, ParameterError) as error:
             raise ModelError(f"{seed}: is no engine of this package: {error!r}") from error
-        self._groups.join(seed.host.strip("[]"), bound, 1, 2, self._group, backend)
+        self._forms = {form.name: form for form in forms}
+        self._groups.join(seed.host, offered.port, 1, 2, self._group, backend)
         super().__init__(str(seed), dict.fromkeys(self._forms, Path(str(seed))))
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from sglang_lite.protocol import ModelError
@@ -30,15 +31,16 @@ class Seed:
     """Server of SGLang's routes at a host and port, asked without the environment's proxies.
 
     Args:
-        host, port: where it listens.
+        host, port: where it listens. An address of IPv6 may be in brackets.
         timeout_s: seconds that it may take for an answer.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float = 60.0) -> None:
-        self.host, self.port, self._timeout_s = host, port, timeout_s
+        self.host, self._timeout_s = host.strip("[]"), timeout_s
+        self._address = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def __str__(self) -> str:
-        return f"instance://{self.host}:{self.port}"
+        return f"instance://{self._address}"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:  # JSON
         """Answer to a request. Raises ModelError if there is none, or the server refuses."""
@@ -46,7 +48,7 @@ class Seed:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(_KEY):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"http://{self.host}:{self.port}{path}", data, headers)
+        request = urllib.request.Request(f"http://{self._address}{path}", data, headers)
         try:
             with _OPENER.open(request, timeout=self._timeout_s) as response:
                 answer = json.loads(response.read(_LARGEST_ANSWER))
@@ -54,7 +56,7 @@ class Seed:
             said = error.read(2000).decode("utf-8", "replace")
             hint = f"Set {_KEY} to its administrator's key." if error.code in (401, 403) else ""
             raise ModelError(f"{self}: {path} was refused with {error.code}: {said}", hint=hint) from error
-        except (OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise ModelError(f"{self}: {path}: {error}", hint="Check host and port of its server.") from error
         if not isinstance(answer, dict):
             raise ModelError(f"{self}: {path} was answered by no object.")
