@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from sglang_lite.protocol import CapabilityError, ParameterError, SglError
 
 _REDIRECTS = 5
+_CONNECT_S = 5.0  # for a host to accept a connection: until then nothing stops a fetch
 _CHUNK = 1 << 16
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "sglang-lite"}
 _MOVED = (301, 302, 303, 307, 308)
@@ -41,28 +42,74 @@ class FetchBounds:
     seconds: float = 30.0
 
 
-def fetch(urls: Iterable[str], bounds: FetchBounds, where: str) -> dict[str, bytes]:
+class FetchEnd:
+    """End of a fetch: when its time is over, or before, when another thread stops it.
+
+    Args:
+        seconds: time from now on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._until = seconds, time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._handle: socket.socket | None = None
+
+    def stop(self) -> None:
+        """Ends the fetch. Called on any thread."""
+        with self._lock:
+            self._stopped = True
+            if self._handle is not None:
+                _cut(self._handle)
+
+    def left_s(self) -> float:
+        """Seconds that are left; 0.0 if the fetch is to end."""
+        return 0.0 if self._stopped else max(self._until - time.monotonic(), 0.0)
+
+    @contextmanager
+    def cutting(self, handle: socket.socket) -> Iterator[None]:
+        """Context in which the end cuts a connection, however slowly the other side sends."""
+        timer = threading.Timer(self.left_s(), _cut, (handle,))
+        timer.daemon = True
+        timer.start()
+        with self._lock:
+            self._handle = handle
+            if self._stopped:
+                _cut(handle)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._handle = None
+            timer.cancel()
+            timer.join()
+
+
+def fetch(urls: Iterable[str], bounds: FetchBounds, where: str, end: FetchEnd | None = None) -> dict[str, bytes]:
     """Content of each address. Blocks; the environment's proxies are not used.
 
     Args:
         where: parameter that has the addresses, for errors.
+        end: end of all that is fetched; None for the bounds' seconds from now on.
 
     Raises:
         CapabilityError: a host, or one that it redirects to, is not among the domains.
         ParameterError: an address is invalid or not public, or the file can't be read within the bounds.
     """
     found: dict[str, bytes] = {}
-    left, end = bounds.most_bytes, time.monotonic() + bounds.seconds
+    left, end = bounds.most_bytes, end or FetchEnd(bounds.seconds)
     for url in dict.fromkeys(urls):
         found[url] = _content(url, bounds, left, end, where)
         left -= len(found[url])
     return found
 
 
-def _content(url: str, bounds: FetchBounds, most_bytes: int, end: float, where: str) -> bytes:
+def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, where: str) -> bytes:
     for _ in range(_REDIRECTS + 1):
         parts = _parts(url, bounds, where)
         try:
+            if not end.left_s():
+                raise TimeoutError
             with _connected(parts, end, where) as connection:
                 path, headers = parts.path or "/", {**_HEADERS, "Host": parts.netloc}
                 connection.request("GET", f"{path}?{parts.query}" if parts.query else path, headers=headers)
@@ -73,8 +120,8 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: float, where: 
         except SglError:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if time.monotonic() >= end:
-                raise _error(url, f"has not been read within {bounds.seconds:g} seconds.", where) from None
+            if not end.left_s():
+                raise _error(url, f"has not been read within {end.seconds:g} seconds.", where) from None
             raise _error(url, f"can't be fetched: {error or type(error).__name__}.", where) from None
     raise _error(url, f"is behind more than {_REDIRECTS} redirects.", where)
 
@@ -99,36 +146,30 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
 
 
 @contextmanager
-def _connected(parts: SplitResult, end: float, where: str) -> Iterator[http.client.HTTPConnection]:
-    """Connection to the host of an address, at an address that was looked up once and is public. It is cut at the end
-    of the time, however slowly the other side sends."""
+def _connected(parts: SplitResult, end: FetchEnd, where: str) -> Iterator[http.client.HTTPConnection]:
+    """Connection to the host of an address, at an address that was looked up once and is public."""
     secure, host = parts.scheme == "https", parts.hostname
     assert host is not None, "an address without a host is refused before"
     port = parts.port or (443 if secure else 80)
     raw = _socket(host, port, end, parts.geturl(), where)
-    with raw.dup() as handle:  # the same connection, which another thread can end safely
-        timer = threading.Timer(max(end - time.monotonic(), 0), _cut, (handle,))
-        timer.daemon = True
-        timer.start()
+    with raw.dup() as handle, end.cutting(handle):  # the same connection, which another thread can end safely
         connection = http.client.HTTPConnection(host, port)
         try:
             connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
             yield connection
         finally:
-            timer.cancel()
-            timer.join()
             connection.close()
             raw.close()
 
 
-def _socket(host: str, port: int, end: float, url: str, where: str) -> socket.socket:
+def _socket(host: str, port: int, end: FetchEnd, url: str, where: str) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(each[4][0]) for each in found]
     if not all(map(_is_public, addresses)):
         raise _error(url, "is not at a public address.", where, "Send the bytes as a data URL.")
     for i, address in enumerate(addresses):
         try:
-            return socket.create_connection((address, port), max(end - time.monotonic(), 0.001))
+            return socket.create_connection((address, port), min(max(end.left_s(), 0.001), _CONNECT_S))
         except OSError:
             if i == len(addresses) - 1:
                 raise
@@ -151,7 +192,7 @@ def _cut(handle: socket.socket) -> None:
 
 
 def _body(
-    response: http.client.HTTPResponse, url: str, bounds: FetchBounds, most_bytes: int, end: float, where: str
+    response: http.client.HTTPResponse, url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, where: str
 ) -> bytes:
     if response.status != 200:
         raise _error(url, f"answers {response.status}.", where)
@@ -163,7 +204,7 @@ def _body(
         if len(content) > most_bytes:
             problem = f"is too large: {bounds.most_bytes:,} bytes are the limit, for all files of a request together."
             raise _error(url, problem, where, "Send smaller ones.")
-    if time.monotonic() >= end:  # cut, which some answers can't be told from their end
+    if not end.left_s():  # cut, which some answers can't be told from their end
         raise TimeoutError
     if response.length:
         raise http.client.IncompleteRead(bytes(content), response.length)

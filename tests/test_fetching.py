@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_lite.fetching import FetchBounds, fetch
+from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
 from sglang_lite.protocol import CapabilityError, ParameterError
 from tests.web import sends, web
 
@@ -107,6 +107,16 @@ def test_a_slow_answer_is_cut_at_the_end_of_the_time() -> None:
     with web(PUBLIC, PAGES), pytest.raises(ParameterError, match=r"has not been read within 0\.2 seconds"):
         _fetch("/drips", seconds=0.2)
     assert threading.active_count() <= before + 1  # the page's own
+
+
+def test_nothing_is_asked_after_the_end() -> None:
+    late, stopped = FetchEnd(0.0), FetchEnd(30.0)
+    stopped.stop()
+    with web(PUBLIC, PAGES) as asked:
+        for end in (late, stopped):
+            with pytest.raises(ParameterError, match="has not been read within"):
+                fetch(["http://a.example/again"], FetchBounds(), "image", end)
+    assert asked == []
 
 
 def test_only_hosts_that_are_allowed_are_asked_also_behind_redirects() -> None:

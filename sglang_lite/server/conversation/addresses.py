@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,15 +12,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sglang_lite.fetching import FetchBounds, fetch
+from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
 from sglang_lite.program.nodes import Fork, ImagePart, Node
 from sglang_lite.protocol import Image, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import unfetched
+from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.settings import ServerSettings
 
 P = TypeVar("P")  # Prompt, or a prompt that has no images
-_AT_ONCE = 8  # requests whose images are fetched at the same time
+_AT_ONCE = 16  # requests whose images are fetched at the same time
+_AT_ONCE_PER_KEY = 4  # of them, those of one of several keys
 
 
 class ImageFetcher:
@@ -33,6 +36,8 @@ class ImageFetcher:
         megabytes = settings.media_url_max_file_size_mb
         self._bounds = FetchBounds(settings.allowed_media_domains, int(megabytes * 2**20))
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sglang_lite-fetch")
+        most = _AT_ONCE_PER_KEY if len(settings.api_key) > 1 else _AT_ONCE
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, most))
 
     async def prompt(self, prompt: Prompt) -> Prompt:
         """Prompt with the bytes of its images.
@@ -58,13 +63,26 @@ class ImageFetcher:
             return {}
         if not self._bounds.domains:
             raise unfetched(urls[0], "image")
-        fetching = partial(fetch, urls, self._bounds, "image")
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, fetching)
+        end, turn = FetchEnd(self._bounds.seconds), self._turns[key_in_use.get()]
+        await turn.acquire()
+        fetching = asyncio.get_running_loop().run_in_executor(self._threads, fetch, urls, self._bounds, "image", end)
+        fetching.add_done_callback(partial(_over, turn))
+        try:
+            found = await asyncio.shield(fetching)
+        except asyncio.CancelledError:  # the client has left
+            end.stop()
+            raise
         return {url: Image(data) for url, data in found.items()}
 
     def close(self) -> None:
         """Ends the threads, when they have fetched what they have begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _over(turn: asyncio.Semaphore, fetching: asyncio.Future[Any]) -> None:
+    turn.release()
+    if not fetching.cancelled():
+        fetching.exception()  # perhaps nobody waits for it any more
 
 
 def addresses(prompt: object) -> list[str]:
