@@ -7,7 +7,8 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Node, Pause, Select, Text, Verdict
@@ -22,17 +23,47 @@ if TYPE_CHECKING:
     from sglang_lite.engine.core import OpenProgram
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Branches of forks that have asked nothing yet.
+
+    Attributes:
+        branches: their number.
+        tokens: tokens that each is expected to generate: as many as the first question of the program.
+    """
+
+    branches: int = 0
+    tokens: int = 0
+
+
+Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]  # nodes of branches, before the program is placed
+
+
+def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
+    """Branches that a program's first nodes have forked. Programs begin side by side, so one whose branches counted
+    only once they ask would have others beside it that belong elsewhere."""
+    nodes = [node for _, nodes in early for node in nodes]
+    forked = sum(len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches))
+    first = next(_questions(nodes), None)
+    return Coming(forked, 0 if first is None else _expected(first, builder))
+
+
 class ProgramLoad:
-    """Rows and tokens of a program at its replica: those of its questions that have not been answered.
+    """Rows and tokens of a program at its replica: those of its questions that have not been answered, and of branches
+    that have asked nothing yet.
 
     Args:
         chooser: chooser that counts them.
-        placement: placement of the program.
+        placement: placement of the program, which has the rows and tokens of `coming`.
         builder: builder of its requests.
+        coming: branches that have asked nothing yet when it is placed.
     """
 
-    def __init__(self, chooser: ReplicaChooser, placement: Placement, builder: RequestBuilder) -> None:
+    def __init__(
+        self, chooser: ReplicaChooser, placement: Placement, builder: RequestBuilder, coming: Coming | None = None
+    ) -> None:
         self._chooser, self._placement, self._builder = chooser, placement, builder
+        self._coming = coming or Coming()
         self._asked: Counter[BranchPath] = Counter()  # questions by branch
         self._lock = threading.Lock()
 
@@ -45,6 +76,9 @@ class ProgramLoad:
                 asked[(*path, -1 - place, index)] += sum(1 for _ in _questions(branch))  # no place of a node
         with self._lock:
             before = self._rows
+            if path and +asked and path not in self._asked and self._coming.branches:
+                self._coming = replace(self._coming, branches=self._coming.branches - 1)
+                tokens -= self._coming.tokens
             self._asked.update(+asked)
             self._chooser.count(self._placement, self._rows - before, tokens)
 
@@ -69,16 +103,11 @@ class ProgramLoad:
 
     @property
     def _rows(self) -> int:
-        """Branches with questions; one for a program without any now, which is there all the same."""
-        return max(sum(count > 0 for count in self._asked.values()), 1)
+        """Branches with questions, or to come; one for a program without any now, which is there all the same."""
+        return max(sum(count > 0 for count in self._asked.values()), 1) + self._coming.branches
 
     def _expected(self, node: Gen | Select) -> int:
-        try:
-            params = self._builder.resolved(node.params) if isinstance(node, Gen) else None
-        except ParameterError:  # the node will fail
-            return 0
-        expected = expected_tokens(node, params, ())
-        return expected.text + expected.generated
+        return _expected(node, self._builder)
 
 
 class ProgramAtReplica:
@@ -87,11 +116,12 @@ class ProgramAtReplica:
     Args:
         gate: checks of callers.
         sink: callback for the events.
-        begin: function that opens the program at a replica, by the spans of text that it begins with.
+        begin: function that opens the program at a replica, by the spans of text that it begins with, and its first
+            nodes.
     """
 
     def __init__(
-        self, gate: Gate, sink: ProgramSink, begin: Callable[[Sequence[Span]], tuple[OpenProgram, ProgramLoad]]
+        self, gate: Gate, sink: ProgramSink, begin: Callable[[Sequence[Span], Early], tuple[OpenProgram, ProgramLoad]]
     ) -> None:
         self._gate, self._sink, self._begin = gate, sink, begin
         self._early: list[tuple[BranchPath, Sequence[Node]]] = []
@@ -143,7 +173,8 @@ class ProgramAtReplica:
 
     def _place(self) -> None:
         """Begins the program. The caller holds the lock."""
-        program, load = self._begin(_beginning([node for path, nodes in self._early if not path for node in nodes]))
+        spans = _beginning([node for path, nodes in self._early if not path for node in nodes])
+        program, load = self._begin(spans, self._early)
         for path, nodes in self._early:
             load.add(path, nodes)
             program.extend(path, nodes)
@@ -174,6 +205,16 @@ def _beginning(nodes: Sequence[Node]) -> list[Span]:
         elif isinstance(node, Gen | Select | Pause | Fork):
             break
     return spans
+
+
+def _expected(node: Gen | Select, builder: RequestBuilder) -> int:
+    """Tokens that a question is expected to add."""
+    try:
+        params = builder.resolved(node.params) if isinstance(node, Gen) else None
+    except ParameterError:  # the node will fail
+        return 0
+    expected = expected_tokens(node, params, ())
+    return expected.text + expected.generated
 
 
 def _questions(nodes: Sequence[Node]) -> Iterator[Gen | Select]:

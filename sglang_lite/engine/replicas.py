@@ -16,7 +16,7 @@ from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import Prefixes, Ready
 from sglang_lite.engine.replica_calls import ReplicaCalls
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
-from sglang_lite.engine.replica_program import ProgramAtReplica, ProgramLoad, program_spans
+from sglang_lite.engine.replica_program import Early, ProgramAtReplica, ProgramLoad, branches_to_come, program_spans
 from sglang_lite.protocol import Delta, ProgramSink, Prompt, SamplingParams, Selection, SglError, Span
 from sglang_lite.runtime.calls import EngineCall, ExportPrefix, R
 from sglang_lite.runtime.config import EngineConfig
@@ -155,9 +155,11 @@ class Replicas:
         if self.encoder is not None:
             raise not_a_generator_error(self.model_name)
 
-        def begin(spans: Sequence[Span]) -> tuple[Any, ProgramLoad]:  # an OpenProgram
-            placement = self._place(self._ids(spans), request.namespace, 0)
-            load = ProgramLoad(self._placed, placement, self.builder)
+        def begin(spans: Sequence[Span], early: Early) -> tuple[Any, ProgramLoad]:  # an OpenProgram
+            coming = branches_to_come(early, self.builder)
+            expected, rows = coming.branches * coming.tokens, 1 + coming.branches
+            placement = self._place(self._ids(spans), request.namespace, expected, rows=rows)
+            load = ProgramLoad(self._placed, placement, self.builder, coming)
             try:
                 return self._clients[placement.rank].open_program(request, load.passing(sink), flush), load
             except BaseException:

@@ -1,11 +1,17 @@
 """The choice of a replica, with replicas of which only trees and capacities are real."""
 
+from collections import Counter
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sglang_lite.engine.replica_chooser import AHEAD_ROWS, ReplicaChooser
+from sglang_lite.engine.replica_program import ProgramLoad, branches_to_come
+from sglang_lite.program.nodes import Fork, Gen, Text
+from sglang_lite.protocol import Generation, Played, SamplingParams
 from sglang_lite.runtime.config import Capacity, Sizes
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher
@@ -104,6 +110,34 @@ def test_a_program_of_many_branches_keeps_others_away_once_it_fills_its_replica(
     assert fleet.place(shared).rank == 1
     fleet.chooser.ended(program)
     assert fleet.place(joined(shared, text(2, 16))).rank == 1
+
+
+def test_programs_that_begin_together_spread_by_the_branches_that_they_will_have():
+    """Every second one has asked in all its branches before the next one is placed, the others only in their first."""
+    chooser, loads = chooser_of(4, rows=2048), []
+    builder: Any = SimpleNamespace(resolved=lambda params: params)  # what else it builds is not asked for
+    fork, ask = Fork(((),) * 64), Gen("a", params=SamplingParams(max_tokens=8, n=1))
+    for seed in range(16):
+        early = [((), (Text("a"), fork)), ((1, 0), (ask,))]
+        coming = branches_to_come(early, builder)
+        tokens = text(seed, 64)
+        digests = PrefixHasher().digests(PrefixHash.of(""), tokens, PAGE).tolist()
+        placement = chooser.place(digests, 64, coming.branches * coming.tokens, rows=1 + coming.branches)
+        loads.append((ProgramLoad(chooser, placement, builder, coming), placement))
+        for path, nodes in early:
+            loads[-1][0].add(path, nodes)
+        for branch in range(1, 64) if seed % 2 else ():
+            loads[-1][0].add((1, branch), (ask,))
+    assert Counter(placement.rank for _, placement in loads) == dict.fromkeys(range(4), 4)
+    for load, _ in loads[::2]:
+        for branch in range(1, 64):
+            load.add((1, branch), (ask,))
+    for load, placement in loads:
+        assert (placement.rows, placement.tokens) == (64, 64 + 64 * coming.tokens)
+        tell = load.passing(lambda _: None)
+        for branch in range(64):
+            tell(Played((1, branch, 0), None, Generation("a", (1,), finish_reason="stop")))
+        assert placement.rows == 1
 
 
 def test_a_prefix_does_not_hold_a_replica_that_runs_far_ahead():
