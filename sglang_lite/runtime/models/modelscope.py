@@ -14,6 +14,8 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError
 
@@ -21,6 +23,21 @@ _HUB = "https://www.modelscope.cn"
 _LISTED_AT_ONCE = 3000  # at which the hub cuts its list, without a word
 _TIMEOUT_S = 30
 _CHUNK = 1 << 20
+_NOTE = ".files.json"
+
+
+class _File(msgspec.Struct, frozen=True):
+    """Size and SHA-256 of a file, as the hub lists them."""
+
+    size: int
+    sha256: str | None
+
+
+class _Note(msgspec.Struct):
+    """Note in a folder: files that the hub listed last, and those that were fetched, by name."""
+
+    listed: dict[str, _File] = {}
+    fetched: dict[str, _File] = {}
 
 
 def is_asked_for() -> bool:
@@ -42,38 +59,59 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
     """
     branch = revision or "master"
     folder = cache / model / urllib.parse.quote(branch, safe="")
-    noted = folder / ".files.json"
+    note = _noted(folder)
+
+    def missing(listed: Mapping[str, _File]) -> list[str]:
+        safe = any(name.endswith(".safetensors") for name in listed)
+        return [
+            name for name, each in listed.items()
+            if any(fnmatch(name, pattern) for pattern in patterns) and not (safe and name.endswith(".bin"))
+            and (note.fetched.get(name) != each or not (folder / name).exists())
+        ]  # fmt: skip
+
     try:
         listed = _listed(model, branch)
     except DownloadError:
-        if not noted.exists():
+        if not note.listed or missing(note.listed):
             raise
         return folder  # as it was fetched before
-    safe = any(name.endswith(".safetensors") for name in listed)
-    kept = {
-        name: each for name, each in listed.items()
-        if any(fnmatch(name, pattern) for pattern in patterns) and not (safe and name.endswith(".bin"))
-    }  # fmt: skip
     try:
-        known = json.loads(noted.read_text()) if noted.exists() else {}
-        for name, each in kept.items():
-            if known.get(name) != each or not (folder / name).exists():
-                _fetch(model, branch, name, each, folder)
-        noted.parent.mkdir(parents=True, exist_ok=True)
-        noted.write_text(json.dumps({**known, **kept}))
-    except OSError as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        if listed != note.listed:
+            note.listed = listed
+            _write(note, folder)
+        for name in missing(listed):
+            _fetch(model, branch, name, listed[name], folder)
+            note.fetched[name] = listed[name]
+            _write(note, folder)
+    except (OSError, HTTPException) as error:
         raise DownloadError(f"{model}: can't be fetched from ModelScope: {error}", hint=_hint()) from error
     return folder
 
 
-def _listed(model: str, branch: str) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of the model's files, by name. Raises DownloadError."""
+def _noted(folder: Path) -> _Note:
+    """Note of a folder, an empty one if there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode((folder / _NOTE).read_bytes(), type=_Note)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return _Note()
+
+
+def _write(note: _Note, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
+        part = Path(scratch, _NOTE)
+        part.write_bytes(msgspec.json.encode(note))
+        os.replace(part, folder / _NOTE)
+
+
+def _listed(model: str, branch: str) -> dict[str, _File]:
+    """Files of the model, by name. Raises DownloadError."""
     query = urllib.parse.urlencode({"Revision": branch, "Recursive": "True"})
     try:
         with _open(f"{model}/repo/files?{query}") as answer:
             files = json.loads(answer.read())["Data"]["Files"]
         found = {
-            each["Path"]: {"size": int(each["Size"]), "sha256": each.get("Sha256") or None}
+            each["Path"]: _File(int(each["Size"]), each.get("Sha256") or None)
             for each in files if each["Type"] == "blob"
         }  # fmt: skip
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
@@ -84,8 +122,8 @@ def _listed(model: str, branch: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _fetch(model: str, branch: str, name: str, listed: Mapping[str, Any], folder: Path) -> None:
-    """Fetches a file as a whole. Raises OSError, or DownloadError if it is not what was listed."""
+def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> None:
+    """Fetches a file as a whole. Raises OSError, HTTPException, or DownloadError if it is not what was listed."""
     target, digest, size = folder / name, hashlib.sha256(), 0
     target.parent.mkdir(parents=True, exist_ok=True)
     query = urllib.parse.urlencode({"Revision": branch, "FilePath": name})
@@ -94,17 +132,19 @@ def _fetch(model: str, branch: str, name: str, listed: Mapping[str, Any], folder
         with (
             open(part, "wb") as file,
             _open(f"{model}/repo?{query}") as answer,
-            progress_bar(total=listed["size"], unit="B", unit_scale=True, desc=f"Fetching {name}") as bar,
+            progress_bar(total=listed.size, unit="B", unit_scale=True, desc=f"Fetching {name}") as bar,
         ):
-            while data := answer.read(_CHUNK):
+            while size <= listed.size and (data := answer.read(_CHUNK)):
                 file.write(data)
                 digest.update(data)
                 size += len(data)
                 bar.update(len(data))
-        if size != listed["size"] or listed["sha256"] not in (None, digest.hexdigest()):
+        if size > listed.size:
+            raise DownloadError(f"{model}: {name} came with more than {listed.size:,} bytes, which ModelScope lists.")
+        if size != listed.size or listed.sha256 not in (None, digest.hexdigest()):
             raise DownloadError(
                 f"{model}: {name} came with {size:,} bytes and the SHA-256 {digest.hexdigest()}; ModelScope lists "
-                f"{listed['size']:,} and {listed['sha256']}.", hint="Try again.",
+                f"{listed.size:,} and {listed.sha256}.", hint="Try again.",
             )  # fmt: skip
         os.replace(part, target)
 

@@ -30,13 +30,14 @@ class Hub:
         listed: changes of what is listed of a file, by name.
         storage: address that requests for files are sent on to, if there is one.
         keys: values of "Authorization" that came.
+        broken: name of a file that is not answered by HTTP.
     """
 
     def __init__(self, folder: Path) -> None:
         self.files = {each.name: each.read_bytes() for each in folder.iterdir()}
         self.asked: list[str] = []
         self.listed: dict[str, dict[str, Any]] = {}
-        self.url = self.storage = ""
+        self.url = self.storage = self.broken = ""
         self.keys: list[str | None] = []
 
     def answer(self, path: str, query: dict[str, list[str]]) -> bytes | None:
@@ -64,6 +65,9 @@ def served(hub: Hub) -> Iterator[None]:
                 self.send_response(302)
                 self.send_header("Location", f"{hub.storage}{self.path}")
                 self.end_headers()
+                return
+            if hub.broken and hub.broken in split.query:
+                self.wfile.write(b"broken\r\n")
                 return
             data = hub.answer(split.path, parse_qs(split.query))
             self.send_response(404 if data is None else 200)
@@ -133,6 +137,50 @@ def test_a_token_goes_to_no_other_host(hub, folder, monkeypatch):
         resolve(MODEL, weights=False)
     assert set(hub.keys) == {"Bearer secret"}
     assert set(storage.keys) == {None}
+
+
+@pytest.mark.parametrize("note", ['{"config.json": {"si', "[]", "\udc80"])
+def test_a_damaged_note_is_as_none(note, hub):
+    there = resolve(MODEL)
+    (there / ".files.json").write_text(note, errors="surrogateescape")
+    hub.asked.clear()
+    assert resolve(MODEL) == there
+    assert "config.json" in hub.asked
+    hub.asked.clear()
+    assert resolve(MODEL) == there
+    assert hub.asked == ["master"]
+
+
+def test_what_was_fetched_before_a_failure_is_not_fetched_again(hub):
+    hub.files["model.safetensors"] = hub.files.pop("model.safetensors")  # the last one
+    hub.listed = {"model.safetensors": {"Sha256": "0" * 64}}
+    with pytest.raises(sgl.DownloadError, match="came with"):
+        resolve(MODEL)
+    before = set(hub.asked)
+    hub.listed, hub.asked = {}, []
+    resolve(MODEL)
+    assert {"config.json", "model.safetensors"} <= before
+    assert hub.asked == ["master", "model.safetensors"]
+
+
+def test_a_folder_without_its_weights_is_not_used_without_the_hub(hub, monkeypatch):
+    there = resolve(MODEL, weights=False)
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
+    assert resolve(MODEL, weights=False) == there
+    with pytest.raises(sgl.DownloadError, match="ModelScope did not give it"):
+        resolve(MODEL)
+
+
+def test_an_answer_that_is_no_http_is_named(hub):
+    hub.broken = "config.json"
+    with pytest.raises(sgl.DownloadError, match=r"owner/tiny: can't be fetched from ModelScope: broken"):
+        resolve(MODEL)
+
+
+def test_no_more_is_read_than_is_listed(hub):
+    hub.listed = {"config.json": {"Size": 1}}
+    with pytest.raises(sgl.DownloadError, match=r"config\.json came with more than 1 bytes"):
+        resolve(MODEL)
 
 
 def test_a_description_needs_no_weights(hub):
