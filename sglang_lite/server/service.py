@@ -69,7 +69,7 @@ class Service:
         self.programs: dict[str, Any] = {}
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
-        self.images = ImageFetcher(settings)
+        self.images = ImageFetcher(settings, lambda prompt: engine.core.builder.check_images(prompt))
         self.quotas = Quotas(settings)
         self.grpc_port = 0
         self.shutting_down = False

@@ -4,6 +4,7 @@ import base64
 import io
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -332,6 +333,26 @@ def test_images_at_allowed_addresses_are_fetched_in_each_protocol(running, fetch
         body = {**sampling, "max_new_tokens": 4}
         assert engine.generate(texts[0], body, image_data=url)["text"] == expected.text
     assert asked == ["/a.png"] * 9
+
+
+def test_nothing_is_fetched_for_a_model_that_takes_no_or_fewer_images(engine, running, monkeypatch):
+    url = "http://pictures.example/a.png"
+    content = [{"type": "image_url", "image_url": {"url": f"{url}?{i}"}} for i in range(2)]
+    body = {"model": "default", "messages": [{"role": "user", "content": content}]}
+    native = {"text": "<image><image>", "image_data": [f"{url}?0", f"{url}?1"]}
+    seeing = running[1]
+    monkeypatch.setattr(seeing.core.builder, "images", replace(seeing.core.builder.images, most=1))
+    with web({"pictures.example": "93.184.215.14"}, {}) as asked:
+        for each, why in ((engine, "can't see images"), (seeing, "has 2 images, and 1 is the limit")):
+            server = Running(each, allowed_media_domains=("*",))
+            try:
+                answer = httpx2.post(f"{server.url}/generate", json=native)
+                assert (answer.status_code, why in answer.text) == (400, True), answer.text
+                answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+                assert answer.status_code == 400
+            finally:
+                server.stop()
+    assert asked == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import random
 import secrets
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -132,9 +132,11 @@ class RequestBuilder:
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
     def check_images(self, prompt: Prompt | str) -> None:
-        """Raises ParameterError if the prompt contains an image, and the model reads none."""
-        if isinstance(prompt, Prompt) and prompt.images and self.images is None:
-            raise no_images_error(self._model_name)
+        """Raises ParameterError if the prompt contains an image, and the model reads none, or more than its limit."""
+        if isinstance(prompt, Prompt) and prompt.images:
+            if self.images is None:
+                raise no_images_error(self._model_name)
+            _check_count(prompt.images, self.images.most)
 
     def build(
         self,
@@ -176,9 +178,8 @@ class RequestBuilder:
             )  # fmt: skip
         token = 0 if self.images is None else self.images.token_id
         seen = RequestMedia.of(media, tokens, self._vocab_size, token) if media else None
-        most = None if self.images is None else self.images.most
-        if most is not None and seen is not None and len(seen.items) > most:
-            raise ParameterError("prompt", f"has {len(seen.items)} images, and {most} is the limit.")
+        if seen is not None:
+            _check_count(seen.items, None if self.images is None else self.images.most)
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -359,3 +360,8 @@ def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
 def _check_not_empty(ids: Sequence[int]) -> None:
     if not len(ids):
         raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
+
+
+def _check_count(images: Sized, most: int | None) -> None:
+    if most is not None and len(images) > most:
+        raise ParameterError("prompt", f"has {len(images)} images, and {most} is the limit.")

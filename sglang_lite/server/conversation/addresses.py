@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,14 @@ import msgspec
 
 from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
 from sglang_lite.program.nodes import Fork, ImagePart, Node
-from sglang_lite.protocol import Image, Prompt
+from sglang_lite.protocol import Image, ParameterError, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import unfetched
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.settings import ServerSettings
 
 P = TypeVar("P")  # Prompt, or a prompt that has no images
+_MAX_ADDRESSES = 64  # addresses of a request
 _AT_ONCE = 16  # requests whose images are fetched at the same time
 _AT_ONCE_PER_KEY = 4  # of them, those of one of several keys
 
@@ -30,9 +31,11 @@ class ImageFetcher:
 
     Args:
         settings: settings of the server, with the domains.
+        check: function that raises SglError for a prompt with images that the engine would refuse in any case.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, check: Callable[[Prompt], object]) -> None:
+        self._check = check
         megabytes = settings.media_url_max_file_size_mb
         self._bounds = FetchBounds(settings.allowed_media_domains, int(megabytes * 2**20))
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sglang_lite-fetch")
@@ -44,23 +47,33 @@ class ImageFetcher:
 
         Raises:
             CapabilityError: an image is at a domain that is not allowed.
-            ParameterError: an image can't be fetched.
+            ParameterError: an image can't be fetched, there are too many, or the model reads none.
         """
-        return _with(prompt, await self._fetched(addresses(prompt)))
+        return _with(prompt, await self._fetched([prompt]))
 
     async def requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
         """Requests with the bytes of their images. Raises as `prompt`."""
-        found = await self._fetched([url for each in requests for url in addresses(each.prompt)])
+        found = await self._fetched([each.prompt for each in requests])
         return [replace(each, prompt=_with(each.prompt, found)) if found else each for each in requests]
 
     async def branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
         """Nodes of branches of a program with the bytes of their images. Raises as `prompt`."""
-        found = await self._fetched([url for nodes in branches for url in _urls(nodes)])
+        images = [Prompt((), images=(image,)) for nodes in branches for image in _images(nodes)]
+        found = await self._fetched(images)  # how many are in one prompt, only the engine knows
         return [_filled(nodes, found) for nodes in branches] if found else branches
 
-    async def _fetched(self, urls: Sequence[str]) -> Mapping[str, Image]:
+    async def _fetched(self, prompts: Sequence[object]) -> Mapping[str, Image]:
+        asking = [each for each in prompts if isinstance(each, Prompt) and addresses(each)]
+        urls = list(dict.fromkeys(url for each in asking for url in addresses(each)))
         if not urls:
             return {}
+        for each in asking:
+            self._check(each)
+        if len(urls) > _MAX_ADDRESSES:
+            raise ParameterError(
+                "image", f"{len(urls):,} images are at addresses, and {_MAX_ADDRESSES} is the limit.",
+                hint="Send the bytes as data URLs.",
+            )  # fmt: skip
         if not self._bounds.domains:
             raise unfetched(urls[0], "image")
         end, turn = FetchEnd(self._bounds.seconds), self._turns[key_in_use.get()]
@@ -97,13 +110,13 @@ def _with(prompt: P, found: Mapping[str, Image]) -> P:
     return filled  # type: ignore[no-any-return] # a Prompt, as P is here
 
 
-def _urls(nodes: Sequence[Node]) -> Iterator[str]:
+def _images(nodes: Sequence[Node]) -> Iterator[Image]:
     for node in nodes:
-        if isinstance(node, ImagePart) and node.image.address:
-            yield node.image.address
+        if isinstance(node, ImagePart):
+            yield node.image
         elif isinstance(node, Fork):
             for branch in node.branches:
-                yield from _urls(branch)
+                yield from _images(branch)
 
 
 def _filled(nodes: Sequence[Node], found: Mapping[str, Image]) -> Sequence[Node]:

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from sglang_lite.protocol import Image, Prompt, Span
+from sglang_lite.protocol import Image, ParameterError, Prompt, Span
+from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.conversation.addresses import ImageFetcher
 from sglang_lite.server.settings import ServerSettings
@@ -36,7 +37,7 @@ async def fetched(images: ImageFetcher, key: str, path: str) -> bytes:
 
 @pytest.fixture
 def images():
-    found = ImageFetcher(ServerSettings(allowed_media_domains=("*",), api_key=("one", "two")))
+    found = ImageFetcher(ServerSettings(allowed_media_domains=("*",), api_key=("one", "two")), lambda _: None)
     yield found
     found.close()
 
@@ -73,3 +74,13 @@ def test_a_client_that_leaves_ends_its_fetch(images):
         for _ in range(4):
             assert slow.cut.acquire(timeout=20)
     assert asked == ["/slow"] * 4 + ["/file"]
+
+
+def test_a_request_that_will_be_refused_fetches_nothing(images):
+    many = [asking(f"/{i}") for i in range(65)]
+    with (
+        web(HOSTS, {}) as asked,
+        pytest.raises(ParameterError, match="65 images are at addresses, and 64 is the limit"),
+    ):
+        asyncio.run(images.requests([GenerateRequest(each) for each in many]))
+    assert asked == []
