@@ -236,3 +236,34 @@ def test_loading_and_unloading(http, folders):
     assert http.post("/unload_lora_adapter", json={"lora_name": "judge"}).status_code == 400
     missing = http.post("/v1/completions", json={"model": "judge", "prompt": "a"})
     assert missing.status_code == 404
+
+
+def answered(engine, prompt, name):
+    return engine.generate(prompt, GREEDY, lora_path=name)["text"]
+
+
+def test_nodes_of_a_program_with_late_adapters_share_its_document(folder, tmp_path):
+    document, names = "a quick brown fox " * 8, ["first", "second", "third", "fourth"]
+    own = SETTINGS | dict(deterministic=False, dtype="float32", max_lora_rank=8, in_process=True)
+    with sgl.Engine(folder, **own) as plain:
+        invocation = plain.tokenizer.encode(" ask now", first=False)
+    late = {"r": 8, "alora_invocation_tokens": invocation, "task_type": "CAUSAL_LM"}
+    adapters = Adapted(LlamaForCausalLM.from_pretrained(folder), tmp_path, dict.fromkeys(names, late))
+
+    @sgl.function
+    def program(s):
+        s += document
+        for name, branch in zip(names, s.fork(len(names))):
+            branch += " ask now" + sgl.gen(name, lora_path=name, max_tokens=8, temperature=0, ignore_eos=True)
+            texts[name] = branch
+
+    texts: dict[str, sgl.ProgramState] = {}
+    paths = {name: str(adapters.folders[name]) for name in names}
+    with sgl.Engine(folder, **own, context_length=512, lora_paths=paths) as engine:
+        usage = program.run(backend=engine).usage()
+        found = {name: texts[name][name] for name in names}
+        for name in names:
+            assert found[name] == answered(engine, f"{document} ask now", name)
+        assert len({*found.values()}) > 1
+    once = usage.prompt_tokens // len(names)
+    assert usage.prompt_tokens - usage.cached_tokens <= once + (len(names) - 1) * (len(invocation) + 16)

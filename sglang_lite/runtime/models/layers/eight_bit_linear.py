@@ -151,6 +151,11 @@ class GpuInt8Linear(EightBitLinear):
         return int8_parts(self._rows(x), self.weight, self.scales, self._split), None
 
 
+def is_rows_of_integers(part: Weight) -> bool:
+    """True if a checkpoint stores a matrix as 8-bit integers with a scale per row."""
+    return _stored(part, torch.int8) is not None
+
+
 def _stored(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Numbers and scales of the rows of a matrix that a checkpoint stores in an 8-bit type, or None."""
     if kind == FLOAT8 and isinstance(part, ScaledRows) and part.row_scales is not None:

@@ -51,7 +51,11 @@ class LinearBuilder:
             parts = [rounded_part(part, p.rounding, self._device) for part in parts]
         if self._fused:
             from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
-            from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear
+            from sglang_lite.runtime.models.layers.eight_bit_linear import (
+                Fp8Linear,
+                GpuInt8Linear,
+                is_rows_of_integers,
+            )
             from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
             from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
             from sglang_lite.runtime.models.layers.packed_linear import packed_linear
@@ -61,7 +65,7 @@ class LinearBuilder:
             outputs, inputs = stacked_shape(parts)
             fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
             if quantise and not (outputs % 16 or inputs % 16):
-                if p.int8:
+                if p.int8 and (not p.packed or all(map(is_rows_of_integers, parts))):
                     return GpuInt8Linear(parts, bias, self._few, self._device, p.compute)
                 if fp8:
                     return Fp8Linear(parts, bias, self._few, self._device)

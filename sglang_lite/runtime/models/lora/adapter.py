@@ -270,10 +270,10 @@ class AdapterReader:
 
 def _digest(layers: tuple[Mapping[str, ProductDelta], ...]) -> str:
     found = hashlib.blake2b(digest_size=16)
-    for layer in layers:
+    for index, layer in enumerate(layers):
         for product, delta in layer.items():
             for tensor in (delta.a, delta.b):
-                found.update(f"{product} {tuple(tensor.shape)}".encode())
+                found.update(f"{index} {product} {tuple(tensor.shape)}".encode())
                 found.update(tensor.view(torch.uint8).numpy().data)
     return found.hexdigest()
 

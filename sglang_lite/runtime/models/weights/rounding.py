@@ -14,6 +14,7 @@ from sglang_lite.runtime.models.weights.source import Weight
 Rounding: TypeAlias = Literal["int4", "int8", "nf4"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 _NARROWEST = 32  # columns of a block, of which a matrix must have a multiple
+_SMALLEST = 2.0**-24  # scale of a block of zeros, in 16 bits, too
 _AT_ONCE = 1 << 21  # numbers that are rounded at once: some 16 bytes each are held meanwhile
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -58,11 +59,11 @@ def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tens
         numbers = torch.bucketize(blocks / scale.unsqueeze(-1), between).to(torch.uint8)
         return numbers.view(weight.shape), scale, None
     if to == "int8":
-        scale = (most / 127).half().float().clamp_min(6e-8)
+        scale = (most / 127).half().float().clamp_min(_SMALLEST)
         numbers = (blocks / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8)
         return numbers.view(weight.shape), scale, None
     low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
-    scale = ((high - low) / 15).half().float().clamp_min(6e-8)
+    scale = ((high - low) / 15).half().float().clamp_min(_SMALLEST)
     zero = (-low / scale).round().clamp(0, 15)
     numbers = ((blocks / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)
     return numbers.view(weight.shape), scale, -zero * scale
