@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from sglang_lite.lang.backend.http.endpoint import RuntimeEndpoint
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.protocol import TokenSequence
+from sglang_lite.lang.trace import Trace
+from sglang_lite.protocol import Generation, TokenSequence
 from sglang_lite.protocol.anything import UserValue
 
 # Those that change no token of a run; an answer's stop string is one of its tokens in any case.
@@ -65,3 +66,17 @@ def behind_prompt(sequence: TokenSequence) -> tuple[list[int], list[int], list[f
     start = sequence.prompt_len
     mask = list(map(int, sequence.loss_mask[start:]))
     return list(sequence.ids[start:]), mask, [each or 0.0 for each in sequence.logprobs[start:]]
+
+
+def response_of(trace: Trace, sequence: TokenSequence) -> str:
+    """Text of a run from a sequence's first generation to its last, without what marks turns."""
+    first, last = sequence.spans[0], sequence.spans[-1]
+    if first.sample:
+        answers = (
+            node.results[first.sample] for node in trace.nodes if (node.path, node.place) == (first.path, first.place)
+        )
+        return "".join(each.text for each in answers if isinstance(each, Generation))
+    return "".join(
+        node.text for node in trace.nodes
+        if node.path == first.path and first.place <= node.place <= last.place and not node.rejected
+    )  # fmt: skip

@@ -7,9 +7,9 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from sglang_lite.integrations.rollouts import Rollouts, behind_prompt, reward_of
+from sglang_lite.integrations.rollouts import Rollouts, behind_prompt, response_of, reward_of
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.protocol import TokenSequence
+from sglang_lite.protocol import CapabilityError, TokenSequence
 from sglang_lite.protocol.anything import Foreign, UserValue
 
 _STATUS = {"length": "TRUNCATED", "abort": "ABORTED"}  # slime's names of reasons why a generation ended
@@ -27,19 +27,27 @@ def generate_function(program: SglFunction) -> _Generate:
             names. A number that it returns is the reward.
 
     Returns:
-        A coroutine function that fills slime's sample in and returns it; a list of samples, copies of it, for a run of
-        several branches or samples.
+        A coroutine function that fills slime's sample in and returns it, as aborted if all answers were rejected; a
+        list of samples, copies of it, for a run of several branches or samples.
     """
     rollouts = Rollouts(program)
 
     async def generate(args: Foreign, sample: Foreign, sampling_params: Mapping[str, UserValue]) -> Foreign:
+        if sampling_params.get("custom_params"):
+            raise CapabilityError(
+                "custom_params are not for programs: no ids of the tokens that top_p keeps are recorded.",
+                hint="Start slime with --rollout-top-p 1; a generation of the program may set top_p.",
+            )
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
         columns = {**sample.metadata, "prompt": sample.prompt, "label": sample.label}
         state, sequences = await rollouts.run(url, columns, sampling_params)
-        samples = [sample, *(copy.deepcopy(sample) for _ in sequences[1:])]
+        if not sequences:
+            sample.status = sample.Status.ABORTED
+            return sample
+        samples, trace = [sample, *(copy.deepcopy(sample) for _ in sequences[1:])], state.trace()
         for each, sequence in zip(samples, sequences):
             _fill(each, sequence)
-            each.response = state.text()
+            each.response = response_of(trace, sequence)
             if (reward := reward_of(state)) is not None:
                 each.reward = reward
         return samples if len(samples) > 1 else sample

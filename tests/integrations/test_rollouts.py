@@ -93,20 +93,35 @@ def test_a_sample_of_slimes_has_the_tokens_of_the_run(engine, address):
     assert [value for value in found.rollout_log_probs if value] == pytest.approx(drawn, abs=1e-3)
     assert (found.status, found.reward) == (Sample.Status.TRUNCATED, 0.0)
     assert found.weight_versions == ["default"] * 2
-    assert found.response.startswith("A cat is")
+    texts = two_turns.run("A cat is", "?", backend=engine, temperature=0, max_new_tokens=5)
+    assert found.response == texts["one"] + "\nAgain:" + texts["two"]
 
 
 def test_each_branch_is_a_sample_and_a_rejected_answer_none(address):
     one, two = generated(forked, address, Sample("A cat is"))
     assert one.loss_mask == two.loss_mask[-5:] == [1] * 5
     assert one is not two
+    assert one.response
+    assert one.response == two.response
     single = generated(again, address, Sample("Say a or b:"), temperature=1.0)
     assert (single.response_length, single.status) == (1, Sample.Status.COMPLETED)
 
 
+def test_a_run_whose_answers_were_all_rejected_is_aborted(address):
+    @sgl.function
+    def taken_back(s, prompt):
+        with s.checkpoint() as before:
+            s += prompt + sgl.gen("one")
+            if s["one"] is not None:
+                before.rollback()
+
+    found = generated(taken_back, address, Sample("A cat is"))
+    assert (found.status, found.response_length) == (Sample.Status.ABORTED, 0)
+
+
 def test_what_a_run_lacks_or_does_not_know_is_told(address):
-    with pytest.raises(sgl.ParameterError, match="custom_params"):
-        generated(two_turns, address, Sample("A cat"), custom_params={})
+    with pytest.raises(sgl.CapabilityError, match=r"custom_params.*--rollout-top-p 1"):
+        generated(two_turns, address, Sample("A cat"), custom_params={"return_top_p_token_ids": True})
     sample = Sample("A cat")
 
     @sgl.function
