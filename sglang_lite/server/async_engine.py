@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -118,7 +118,7 @@ class AsyncEngine:
         """
         events: _EventQueue[Event] = _EventQueue(self._relay)
         remaining = request.samples
-        with self._ends(await self._submit(request, events), (request.rid,)):
+        with self._ends(await self._submit(request, events), events, (request.rid,)):
             while remaining:
                 batch: list[Delta | Generation] = []
                 failed: SglError | None = None
@@ -162,7 +162,7 @@ class AsyncEngine:
         request = replace(request, calls=[self._salted(call) for call in request.calls])
         start = partial(NativeRun, self.engine.core, post, request, self._relay.flush)
         running = await _submitted(start, sum(_length(call.prompt) for call in request.calls))
-        with self._ends(running, [call.rid for call in request.calls], lambda: running.open):
+        with self._ends(running, events, [call.rid for call in request.calls]):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
@@ -181,7 +181,7 @@ class AsyncEngine:
             SglError: as `Engine.submit_select`, or the request's last event.
         """
         events: _EventQueue[Selection | SglError] = _EventQueue(self._relay)
-        with self._ends(await self._submit(request, events)):
+        with self._ends(await self._submit(request, events), events):
             (event,) = await events.take()
         if isinstance(event, SglError):
             raise event
@@ -200,7 +200,7 @@ class AsyncEngine:
             SglError: as `Engine.run_program`.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
-        with self._ends(await self._submit(request, events)) as submitted:
+        with self._ends(await self._submit(request, events), events) as submitted:
             async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
                 async for batch in played:
                     yield batch
@@ -215,7 +215,7 @@ class AsyncEngine:
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         opened = self.engine.core.open_program(self._salted(request), events.put, self._relay.flush)
-        with self._ends(opened) as program:
+        with self._ends(opened, events) as program:
             begin(program)
             async with contextlib.aclosing(self._played(events, program, timeout_s, opened=True)) as played:
                 async for batch in played:
@@ -263,17 +263,14 @@ class AsyncEngine:
                 timer.cancel()
 
     @contextlib.contextmanager
-    def _ends(
-        self, submitted: A, rids: Collection[str | None] = (), is_open: Callable[[], object] = lambda: True
-    ) -> Iterator[A]:
-        """Context that aborts a submission if the block is left before the submission has ended. `rids`: the names of
-        its requests; `is_open`: false once all have ended, so that a client that leaves then has cut off none."""
+    def _ends(self, submitted: A, events: _EventQueue[Any], rids: Collection[str | None] = ()) -> Iterator[A]:
+        """Context that aborts a submission if the block is left before the submission has ended; its last events, which
+        tell what it has used, are then still observed. `rids`: the names of its requests."""
         self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
             yield submitted
         except (GeneratorExit, asyncio.CancelledError):  # the client has left
-            if self._relay.observe is not None and is_open():
-                self._relay.observe([RequestAbortedError("the client has left.")])
+            events.leave()
             raise
         finally:
             del self._open[submitted]
@@ -309,6 +306,7 @@ class _EventQueue(Generic[E]):
         self._relay = relay
         self._events: deque[E] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._left: Context | None = None  # of a reader that has left
 
     def put(self, event: E) -> None:
         """Adds an event. Called on any thread."""
@@ -317,7 +315,9 @@ class _EventQueue(Generic[E]):
 
     def wake(self) -> None:
         """Wakes the coroutine that waits in `take`. Called on the event loop."""
-        if self._waiter is not None and not self._waiter.done():
+        if self._left is not None:
+            self._left.run(self._taken)
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[E]:
@@ -325,10 +325,18 @@ class _EventQueue(Generic[E]):
         while not self._events:
             self._waiter = self._relay.loop.create_future()
             await self._waiter
+        return self._taken()
+
+    def leave(self) -> None:
+        """Has events that nobody takes any more observed when they arrive, on behalf of the caller's context."""
+        self._left = copy_context()
+        self.wake()
+
+    def _taken(self) -> list[E]:
         batch = list(self._events)
         for _ in batch:  # further events may have arrived
             self._events.popleft()
-        if self._relay.observe is not None:
+        if self._relay.observe is not None and batch:
             self._relay.observe(batch)
         return batch
 

@@ -1,6 +1,9 @@
 """Quotas of API keys: by time, by protocol, and their settings."""
 
+import json
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import httpx2
@@ -14,6 +17,7 @@ from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
 from tests.server.test_grpc import Client
+from tests.waiting import until
 
 KEYS = ("one", "two")
 
@@ -95,6 +99,26 @@ def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine
         assert httpx2.get(f"{url}/v1/models", headers={"x-api-key": "one"}).status_code == 200  # runs nothing
         counts = httpx2.get(f"{url}/metrics").text
         assert 'sglang_lite_over_quota_total{key="7692c3ad"} 4.0' in counts  # SHA-256 of "one"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_has_used_its_tokens(engine, stream):
+    aborted = "sglang:num_aborted_requests_total{"
+
+    def count(name):
+        lines = httpx2.get(f"{url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    asked = {"text": "ab" * 20, "stream": stream, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    with serving(engine, api_key=KEYS, max_tokens_per_day=10) as url:
+        with socket.create_connection(urlsplit(url).netloc.split(":")) as client:
+            body = json.dumps(asked).encode()
+            head = f"POST /generate HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            until(lambda: engine.stats()["running"])
+        until(lambda: count(aborted) == 1)
+        assert generate(url, "one").status_code == 429
+        assert generate(url, "two").status_code == 200
 
 
 def test_grpc_calls_are_counted_too(engine):
