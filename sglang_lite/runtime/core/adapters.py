@@ -67,14 +67,11 @@ class EngineAdapters:
         `LoadedAdapters.unload`."""
         done: Future[None] = Future()
         try:
-            adapter = self.loaded.unload(name)
+            adapters = self.loaded.unload(name)
         except ParameterError as error:
             done.set_exception(error)
             return done
-        if adapter is None:
-            done.set_result(None)
-        else:
-            inbox.post(partial(slots.unload, adapter, partial(done.set_result, None)))
+        inbox.post(partial(slots.unload, adapters, partial(done.set_result, None)))
         return done
 
     def list(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number

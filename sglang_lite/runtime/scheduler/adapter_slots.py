@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from sglang_lite.runtime.models.lora.adapter import Adapter
@@ -27,7 +27,7 @@ class AdapterSlots:
         self._pool, self._queues = pool, queues
         self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
-        self._leaving: list[tuple[Adapter, Callable[[], object]]] = []
+        self._leaving: list[tuple[Sequence[Adapter], Callable[[], object]]] = []
 
     def in_order(self, candidates: Iterable[Request]) -> Iterator[Request]:
         """Begins a plan. Yields the requests that may be admitted: those that continue and those that were passed over
@@ -66,9 +66,9 @@ class AdapterSlots:
         self._in_use[adapter.generation] += 1
         return slot
 
-    def unload(self, adapter: Adapter, done: Callable[[], object]) -> None:
-        """Frees an adapter's slot, and calls back, when no request that waits or runs uses it."""
-        self._leaving.append((adapter, done))
+    def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
+        """Frees slots of adapters, and calls back, when no request that waits or runs uses one of them."""
+        self._leaving.append((adapters, done))
         self.settle()
 
     def close(self) -> None:
@@ -82,10 +82,12 @@ class AdapterSlots:
         if not self._leaving:
             return
         used = {each.generation for each in _adapters(self._queues)}
-        for adapter, done in [each for each in self._leaving if each[0].generation not in used]:
-            self._leaving.remove((adapter, done))
-            self._pool.leave(adapter)
-            done()
+        for adapters, done in self._leaving.copy():
+            if used.isdisjoint(adapter.generation for adapter in adapters):
+                self._leaving.remove((adapters, done))
+                for adapter in adapters:
+                    self._pool.leave(adapter)
+                done()
 
 
 def _adapters(requests: Iterable[Request]) -> Iterator[Adapter]:

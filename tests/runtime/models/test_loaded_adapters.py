@@ -92,3 +92,15 @@ def test_random_uses_stay_within_both_bounds(seed):
         assert len(in_memory) <= 4
         assert adapters.bytes <= 12 * MIB
         assert all(each in in_memory for each in adapters.list() if each.pinned)
+
+
+def test_one_that_has_left_memory_is_unloaded_when_its_requests_have_ended():
+    adapters = loaded(Folders())
+    adapters.load("a", Path("6"), pinned=False)
+    used = adapters.get("a")  # by a request
+    adapters.load("b", Path("6"), pinned=False)
+    assert not adapters.at_hand("a")
+    assert [*adapters.unload("a")] == [used]
+    adapters.load("a", Path("6"), pinned=False)
+    adapters.load("c", Path("6"), pinned=False)
+    assert [*adapters.unload("a")] == []  # nobody has that one

@@ -56,7 +56,7 @@ class ProductDelta:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
     """Adapter that is read.
 

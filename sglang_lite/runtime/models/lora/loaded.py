@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,7 @@ class LoadedAdapter:
         pinned: whether it stays in memory, and on the device.
         adapter: its tensors, or None while they are not in memory.
         reading: held by the thread that reads its folder.
+        left: those that have left memory, while requests have them.
     """
 
     name: str
@@ -27,6 +30,7 @@ class LoadedAdapter:
     pinned: bool
     adapter: Adapter | None
     reading: threading.Lock = field(default_factory=threading.Lock)
+    left: weakref.WeakSet[Adapter] = field(default_factory=weakref.WeakSet)
 
 
 class LoadedAdapters:
@@ -83,8 +87,9 @@ class LoadedAdapters:
             self._make_room(adapter.bytes)
             self._by_name[name] = LoadedAdapter(name, path, pinned, adapter)
 
-    def unload(self, name: str) -> Adapter | None:
-        """Forgets an adapter: requests can't name it any more. Returns it, or None if it is not in memory.
+    def unload(self, name: str) -> Sequence[Adapter]:
+        """Forgets an adapter: requests can't name it any more. Returns it, if it is in memory, and those that have left
+        memory and that requests may still have.
 
         Raises:
             ParameterError: there is none of that name.
@@ -92,7 +97,7 @@ class LoadedAdapters:
         with self._lock:
             found = self._known(name, "lora_name")
             del self._by_name[name]
-            return found.adapter
+            return [*found.left, *(() if found.adapter is None else (found.adapter,))]
 
     def get(self, name: str) -> Adapter:
         """Adapter of a name, for a request. May read its folder, once for all that wait for it.
@@ -108,6 +113,8 @@ class LoadedAdapters:
             if (adapter := found.adapter) is None:
                 adapter = self._read(name, found.path)
                 with self._lock:
+                    if self._known(name, "lora_path") is not found:  # another one has been loaded under its name
+                        raise ParameterError("lora_path", f"{shown(name)} was unloaded.", hint="Ask again.")
                     self._make_room(adapter.bytes)
                     found.adapter = adapter
             return adapter
@@ -172,6 +179,8 @@ class LoadedAdapters:
                 hint="Raise max_loaded_loras, or unload pinned ones.",
             )
         for each in leaving:
+            if each.adapter is not None:
+                each.left.add(each.adapter)
             each.adapter = None
 
     def _full(self, count: int, size: int) -> bool:
