@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -333,3 +334,8 @@ class BatchError(ProgramError):
     ) -> None:
         super().__init__(message, hint=hint, where=where)
         self.results = results if isinstance(results, list) else list(results)  # one that notebooks show
+
+
+def shown_address(url: str) -> str:
+    """An address without what may be secret in it: its name and password, query and fragment."""
+    return re.sub(r"^([^:/?#]*://)[^/?#]*@", r"\1", re.split("[?#]", url, maxsplit=1)[0])

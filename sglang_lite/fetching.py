@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from sglang_lite.errors import shown_address
 from sglang_lite.protocol import CapabilityError, ParameterError, SglError
 
 _REDIRECTS = 5
@@ -139,7 +140,7 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
         raise _error(url, "has a name or a password.", where, "Leave them out.")
     if "*" not in bounds.domains and parts.hostname not in bounds.domains:
         raise CapabilityError(
-            f"{_shown(url)} is not of an allowed domain.", parameter=where,
+            f"{shown_address(url)!r:.200} is not of an allowed domain.", parameter=where,
             hint="Send the bytes as a data URL, or allow the domain: --allowed-media-domains.",
         )  # fmt: skip
     return parts
@@ -211,10 +212,5 @@ def _body(
     return bytes(content)
 
 
-def _shown(url: str) -> str:
-    """An address for messages, without what may be secret in it."""
-    return repr(url.partition("?")[0].partition("#")[0][:200])
-
-
 def _error(url: str, problem: str, where: str, hint: str = "") -> ParameterError:
-    return ParameterError(where, f"{_shown(url)} {problem}", hint=hint)
+    return ParameterError(where, f"{shown_address(url)!r:.200} {problem}", hint=hint)

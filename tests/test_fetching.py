@@ -138,7 +138,8 @@ def test_a_certificate_is_checked_for_the_name_and_not_for_the_address(monkeypat
             _fetch("https://a.example/again")
 
 
-def test_an_error_hides_what_may_be_secret_in_an_address() -> None:
+@pytest.mark.parametrize("path", ["/gone?key=secret", "/gone#secret", "http://me:secret@a.example/again"])
+def test_an_error_hides_what_may_be_secret_in_an_address(path: str) -> None:
     with web(PUBLIC, PAGES), pytest.raises(ParameterError) as failed:
-        _fetch("/gone?key=secret")
+        _fetch(path)
     assert "secret" not in str(failed.value)

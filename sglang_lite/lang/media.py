@@ -7,12 +7,12 @@ import hashlib
 import io
 import math
 import os
-import re
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
+from sglang_lite.errors import shown_address
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.protocol import Image, Location, ParameterError
 
@@ -89,7 +89,7 @@ def without_bytes(image: Image) -> Image:
     if image.data or image.url.startswith("data:"):
         content = image.data or image.url.encode()
         return Image(media_type=image.media_type, url=f"sha256:{hashlib.sha256(content).hexdigest()}")
-    return Image(url=re.split("[?#]", image.url, maxsplit=1)[0], media_type=image.media_type)
+    return Image(url=shown_address(image.url), media_type=image.media_type)
 
 
 def thumbnail(image: Image) -> str:

@@ -205,7 +205,7 @@ def test_an_image_is_shown_small_and_by_the_hash_of_its_content():
 
     @sgl.function
     def look(s):
-        s += sgl.image(picture.getvalue()) + sgl.image("https://a.example/i.png?key=secret") + sgl.gen("seen")
+        s += sgl.image(picture.getvalue()) + sgl.image("https://me:secret@a.example/i.png?key=secret") + sgl.gen("seen")
 
     trace = look().run(backend=sgl.ScriptedBackend({"": "red"})).trace()
     shown, remote, _ = data(Page(as_html(trace)))["nodes"]
