@@ -66,12 +66,14 @@ class Quotas:
 
     def begin(self, key: str) -> None:
         """Counts a request of a key. Raises RateLimitError if a quota is used up."""
-        for what, quotas in (("requests", self._requests), ("tokens", self._tokens)):
-            if seconds := math.ceil(max((quota.wait_s(key) for quota in quotas), default=0.0)):
-                raise RateLimitError(
-                    f"the quota of {what} of this key is used up.",
-                    hint=f"Try again in {seconds:,} s.", retry_after_s=seconds,
-                )  # fmt: skip
+        named = {"requests": self._requests, "tokens": self._tokens}
+        waits = [(math.ceil(quota.wait_s(key)), what) for what, quotas in named.items() for quota in quotas]
+        seconds, what = max(waits, default=(0, ""))
+        if seconds:
+            raise RateLimitError(
+                f"the quota of {what} of this key is used up.",
+                hint=f"Try again in {seconds:,} s.", retry_after_s=seconds,
+            )  # fmt: skip
         for quota in self._requests:
             quota.use(key, 1)
 

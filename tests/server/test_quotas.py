@@ -70,6 +70,13 @@ def test_an_answer_may_take_more_than_is_left_and_the_next_request_waits_for_it(
     quotas.begin("two")
 
 
+def test_the_longest_wait_of_all_quotas_is_told(clock):
+    quotas = Quotas(ServerSettings(max_requests_per_minute=1, max_tokens_per_day=10), clock)
+    quotas.begin("one")
+    quotas.used("one", 10)
+    assert refused(quotas) == 8_640
+
+
 def generate(url, key, path="/generate", **more):
     text = {"text": "ab"} if path == "/generate" else {"model": "tiny", "max_tokens": 3, **more}
     body = {**text, **({"sampling_params": {"max_new_tokens": 3, "ignore_eos": True}} if "text" in text else {})}
