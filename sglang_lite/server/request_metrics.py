@@ -88,7 +88,7 @@ class RequestMetrics:
 
     def answered(self, events: Iterable[object]) -> int:
         """Counts events of the engine that end a generation or a selection; others count nothing. Returns the tokens of
-        prompts and answers."""
+        answers and prompts: of a prompt with several answers once."""
         tokens = 0
         for event in events:
             if isinstance(event, tuple):  # an event with its place
@@ -97,12 +97,12 @@ class RequestMetrics:
                 event = event.event
             if isinstance(event, Generation | Selection):
                 self._ended(event)
-                tokens += event.usage.prompt_tokens + event.usage.completion_tokens
+                tokens += _charged(event)
             elif isinstance(event, RequestAbortedError):
                 self._counters["aborted"].inc()
                 if event.partial is not None:
                     usage = event.partial.usage
-                    tokens += usage.prompt_tokens + usage.completion_tokens
+                    tokens += _charged(event.partial)
                     self._generated += usage.completion_tokens
                     self._counters["generated"].inc(usage.completion_tokens)
         return tokens
@@ -137,6 +137,11 @@ class RequestMetrics:
             self._times["first"].observe(usage.first_token_s)
             if usage.completion_tokens > 1:
                 self._times["between"].observe((usage.total_s - usage.first_token_s) / (usage.completion_tokens - 1))
+
+
+def _charged(event: Generation | Selection) -> int:
+    again = isinstance(event, Generation) and event.index > 0  # a further answer to the same prompt
+    return event.usage.completion_tokens + (0 if again else event.usage.prompt_tokens)
 
 
 def _hashed(key: str) -> str:

@@ -128,6 +128,14 @@ def test_a_client_that_leaves_has_used_its_tokens(engine, stream):
         assert generate(url, "two").status_code == 200
 
 
+def test_a_prompt_with_several_answers_is_charged_once(engine):
+    with serving(engine, api_key=KEYS, max_tokens_per_day=100) as url:
+        body = {"text": "ab" * 20, "sampling_params": {"max_new_tokens": 1, "n": 8}}
+        for status in (200, 200, 200, 429):
+            answered = httpx2.post(f"{url}/generate", json=body, headers={"x-api-key": "one"}, timeout=60)
+            assert answered.status_code == status
+
+
 def test_grpc_calls_are_counted_too(engine):
     with Client(engine, max_requests_per_minute=1) as client:
         client.whole()
