@@ -288,6 +288,8 @@ def check_worker(url: str, *, http_only: bool = False) -> None:
     try:
         parts = urlsplit(url)
         fine = parts.scheme in schemes and parts.hostname and parts.port != 0 and not url.endswith("/")
+        if http_only:  # of which only name and port are looked at
+            fine = fine and url == f"http://{parts.netloc}" and parts.username is None
     except ValueError:  # of the port
         fine = False
     if not fine:

@@ -27,7 +27,10 @@ def found_by(source: str) -> Callable[[], set[str]] | None:
 def _resolved(url: str) -> set[str]:
     parts = urlsplit(url)
     assert parts.hostname is not None  # checked by the settings
-    known: Any = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    try:
+        known: Any = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # of a label that is empty or too long
+        raise OSError(str(error)) from error
     return {
         f"http://[{address[0]}]:{address[1]}" if family == socket.AF_INET6 else f"http://{address[0]}:{address[1]}"
         for family, _, _, _, address in known

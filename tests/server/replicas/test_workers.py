@@ -341,7 +341,19 @@ def test_the_servers_of_a_name_are_its_addresses(gateways, monkeypatch):
     assert set(asked) == {("pool.lan", 30000)}
 
 
-@pytest.mark.parametrize("source", ["10.0.0.2:1", "http://a/", "dns+https://a:1", "dns+a:1", "http://a:x", "http://:1"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "10.0.0.2:1",
+        "http://a/",
+        "dns+https://a:1",
+        "dns+a:1",
+        "http://a:x",
+        "http://:1",
+        "dns+http://me:it@a:1",
+        "dns+http://a:1/b",
+    ],
+)
 def test_what_is_no_address_is_refused(source):
     with pytest.raises(ParameterError, match=r"workers: .* is not an address"):
         ReplicaSettings(workers=(source,))
