@@ -208,7 +208,10 @@ def test_two_declarations(tmp_path):
         engine(folder)
 
 
-@pytest.mark.parametrize(("form", "name"), [("gptq", "awq"), ("nvfp4", "w8a8_int8"), (None, "gptq")])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [("gptq", "awq"), ("nvfp4", "w8a8_int8"), ("compressed-tensors, 8 bits", "w8a8_int8"), (None, "gptq")],
+)
 def test_a_name_that_contradicts_the_folder_is_refused(tmp_path, form, name):
     folder, _ = write(tmp_path, FORMATS[form or "gptq"])
     if form is None:

@@ -207,7 +207,8 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
             return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),))
         case "integers":
             packings = compressed_tensors.pack_quantized(settings), compressed_tensors.int_quantized(settings)
-            return Matrices(("compressed-tensors", "w8a8_int8"), packings)
+            rows_of_bytes = settings == [(8, None)]
+            return Matrices(("compressed-tensors", *(("w8a8_int8",) if rows_of_bytes else ())), packings)
     if len(set(settings) - {None}) > 1:
         raise _UnsupportedError("'compressed-tensors' (blocks of several sizes)")
     block = next((setting for setting in settings if setting is not None), None)
