@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sglang_lite as sgl
+from sglang_lite.runtime.models.weights import groups
+from sglang_lite.runtime.models.weights.groups import UpdateGroups
 from tests.children import stopped
 from tests.runtime.core.sender import sender
 from tests.runtime.core.test_weight_update import Stream, tokens
@@ -233,3 +236,19 @@ def test_an_engine_that_closes_does_not_wait_for_its_trainer(trainer, llamas):
             tokens(running)
     thread.join(60)
     assert futures
+
+
+def test_a_receiver_that_has_died_leaves_no_group_behind(monkeypatch):
+    seed, receiver = (UpdateGroups(torch.device("cpu"), 10.0) for _ in range(2))
+
+    def come(name):
+        receiver.join("127.0.0.1", seed.host("127.0.0.1", 0, name, "gloo"), 1, 2, name, "gloo")
+
+    come("gone")
+    receiver.close()
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: float("inf")))
+    come("next")
+    with pytest.raises(sgl.ParameterError, match="there is no group 'gone'"):
+        seed.send("gone", torch.zeros(1, dtype=torch.uint8))
+    receiver.close()
+    seed.close()

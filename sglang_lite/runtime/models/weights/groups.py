@@ -112,6 +112,7 @@ class UpdateGroups:
         self._groups: dict[str, _Group] = {}
         self._names: set[str] = set()  # of these, and of groups that are being made
         self._hosted: dict[str, Future[_Group]] = {}  # in which this process sends; another may have yet to join
+        self._used: dict[str, float] = {}  # when each of them was made, or sent in
 
     def ask(self, call: Callable[[], T]) -> Future[T]:
         """Future of a call of the methods below. Its thread doesn't keep the process from exiting."""
@@ -161,10 +162,15 @@ class UpdateGroups:
             address, port: where the other one finds it; port 0 for any that is free.
             name, backend: as of `join`.
 
+        A group whose receiver has asked for nothing for twice the time that it may keep others waiting is left: it has
+        died, as nothing tells of that.
+
         Raises:
             ParameterError, ModelError: as `join`, or the port is taken.
         """
         self._check(name, backend, port, least=0)
+        for idle in [each for each, at in self._used.items() if time.monotonic() - at > 2 * self._timeout_s]:
+            self._drop(idle)
         patience = timedelta(seconds=self._timeout_s)
         try:
             store = distributed.TCPStore(  # type: ignore[attr-defined] # of C++
@@ -173,6 +179,7 @@ class UpdateGroups:
         except RuntimeError as error:
             raise ModelError(f"the group {name!r} can't be made at {address}:{port}: {_first_line(error)}") from error
         self._names.add(name)
+        self._used[name] = time.monotonic()
         self._hosted[name] = self.ask(lambda: self._made(address, store.port, 0, 2, name, backend, store))
         self._hosted[name].add_done_callback(lambda made: self._hosted_is_there(name, made))
         return int(store.port)
@@ -183,6 +190,7 @@ class UpdateGroups:
         else:  # nobody has come
             self._names.discard(name)
             self._hosted.pop(name, None)
+            self._used.pop(name, None)
 
     def send(self, name: str, data: torch.Tensor) -> None:
         """Broadcasts bytes in a group that this process hosts. If that fails, the group is left.
@@ -195,6 +203,7 @@ class UpdateGroups:
         group = self._group(name) if hosted is None else hosted.result()
         try:
             with group.lock:
+                self._used[name] = time.monotonic()
                 self._broadcast(group, data.to(group.device))
         except (RuntimeError, TimeoutError) as error:
             self._drop(name)
@@ -298,6 +307,7 @@ class UpdateGroups:
 
     def _drop(self, name: str) -> None:
         self._hosted.pop(name, None)
+        self._used.pop(name, None)
         group = self._groups.pop(name, None)
         if group is not None:
             self._names.discard(name)
