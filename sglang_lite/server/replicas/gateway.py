@@ -15,6 +15,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import httpx2
@@ -108,7 +109,7 @@ class Gateway:
         # No proxy in between.
         headers = {"authorization": f"Bearer {self._admin}"}
         self._client = httpx2.Client(trust_env=False, headers=headers, timeout=_TIMEOUT_S)
-        self.wanted: set[str] = set()
+        self._wanted: Counter[str] = Counter()  # by how many sources
         self.known: set[str] = set()
         self.healthy: set[str] = set()
         self._sure = True  # False after a call without an answer: what it has done is not known
@@ -137,16 +138,23 @@ class Gateway:
         logger.info("the gateway at %s is process %d", self.url, process.pid)
         return process
 
-    def add(self, url: str) -> None:
-        """Makes the gateway send requests to a worker."""
+    @property
+    def wanted(self) -> set[str]:
+        """Addresses of the workers that the gateway should have."""
         with self._changed:
-            self.wanted.add(url)
+            return {url for url, sources in self._wanted.items() if sources > 0}
+
+    def add(self, url: str) -> None:
+        """Makes the gateway send requests to a worker, until it has been removed as often as added: a server may stand
+        in a file and behind a name, too."""
+        with self._changed:
+            self._wanted[url] += 1
             self._changed.notify()
 
     def remove(self, url: str) -> None:
-        """Stops the gateway from sending requests to a worker."""
+        """Stops the gateway from sending requests to a worker, unless another source still has it."""
         with self._changed:
-            self.wanted.discard(url)
+            self._wanted[url] -= 1
             self._changed.notify()
 
     def _run(self) -> None:
@@ -176,7 +184,7 @@ class Gateway:
                 self._changed.wait(_LOOK_S)
 
     def _adjust(self) -> None:
-        wanted = set(self.wanted)
+        wanted = self.wanted
         if wanted == self.known and not self._registered_at and self._sure:
             return
         there = {each["url"]: each for each in self._request("GET", "/workers")["workers"]}

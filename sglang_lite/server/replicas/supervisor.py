@@ -237,7 +237,7 @@ class _Remote(_Worker):
             else:
                 continue
             alive = status == 200
-        if self._leaves:
+        if self._leaves and alive:
             self._gateway.remove(self._url)
 
 

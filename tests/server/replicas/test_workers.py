@@ -154,7 +154,9 @@ def test_requests_that_begin_as_no_other_are_shared_out(package, reporting):
     assert min(each.asked["/generate"] for each in servers) >= 0.3 * count
 
 
-def test_the_gateway_hears_of_a_new_servers_load_soon(monkeypatch):
+@pytest.fixture
+def of_no_process(monkeypatch):
+    """Makes a gateway whose process is none, and the settings that it was given."""
     told = []
 
     class Process:
@@ -171,8 +173,24 @@ def test_the_gateway_hears_of_a_new_servers_load_soon(monkeypatch):
 
     monkeypatch.setattr(gateway, "TiedProcess", Process)
     monkeypatch.setattr(gateway, "package_of", lambda name: name)
-    gateway.Gateway(ServerSettings(), ReplicaSettings(replicas=1, gateway="smg"), "127.0.0.1", 1).kill()
-    assert told[0]["load_monitor_interval"] == 1
+    started = gateway.Gateway(ServerSettings(), ReplicaSettings(replicas=1, gateway="smg"), "127.0.0.1", 1)
+    yield started, told[0]
+    started.kill()
+
+
+def test_the_gateway_hears_of_a_new_servers_load_soon(of_no_process):
+    _, told = of_no_process
+    assert told["load_monitor_interval"] == 1
+
+
+def test_a_server_of_two_sources_stays_until_both_have_lost_it(of_no_process):
+    started, _ = of_no_process
+    for _ in range(2):
+        started.add("http://10.0.0.1:1")
+    started.remove("http://10.0.0.1:1")
+    assert started.wanted == {"http://10.0.0.1:1"}
+    started.remove("http://10.0.0.1:1")
+    assert started.wanted == set()
 
 
 class Gateway:
