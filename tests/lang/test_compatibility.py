@@ -205,6 +205,7 @@ MODULES = {
     ),
     "lang.tracer": "TracerProgramState TracingScope StopTracing",
     "srt.constrained.outlines_backend": "build_regex_from_object",
+    "srt.entrypoints.http_server": "launch_server",
     "srt.entrypoints.http_server_engine": "HttpServerEngineAdapter",
     "srt.server_args": "ServerArgs",
     "utils": (

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
+from sglang_lite.compat.sglang.server_process import flags_of
 from sglang_lite.protocol import BackendError, ParameterError, RequestTimeoutError
 
 if TYPE_CHECKING:
@@ -61,6 +65,45 @@ def http_request(
         raise RequestTimeoutError(f"{url} did not answer in time: {error}", hint="Raise timeout.") from error
     except requests.RequestException as error:
         raise BackendError(f"{url} does not answer: {error}", hint="Check the address and the server.") from error
+
+
+def launch_server(
+    server_args: Any,  # a class whose fields no type checker can know
+    launch_callback: Callable[[], object] | None = None,
+) -> int:
+    """Serves in this process, which is what `sglang-lite serve` does, until SIGTERM or SIGINT. To be called on the main
+    thread.
+
+    Args:
+        server_args: SGLang's `ServerArgs`.
+        launch_callback: called once, without arguments, when the server can be reached; requests are answered from its
+            return on.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ParameterError: a setting is invalid or not supported.
+    """
+    from sglang_lite.server import flags
+    from sglang_lite.server.app import say, serve
+
+    changed = {
+        each.name: value for each in fields(server_args) if (value := getattr(server_args, each.name)) != each.default
+    }
+    parser = argparse.ArgumentParser("launch_server")
+    flags.add(parser)
+    settings, engine, replicas = flags.read(parser.parse_args(flags_of(changed)))
+    if replicas.replicas or replicas.workers:
+        raise ParameterError("server_args", "several servers are not one process.", hint="Use sglang-lite serve.")
+    waiting = [launch_callback] if launch_callback is not None else []
+
+    def announce(line: str) -> None:
+        say(line)
+        while waiting:
+            waiting.pop()()
+
+    return serve(settings, engine, announce)
 
 
 def launch_server_cmd(
