@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import torch
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.weights import instance
@@ -71,6 +72,15 @@ def test_an_engine_in_another_process_gets_the_weights_of_a_running_one(seed, ba
     ) as running:  # which names the seed's own folder
         assert told(running) == expected
         assert running.get_model_info()["model_path"] == str(folders[0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each engine")
+def test_weights_come_over_nccl(seed, bare, folders):
+    with engine(folders[1]) as other:
+        expected = told(other)
+    settings = of_seed(seed) | {f"{SEED}backend": "nccl", "base_gpu_id": 1}
+    with sgl.Engine(str(bare), dtype="float32", max_running=4, max_total_tokens=8192, **settings) as running:
+        assert told(running) == expected
 
 
 def test_weights_that_a_seed_has_in_fewer_bits_are_named(tmp_path):
