@@ -18,12 +18,12 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
-from sglang_lite.runtime.kernels.experts_tiled import expert_tile
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.packed_products import SCRATCH, blocks_of, constants_of, packed_sums
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
+from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 MAX_BLOCK = 64  # most rows of a block
 _OUTPUTS = 64  # rows of a matrix that a program multiplies
@@ -40,7 +40,7 @@ def _gate_up(
 ):  # fmt: skip
     wait(PDL)
     OUTPUTS: tl.constexpr = BLOCK_N // 2
-    block, tile = expert_tile(blocks, (N + OUTPUTS - 1) // OUTPUTS)
+    block, tile = tile_of_program(blocks, (N + OUTPUTS - 1) // OUTPUTS)
     expert = tl.load(block_experts + block)
     if expert >= 0:
         m, row = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
@@ -73,7 +73,7 @@ def _down(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
-    block, tile = expert_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block, tile = tile_of_program(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
     if expert >= 0:
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)

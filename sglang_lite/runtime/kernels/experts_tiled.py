@@ -29,18 +29,7 @@ from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
-
-_TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs are adjacent for one tile of outputs
-
-
-@triton.jit
-def expert_tile(blocks, TILES: tl.constexpr):
-    """Returns the block and the tile of outputs of this program."""
-    program = tl.program_id(0)
-    group = program // (_TOGETHER * TILES)
-    inside = program % (_TOGETHER * TILES)
-    size = tl.minimum(blocks - group * _TOGETHER, _TOGETHER)
-    return group * _TOGETHER + inside % size, inside // size
+from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 
 @triton.jit
@@ -60,7 +49,7 @@ def _gate_up(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
-    block, tile = expert_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block, tile = tile_of_program(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
     first = tile * BLOCK_N
     m = tl.arange(0, BLOCK_M)
@@ -113,7 +102,7 @@ def _down(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
-    block, tile = expert_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block, tile = tile_of_program(blocks, (N + BLOCK_N - 1) // BLOCK_N)
     expert = tl.load(block_experts + block)
     if expert >= 0:
         first = tile * BLOCK_N

@@ -20,10 +20,10 @@ from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 MAX_SPLIT_ROWS = 64  # most rows of a product whose sums are split
 _BLOCK_K = 128
-_TOGETHER: tl.constexpr = tl.constexpr(8)  # tiles of rows whose programs are adjacent for one tile of outputs
 
 
 @cached_launch
@@ -36,11 +36,8 @@ def _product(
     if EARLY:
         start_next(PDL)
     wait(PDL)
-    tiles = tl.cdiv(N, BLOCK_N)
-    group = tl.program_id(0) // (_TOGETHER * tiles)
-    inside = tl.program_id(0) % (_TOGETHER * tiles)
-    size = tl.minimum(tl.cdiv(M, BLOCK_M) - group * _TOGETHER, _TOGETHER)
-    row, first = (group * _TOGETHER + inside % size) * BLOCK_M, inside // size * BLOCK_N
+    row_tile, output_tile = tile_of_program(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N))
+    row, first = row_tile * BLOCK_M, output_tile * BLOCK_N
     m, n = row + tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
     begin, end = 0, K
     if PARTS > 1:
