@@ -39,7 +39,7 @@ from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.formats import check_gguf, files_read, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
-from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.quantization_config import Q4_K, read_quantisation
 from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed
@@ -255,18 +255,18 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig, device: to
     """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
     if files.gguf is not None:
         check_gguf(config.load_format, files.path)
-        if config.quantization not in (None, "fp8"):
+        if config.quantization not in (None, "fp8", "gguf"):
             raise ParameterError(
                 "quantization", f"{config.quantization!r} is not for GGUF files, which say how they are quantised.",
-                hint="Leave it out.",
+                hint='Leave it out, or use "gguf".',
             )  # fmt: skip
         dummy = config.load_format == "dummy"
-        return DummySource(device) if dummy else GgufSource(files.gguf, spec)
+        return DummySource(device, Q4_K) if dummy else GgufSource(files.gguf, spec)
     path = files.path
     declared = read_quantisation(path)
     declared.check_name(config.quantization)
     if config.load_format == "dummy":
-        return DummySource(device)
+        return DummySource(device, declared.matrices)
     if config.load_format == "remote_instance":
         return _from_instance(config, device)
     source = open_weights(

@@ -58,7 +58,7 @@ class Blocks(EncodedMatrix):
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
         """Returns rows [N, columns] by index, as float32."""
         q, scale = self.q[rows], self.scale[rows].unsqueeze(-1)
-        numbers = q.float() if self.table is None else torch.tensor(self.table)[q.int()]
+        numbers = q.float() if self.table is None else torch.tensor(self.table, device=q.device)[q.int()]
         blocks = numbers.view(*scale.shape[:2], self.format.group)
         if self.minimum is None:
             values = blocks.mul_(scale).view(q.shape)

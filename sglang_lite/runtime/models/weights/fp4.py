@@ -86,4 +86,4 @@ def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
 def _powers(exponents: torch.Tensor) -> torch.Tensor:
     if exponents.dtype != torch.uint8 or (exponents == 255).any():
         raise ValueError(f"scales are {exponents.dtype} with a largest value of {exponents.max()}, not uint8 up to 254")
-    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
+    return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents.int() - 127)

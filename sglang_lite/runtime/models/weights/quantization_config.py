@@ -6,7 +6,7 @@ It reads no tensors; the packings' files beside this one do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from sglang_lite.runtime.models.config_fields import Json, read_json
 from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.weights import bitsandbytes, compressed_tensors, fp4
 from sglang_lite.runtime.models.weights.awq import awq
+from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.gptq import BITS, gptq
 from sglang_lite.runtime.models.weights.packing import Packing
+from sglang_lite.runtime.models.weights.rounding import NF4
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.models.weights.torchao import CONFIGS, torchao
 
@@ -30,15 +32,20 @@ class Matrices:
         packings: packings of matrices; empty if they are stored as such, in 8-bit floating point.
         block: rows and columns of the blocks of an 8-bit matrix if each block has a scale, or None.
         scales: whether 8-bit floating-point matrices are declared, which have scales.
+        format: format of random matrices of this kind, whose group is 0 for a whole row; None for 16 bits or `scales`.
+        stacks: whether only stacks of experts are stored so, in MXFP4.
     """
 
     names: tuple[str, ...] = ()
     packings: tuple[Packing, ...] = ()
     block: tuple[int, int] | None = None
     scales: bool = False
+    format: Format | None = None
+    stacks: bool = False
 
 
 PLAIN = Matrices()
+Q4_K = Matrices(("gguf",), format=Format(4, 32, minimum=True))  # most matrices of most GGUF files
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ def _model_optimizer(config: Mapping[str, Json]) -> Matrices:
             return Matrices(("modelopt_fp8", "modelopt", "fp8"), scales=True)
         case "NVFP4":
             _check(config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16")
-            return Matrices(("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),))
+            return Matrices(("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),), format=_NVFP4)
         case other:
             raise _UnsupportedError(f"'modelopt' ({other})")
 
@@ -165,8 +172,9 @@ def _gptq(config: Mapping[str, Json]) -> Matrices:
     for pattern, own in (config.get("dynamic") or {}).items():
         if not pattern.startswith("-:") and {"bits", "group_size"} & own.keys():
             raise _UnsupportedError(f"'gptq' (modules {pattern!r} in a format of their own)")
-    packing = gptq(bits, _group(config.get("group_size")), second_version=version == "gptq_v2")
-    return Matrices(("gptq", "gptq_marlin"), (packing,))
+    group = _group(config.get("group_size"))
+    packing = gptq(bits, group, second_version=version == "gptq_v2")
+    return Matrices(("gptq", "gptq_marlin"), (packing,), format=_integers(bits, group))
 
 
 def _awq(config: Mapping[str, Json]) -> Matrices:
@@ -175,16 +183,17 @@ def _awq(config: Mapping[str, Json]) -> Matrices:
     if str(config.get("version", "gemm")).lower() != "gemm":
         raise _UnsupportedError(f"'awq' (version {config['version']!r})")
     group = _group(config.get("group_size", config.get("q_group_size")))
-    return Matrices(("awq", "awq_marlin"), (awq(group),))
+    return Matrices(("awq", "awq_marlin"), (awq(group),), format=_integers(4, group))
 
 
 def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
     if config.get("load_in_8bit"):
-        return Matrices(("bitsandbytes",), (bitsandbytes.eight_bits(),))
+        return Matrices(("bitsandbytes",), (bitsandbytes.eight_bits(),), format=_BYTES)
     kind = config.get("bnb_4bit_quant_type", "fp4")
     _check(kind in ("nf4", "fp4"), "bnb_4bit_quant_type", kind, "nf4 or fp4")
     _check(config.get("load_in_4bit") is True, "load_in_4bit", config.get("load_in_4bit"), "true")
-    return Matrices(("bitsandbytes",), (bitsandbytes.four_bits(kind),))
+    packing = bitsandbytes.four_bits(kind)
+    return Matrices(("bitsandbytes",), (packing,), format=Format(4, 64, minimum=False, table=NF4))
 
 
 def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
@@ -202,13 +211,14 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     settings = list(dict.fromkeys(setting for _, setting in found))
     match kinds.pop():
         case "nvfp4":
-            return Matrices(("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),))
+            return Matrices(("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),), format=_NVFP4)
         case "mxfp4":
-            return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),))
+            return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),), format=_MXFP4)
         case "integers":
             packings = compressed_tensors.pack_quantized(settings), compressed_tensors.int_quantized(settings)
             rows_of_bytes = settings == [(8, None)]
-            return Matrices(("compressed-tensors", *(("w8a8_int8",) if rows_of_bytes else ())), packings)
+            form = _BYTES if rows_of_bytes else _integers(settings[0][0], settings[0][1] or -1)
+            return Matrices(("compressed-tensors", *(("w8a8_int8",) if rows_of_bytes else ())), packings, format=form)
     if len(set(settings) - {None}) > 1:
         raise _UnsupportedError("'compressed-tensors' (blocks of several sizes)")
     block = next((setting for setting in settings if setting is not None), None)
@@ -233,7 +243,7 @@ def _fbgemm(config: Mapping[str, Json]) -> Matrices:
 
 
 def _mxfp4(config: Mapping[str, Json]) -> Matrices:
-    return Matrices(("mxfp4",), (fp4.mxfp4_experts(),))
+    return Matrices(("mxfp4",), (fp4.mxfp4_experts(),), stacks=True)
 
 
 def _torchao(config: Mapping[str, Json]) -> Matrices:
@@ -241,7 +251,7 @@ def _torchao(config: Mapping[str, Json]) -> Matrices:
     kind = kinds["default"]["_type"] if isinstance(kinds, dict) and kinds.keys() == {"default"} else kinds
     if kind not in CONFIGS:
         raise _UnsupportedError(f"'torchao' ({kind})")
-    return Matrices(("torchao",), (torchao(),))
+    return Matrices(("torchao",), (torchao(),), format=_BYTES)
 
 
 _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
@@ -249,6 +259,15 @@ _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {
     "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes, "mxfp4": _mxfp4,
     "torchao": _torchao,
 }  # fmt: skip
+
+
+_BYTES, _NVFP4 = Format(8, 0, minimum=False), Format(4, 16, minimum=False, table=fp4.E2M1)
+_MXFP4 = replace(_NVFP4, group=32)
+
+
+def _integers(bits: int, group: int | None) -> Format:
+    """Format of integers in groups of inputs, as `_group` returns them."""
+    return Format(4 if bits <= 4 else 8, 128 if group is None else max(group, 0), minimum=bits <= 4)
 
 
 def _check(valid: bool, field: str, value: object, wanted: str) -> None:
