@@ -17,7 +17,7 @@ import torch
 from sglang_lite import Engine
 from sglang_lite.bench.shapes import SHAPES, load_shape
 
-FORMATS = ("bfloat16", "int4", "nf4", "int8", "fp8")
+FORMATS = ("bfloat16", "int4", "nf4", "gguf", "int8", "fp8")
 
 
 def step_ms(engine: Engine, rows: int, prompt: int, vocabulary: int) -> float:

@@ -26,6 +26,7 @@ from sglang_lite.runtime.models.spec import (
     RopeSpec,
 )
 from sglang_lite.runtime.models.weights.dummy import DummySource
+from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Q4_K
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
@@ -113,7 +114,7 @@ def load_shape(
     Args:
         fp8: whether weights, keys and values, but not latents, have 8 bits; bfloat16 if not.
         model_impl: "native", or "transformers" for the code of that package instead of ours.
-        quantization: as of `EngineConfig`.
+        quantization: as of `EngineConfig`; "gguf" for matrices in blocks of Q4_K.
         deterministic: as of `EngineConfig`, which the engine must be given, too.
     """
     if model_impl == "transformers":
@@ -133,7 +134,9 @@ def load_shape(
 
         compiles = start_compiling(EngineConfig(), spec, formats, spec.max_positions, device)
     with torch.inference_mode():
-        model = kind(spec, DummySource(device), formats, device, spec.max_positions)
+        model = kind(
+            spec, DummySource(device, Q4_K if quantization == "gguf" else PLAIN), formats, device, spec.max_positions
+        )
     if kv_fp8:
         model.kv_scales = kv_scales(model, {}, bos=None)
     return LoadedModel(

@@ -58,7 +58,7 @@ _P = ParamSpec("_P")
 # How matrices are quantised while they are loaded, or how a checkpoint says that they are.
 QuantizationName: TypeAlias = Literal[
     "fp8", "int4", "int8", "nf4", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes",
-    "modelopt", "modelopt_fp8", "modelopt_fp4", "mxfp4", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8",
+    "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4", "mxfp4", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8",
     "torchao",
 ]  # fmt: skip
 
@@ -118,7 +118,7 @@ class EngineConfig:
             which become one scale per output; on other devices they are dequantised while loading. Packed matrices keep
             their bits where a kernel multiplies them (docs/models.md). A checkpoint's own format ("gptq", "awq",
             "awq_marlin", "gptq_marlin", "compressed-tensors", "bitsandbytes", "mxfp4", "modelopt_fp8", "modelopt_fp4",
-            "w8a8_int8", "w8a8_fp8", "torchao") may be named; another is refused.
+            "w8a8_int8", "w8a8_fp8", "torchao"; "gguf" for a GGUF file) may be named; another is refused.
         kv_dtype: "fp8" stores keys and values in 8-bit floating point (e4m3), on a GPU as for `quantization`; "auto" is
             `dtype`. The values of each KV head are divided by a power of two: the checkpoint's scale rounded up, or, if
             it has none, one found while loading by running the model on a few hundred fixed tokens.

@@ -51,7 +51,7 @@ def _numbers(words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.c
         up: tl.constexpr = (2.0**127 if dtype == tl.bfloat16 else 2.0**15) / 16.0 ** (J % 2)
         factor: tl.constexpr = _factor(KIND, dtype)
         if ZERO < 0:
-            found = tl.fma(small, tl.full(small.shape, up, dtype), (word >> 16).to(dtype)[:, None] * -factor)
+            found = tl.fma(small, tl.full(small.shape, up, dtype), zeros_of(word).to(dtype)[:, None] * -factor)
         else:
             found = tl.fma(small, tl.full(small.shape, up, dtype), tl.full(small.shape, -ZERO * factor, dtype))
     elif KIND == "e2m1" and dtype != tl.float32:  # sign, exponent and mantissa where a 16-bit number has them
@@ -68,7 +68,7 @@ def _numbers(words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.c
         elif KIND == "table":
             found = tl.load(table + numbers).to(dtype)
         elif ZERO < 0:
-            found = numbers.to(dtype) - (word >> 16).to(dtype)[:, None]
+            found = numbers.to(dtype) - zeros_of(word).to(dtype)[:, None]
         else:
             found = numbers.to(dtype) - ZERO
     return found
@@ -82,6 +82,12 @@ def scales_of(word, ZERO: tl.constexpr, HALF: tl.constexpr):
         return low.to(tl.bfloat16 if HALF == "bfloat16" else tl.float16, bitcast=True).to(tl.float32)
     else:
         return word
+
+
+@triton.jit
+def zeros_of(word):
+    """Zeros, as float32, that are above scales."""
+    return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -195,7 +201,8 @@ def _decode_packed(
     k, block = tl.arange(0, SLICE), tl.program_id(1)
     word = block * (SLICE // 2) + tl.arange(0, SLICE // 2)
     packed = tl.load(words + n[:, None] * (BLOCKS * (SLICE // 2)) + word[None, :])
-    dtype: tl.constexpr = tl.float32 if KIND == "table" else out.dtype.element_ty  # which holds numbers exactly
+    # That holds numbers exactly, also without zeros that are between two.
+    dtype: tl.constexpr = tl.float32 if KIND == "table" or ZERO < 0 else out.dtype.element_ty
     for j in tl.static_range(4):
         word = tl.load(scales + (block * 4 + j) * SLICE // GROUP * N + n)
         value = _numbers(packed, word, table, j, KIND, ZERO, dtype).to(tl.float32)

@@ -17,7 +17,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.packed_products import blocks_of, constants_of, scales_of
+from sglang_lite.runtime.kernels.packed_products import blocks_of, constants_of, scales_of, zeros_of
 from sglang_lite.runtime.kernels.packed_weight import SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -71,6 +71,60 @@ def _inputs(
     return low * _factor(KIND, J, 0), high * _factor(KIND, J, 1), tl.sum(value, 1) * 2.0**-64, squares
 
 
+@triton.jit
+def row_inputs(
+    x, residual, norm, residual_out, quad, K,
+    SLICE: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """`_inputs` of the four slices of a row, of quads [Q] of its words."""
+    at = quad // (SLICE // 8) * 4 * SLICE + quad % (SLICE // 8) * 8
+    return (
+        _inputs(x, residual, norm, residual_out, at, K, 0, KIND, ADD, NORM),
+        _inputs(x, residual, norm, residual_out, at + SLICE, K, 1, KIND, ADD, NORM),
+        _inputs(x, residual, norm, residual_out, at + 2 * SLICE, K, 2, KIND, ADD, NORM),
+        _inputs(x, residual, norm, residual_out, at + 3 * SLICE, K, 3, KIND, ADD, NORM),
+    )
+
+
+@triton.jit
+def row_sums(
+    packed, scales, quad, mask, n, stride, inputs,
+    KIND: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Products [N, Q], / 2**64, of rows n [N] of a matrix and a row of inputs, of every quad of four words.
+
+    Args:
+        packed: words [N, 4 Q].
+        scales: pointers, one or [Q, 1], to the scale of row 0 and group 0.
+        quad: quads [Q] of a row's words.
+        mask: whether there is such a quad and row [Q, N].
+        stride: scales of a group.
+        inputs: `row_inputs` of the quads.
+    """
+    block = quad // (SLICE // 8)
+    numbers = tl.reshape(packed, (n.shape[0], quad.shape[0], 4))
+    acc = tl.zeros((n.shape[0], quad.shape[0]), tl.float32)
+    for start in tl.static_range(0, 4, TOGETHER):  # slices of a group
+        of_group = ((block * 4 + start) * SLICE // GROUP * stride)[:, None] + n[None, :]
+        scale = tl.trans(tl.load(scales + of_group, mask=mask, other=0))
+        products = tl.zeros((n.shape[0], quad.shape[0], 4), tl.float32)
+        total = tl.zeros((quad.shape[0],), tl.float32)
+        for j in tl.static_range(start, start + TOGETHER):
+            low, high, plain, _ = inputs[j]
+            total += plain
+            products += _floats(numbers, j, 0, KIND) * low[None, :, :]
+            products += _floats(numbers, j, 1, KIND) * high[None, :, :]
+        sums = tl.sum(products, 2)
+        if KIND == "integers":
+            zero = ZERO
+            if ZERO < 0:
+                zero = zeros_of(scale)
+            sums -= zero * total[None, :]
+        acc += sums * scales_of(scale, ZERO, HALF)
+    return acc
+
+
 @cached_launch
 @triton.jit
 def _packed_row(
@@ -81,11 +135,9 @@ def _packed_row(
 ):  # fmt: skip
     OUTPUTS: tl.constexpr = BLOCK_N if GATE == "" else BLOCK_N // 2
     WORDS: tl.constexpr = BLOCKS * (SLICE // 2)  # of a row
-    PER: tl.constexpr = SLICE // 8  # quads of a block
     quad, word, row = tl.arange(0, QUADS), tl.arange(0, QUADS * 4), tl.arange(0, BLOCK_N)
     FULL: tl.constexpr = WORDS == QUADS * 4
     valid, inside = FULL | (word < WORDS), FULL | (quad < WORDS // 4)
-    block = quad // PER
     output = row % OUTPUTS
     stride = N if GATE == "" else 2 * N
     n = output + row // OUTPUTS * N  # of the first program; with a gate gates, then as many ups
@@ -95,17 +147,12 @@ def _packed_row(
     packed = tl.load(place, mask=valid[None, :] & (first + last < N)[:, None], other=0, eviction_policy="evict_first")
     start_next(PDL)
     wait(PDL)
-    at = block * 4 * SLICE + quad % PER * 8
-    inputs0 = _inputs(x, residual, norm, residual_out, at, K, 0, KIND, ADD, NORM)
-    inputs1 = _inputs(x, residual, norm, residual_out, at + SLICE, K, 1, KIND, ADD, NORM)
-    inputs2 = _inputs(x, residual, norm, residual_out, at + 2 * SLICE, K, 2, KIND, ADD, NORM)
-    inputs3 = _inputs(x, residual, norm, residual_out, at + 3 * SLICE, K, 3, KIND, ADD, NORM)
-    inputs = (inputs0, inputs1, inputs2, inputs3)
+    inputs = row_inputs(x, residual, norm, residual_out, quad, K, SLICE, KIND, ADD, NORM)
     factor = 2.0**64
     if NORM:
-        factor *= tl.rsqrt(tl.sum(inputs0[3] + inputs1[3] + inputs2[3] + inputs3[3]) / K + eps)
+        factor *= tl.rsqrt(tl.sum(inputs[0][3] + inputs[1][3] + inputs[2][3] + inputs[3][3]) / K + eps)
     for tile in range(tl.program_id(0), tl.cdiv(N, OUTPUTS), tl.num_programs(0)):
-        numbers = tl.reshape(packed, (BLOCK_N, QUADS, 4))
+        of_tile = packed
         first = tile * OUTPUTS
         stored = first + last < N
         later = first + tl.num_programs(0) * OUTPUTS
@@ -113,24 +160,10 @@ def _packed_row(
         packed = tl.load(
             place, mask=valid[None, :] & (later + last < N)[:, None], other=0, eviction_policy="evict_first"
         )
-        acc = tl.zeros((BLOCK_N, QUADS), tl.float32)
-        for start in tl.static_range(0, 4, TOGETHER):  # slices of a group
-            of_group = ((block * 4 + start) * SLICE // GROUP * stride)[:, None] + n[None, :]
-            scale = tl.trans(tl.load(scales + first + of_group, mask=inside[:, None] & stored[None, :], other=0))
-            products = tl.zeros((BLOCK_N, QUADS, 4), tl.float32)
-            total = tl.zeros((QUADS,), tl.float32)
-            for j in tl.static_range(start, start + TOGETHER):
-                low, high, plain, _ = inputs[j]
-                total += plain
-                products += _floats(numbers, j, 0, KIND) * low[None, :, :]
-                products += _floats(numbers, j, 1, KIND) * high[None, :, :]
-            sums = tl.sum(products, 2)
-            if KIND == "integers":
-                zero = ZERO
-                if ZERO < 0:
-                    zero = (scale >> 16 | 150 << 23).to(tl.float32, bitcast=True) - 2.0**23
-                sums -= zero * total[None, :]
-            acc += sums * scales_of(scale, ZERO, HALF)
+        acc = row_sums(
+            of_tile, scales + first, quad, inside[:, None] & stored[None, :], n, stride, inputs,
+            KIND, ZERO, HALF, SLICE, GROUP, TOGETHER,
+        )  # fmt: skip
         result = tl.sum(acc, 1) * factor
         if BIAS:
             result += tl.load(bias + first + n, mask=stored, other=0.0).to(tl.float32)
@@ -154,9 +187,8 @@ def packed_row(
     """Computes `linear_single_row` (gemv.py), whose arguments these are, with a packed matrix that has no table."""
     assert weight.table is None
     rows, inputs = weight.shape
-    quads = max(32, power_of_2(weight.words.shape[1] // 4))
-    warps = min(_WARPS, quads // 32)
-    together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))  # as many as a thread has registers for
+    quads = quads_of(weight)
+    together, warps = row_tile(quads)
     outputs, tile = (rows // 2, together // 2) if gate else (rows, together)
     y, total = x.new_empty((1, outputs)), x if residual is None else x.new_empty(x.shape)
     programs = _WARPS // warps * properties_of(x.device).multiprocessors
@@ -167,3 +199,13 @@ def packed_row(
         BLOCK_N=together, QUADS=quads, EVEN=outputs % tile == 0, num_warps=warps, **pdl_options(x.device),
     )  # fmt: skip
     return y, total
+
+
+def quads_of(weight: PackedWeight) -> int:
+    """Quads of words of a matrix's row, rounded up to a power of two."""
+    return max(32, power_of_2(weight.words.shape[1] // 4))
+
+
+def row_tile(quads: int) -> tuple[int, int]:
+    """Rows of a matrix that a program multiplies at once, as many as its threads have registers for, and its warps."""
+    return max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32)), min(_WARPS, quads // 32)

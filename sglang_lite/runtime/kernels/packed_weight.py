@@ -25,7 +25,7 @@ class PackedWeight:
         words: int32 [N, blocks * S / 2]. In a block, bits 4 j … 4 j + 3 of word i are the number of column 2 i of slice
             j, and 16 bits above them is that of column 2 i + 1: a shift and a mask leave a pair, each in 16 bits.
         scales: [groups, N], groups up to the end of the last block: float32; or int32 if each group has its own zero:
-            that above the 16 bits of a scale.
+            that, in float16, above the 16 bits of a scale.
         half: dtype of such a scale; None if scales are float32.
         zero: number that stands for 0 if scales are float32.
         kind: what numbers stand for: "integers" for themselves, "e2m1" for floating point with a sign, two bits of
@@ -68,7 +68,8 @@ def packed_weight(
     Args:
         numbers: uint8 [N, K] in 0 … 15.
         scales: [N, K / G]; with zeros in 16 bits.
-        zeros: uint8 [N, K / G]: the number that stands for 0; None if it is `zero` everywhere.
+        zeros: [N, K / G], the number that would stand for 0, which may lie between two or outside of them, and is
+            rounded to float16; None if it is `zero` everywhere.
         zero, kind, table: as of PackedWeight.
     """
     rows, inputs = numbers.shape
@@ -83,7 +84,8 @@ def packed_weight(
     if zeros is None:
         half, by_group = None, scales.float()
     else:
-        half, by_group = scales.dtype, scales.view(torch.int16).int() & 0xFFFF | zeros.int() << 16
+        half, above = scales.dtype, zeros.half().view(torch.int16).int() << 16
+        by_group = scales.view(torch.int16).int() & 0xFFFF | above
     last = -(-(inputs + more) // group) - scales.shape[1]  # no input reaches a block's end
     by_group = F.pad(by_group, (0, last)).t().contiguous()
     return PackedWeight(inputs, words, by_group, half, zero, kind, size, group, table)

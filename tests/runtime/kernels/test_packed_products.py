@@ -11,7 +11,7 @@ from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
 
 pytestmark = needs_kernels
-KINDS = ("integers", "integers with zeros", "e2m1", "table")
+KINDS = ("integers", "integers with zeros", "integers and what is between", "e2m1", "table")
 
 
 def made(outputs: int, inputs: int, group: int, kind: str = "integers") -> tuple[PackedWeight, torch.Tensor]:
@@ -19,18 +19,20 @@ def made(outputs: int, inputs: int, group: int, kind: str = "integers") -> tuple
     generator = torch.Generator().manual_seed(outputs + inputs)
     numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
     scales = torch.rand(outputs, inputs // group, generator=generator).add(0.5).div(8).half()
-    zeros = torch.randint(0, 17, scales.shape, dtype=torch.uint8, generator=generator)
+    zeros = torch.randint(0, 170, scales.shape, generator=generator)
+    zeros = zeros / 10 if kind.endswith("between") else zeros // 10
+    own = kind.endswith(("zeros", "between"))
     table = torch.linspace(-1, 1, 16)
     if kind == "e2m1":
         table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
     elif kind != "table":
-        table = torch.arange(16) - (0.0 if kind.endswith("zeros") else 8.0)
+        table = torch.arange(16) - (0.0 if own else 8.0)
     values = table.double()[numbers.int()]
-    if kind.endswith("zeros"):
-        values -= zeros.repeat_interleave(group, 1)
+    if own:
+        values -= zeros.half().double().repeat_interleave(group, 1)
     values *= scales.double().repeat_interleave(group, 1)
     weight = packed_weight(
-        numbers.to(DEVICE), scales.to(DEVICE), zeros=zeros.to(DEVICE) if kind.endswith("zeros") else None,
+        numbers.to(DEVICE), scales.to(DEVICE), zeros=zeros.to(DEVICE) if own else None,
         zero=8 if kind == "integers" else 0, kind=kind.partition(" ")[0],  # type: ignore[arg-type]  # one of the kinds
         table=table.to(DEVICE) if kind == "table" else None,
     )  # fmt: skip
@@ -81,7 +83,7 @@ def test_rows_with_their_gate(gate, kind, biased, rows):
 
 
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("kind", KINDS[:4])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [*SHAPES, (20, 4160, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_single_row(outputs, inputs, group, kind, dtype):
@@ -95,7 +97,7 @@ def test_a_single_row(outputs, inputs, group, kind, dtype):
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("kind", KINDS[:4])
 def test_a_single_row_with_its_norm_and_gate(gate, biased, kind):
     x, residual, norm, bias = normal(1, 640), normal(1, 640), normal(640) / 16, normal(100) if biased else None
     weight, values = made(100, 640, 64, kind)

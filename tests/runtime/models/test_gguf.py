@@ -198,7 +198,7 @@ def test_a_family_gives_transformers_logits(tmp_path, arch):
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     params = SamplingParams(max_tokens=1, temperature=0, return_logprob=True, logprob_start_len=1, top_logprobs_num=20)
-    with sgl.Engine(path, dtype="float32", in_process=True, threads=1) as engine:
+    with sgl.Engine(path, dtype="float32", quantization="gguf", in_process=True, threads=1) as engine:
         found = engine.complete(ids, params)
     for row, entry in zip(expected, [*found.prompt_logprobs, *found.output_logprobs], strict=True):
         for value, token, _ in entry.top:
@@ -222,6 +222,12 @@ def test_what_a_family_has_not_is_refused(tmp_path):
     path = write(tmp_path / "tiny.gguf", "olmo2", model_of("olmo2"), **{"attention.sliding_window": 16})
     with pytest.raises(sgl.ModelError, match="olmo2 with a sliding window is not supported"):
         sgl.Engine(path, in_process=True)
+
+
+def test_another_format_is_refused_by_name(tmp_path):
+    path = write(tmp_path / "tiny.gguf", "qwen2", model_of("qwen2"))
+    with pytest.raises(sgl.ParameterError, match="quantization: 'awq' is not for GGUF files"):
+        sgl.Engine(path, quantization="awq", in_process=True)
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,71 @@ import pytest
 import torch
 from gguf.quants import dequantize
 
+from sglang_lite.runtime.kernels.packed_products import decoded
+from sglang_lite.runtime.models.layers.packed_linear import packed_matrix
+from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE
 
 ROWS, BLOCKS = 5, 3
 # Where a block has float16 numbers: of random bytes many would not be finite.
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_values_are_those_of_the_package(kind):
-    columns, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+def random_blocks(kind):
+    """Bytes [ROWS, …] of random blocks."""
+    _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     draw = np.random.default_rng(0)
     data = draw.integers(0, 256, (ROWS, BLOCKS, size), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
         data[:, :, at : at + 2] = draw.normal(size=(ROWS, BLOCKS, 1)).astype(np.float16).view(np.uint8)
-    data = data.reshape(ROWS, -1)
+    return data.reshape(ROWS, -1)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_values_are_those_of_the_package(kind):
+    columns, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    data = random_blocks(kind)
     blocks = READERS[kind](torch.from_numpy(data))
     expected = torch.from_numpy(dequantize(data, gguf.GGMLQuantizationType[kind]))
     assert blocks.shape == (ROWS, BLOCKS * columns)
     assert blocks.decode(0, ROWS).equal(expected)
     assert blocks.decode(2, 4).equal(expected[2:4])
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", READERS)
+def test_a_gpu_keeps_blocks_of_four_bits(kind):
+    """Scales and minima are exact, or rounded to float16."""
+    blocks = READERS[kind](torch.from_numpy(random_blocks(kind)))
+    packed = packed_matrix([blocks, blocks.part(slice(2))], DEVICE)
+    assert (packed is None) == (kind not in ("Q4_0", "Q4_1", "Q4_K"))
+    if packed is None:
+        return
+    exact = torch.cat((blocks.decode(0, ROWS), blocks.decode(0, 2)))
+    error = (decoded(packed, torch.float32).cpu() - exact).abs()
+    assert blocks.minimum is not None
+    steps = torch.cat(
+        (15 * blocks.scale.abs() + blocks.minimum.abs(), *(15 * blocks.scale[:2].abs() + blocks.minimum[:2].abs(),))
+    )
+    assert (error.view(*steps.shape, -1) <= steps.unsqueeze(-1) * 2.0**-11).all()
+    assert kind == "Q4_K" or error.max() <= exact.abs().max() * 2.0**-11
+    assert kind != "Q4_0" or (packed.zero, packed.half, error.max()) == (8, None, 0)
+
+
+@needs_kernels
+def test_groups_of_one_value():
+    """Whose scales are zero, or far below their minimum."""
+    q = torch.randint(0, 16, (2, 96), dtype=torch.uint8)
+    scale, minimum = (
+        torch.tensor([[0.5, 0.0, 0.0], [1e-8, 0.5, 1e-3]]),
+        torch.tensor([[-3.3, -1.5, 0.0], [2.0, 0.1, -1.0]]),
+    )
+    packed = packed_matrix([Blocks(q.clone(), scale, minimum)], DEVICE)
+    assert packed is not None
+    torch.testing.assert_close(
+        decoded(packed, torch.float32).cpu(), Blocks(q, scale, minimum).decode(0, 2), rtol=1e-3, atol=4e-3
+    )
+    for factor in (1e9, 1e-9):  # float16 has no room for such scales
+        assert packed_matrix([Blocks(q, scale / 3 * factor, minimum * factor)], DEVICE) is None

@@ -20,12 +20,17 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     scales = weight.scales[torch.arange(weight.inputs, device=words.device) // weight.group].t()
     zeros: torch.Tensor | int = weight.zero
     if weight.half is not None:
-        zeros, scales = scales >> 16, scales.to(torch.int16).view(weight.half).float()
+        zeros, scales = _float(scales >> 16, torch.float16), _float(scales, weight.half)
     if weight.kind == "integers":
         values = (numbers - zeros).float()
     else:
         values = (torch.tensor(_E2M1, device=words.device) if weight.table is None else weight.table)[numbers]
     return values.mul_(scales).to(dtype)
+
+
+def _float(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers whose 16 bits are the low ones of integers."""
+    return bits.to(torch.int16).view(dtype).float()
 
 
 def packed_rows(

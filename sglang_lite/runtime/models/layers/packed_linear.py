@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_row import packed_row
-from sglang_lite.runtime.kernels.packed_weight import PackedWeight, can_pack, in_few_bits, packed_weight
+from sglang_lite.runtime.kernels.packed_weight import Kind, PackedWeight, can_pack, in_few_bits, packed_weight
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
 from sglang_lite.runtime.models.weights.fp4 import E2M1
 from sglang_lite.runtime.models.weights.source import Weight
+
+_FARTHEST = 1 << 15  # number from which on a zero is so far away that 4 bits, in 16, change nothing
+_SMALLEST_HALF = 2.0**-14  # from which on float16 has all of its bits
 
 
 class PackedLinear(GpuLinear):
@@ -95,27 +98,46 @@ def packed_experts(experts: Sequence[Sequence[Weight]], device: torch.device) ->
 
 
 def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
-    """Matrices [N_i, K] of one format stacked along N, or None if they are of several or none of 4 bits, a minimum is
-    no multiple of its scale, or scales beside minima need more than 16 bits."""
+    """Matrices [N_i, K] of one format stacked along N, or None if they are of several or none of 4 bits.
+
+    Beside minima that are no integer multiples of scales (GGUF's), or scales that need more than 16 bits, both are
+    rounded to float16; None if that would change a number by more than 1/2048 of the matrix's largest scale.
+    """
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) < len(parts) or len({(part.format, order_of(part)) for part in blocks}) > 1:
         return None
-    first, zero, zeros = blocks[0], 0, None
+    first = blocks[0]
     if first.format.bits != 4 or not can_pack(first.shape[1], first.format.group):
         return None
-    scale = torch.cat([part.scale for part in blocks])
-    if first.minimum is not None:
-        minima = torch.cat([part.minimum for part in blocks if part.minimum is not None])
-        zeros = (-minima / scale).round()
-        if not torch.equal(-zeros * scale, minima) or zeros.min() < 0 or zeros.max() > 255:
+    q, scale = (
+        torch.cat([part.q.to(device) for part in blocks]),
+        torch.cat([part.scale.to(device) for part in blocks]),
+    )
+    kind: Kind = "integers" if first.table is None else "e2m1" if first.table == E2M1 else "table"
+    table = torch.tensor(first.table, device=device) if kind == "table" else None
+    minima = [part.minimum.to(device) for part in blocks if part.minimum is not None]
+    if not minima:
+        return packed_weight(q, scale, kind=kind, table=table)
+    scale, zeros = _scales_and_zeros(q, scale, torch.cat(minima))
+    if (first_zero := float(zeros[0, 0])) in range(256) and (zeros == first_zero).all():
+        return packed_weight(q, scale, zero=int(first_zero), kind=kind, table=table)
+    if (half := in_few_bits(scale)) == torch.float32:
+        half = torch.float16
+        if not _SMALLEST_HALF <= scale.abs().max() <= torch.finfo(half).max:
             return None
-        if (zeros == zeros[0, 0]).all():
-            zero, zeros = int(zeros[0, 0]), None
-        elif in_few_bits(scale) == torch.float32:
-            return None
-    table = None if first.table in (None, E2M1) else torch.tensor(first.table, device=device)
-    return packed_weight(
-        torch.cat([part.q.to(device) for part in blocks]), scale.to(device, in_few_bits(scale)),
-        zeros=None if zeros is None else zeros.to(device, torch.uint8), zero=zero,
-        kind="integers" if first.table is None else "e2m1" if table is None else "table", table=table,
-    )  # fmt: skip
+    return packed_weight(q, scale.to(half), zeros=zeros, kind=kind, table=table)
+
+
+def _scales_and_zeros(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zeros [N, groups] of groups: scale * number + minimum = scale * (number - zero).
+
+    A group whose minimum is so large that its numbers change nothing gets the scale -minimum and the zero 1, and the
+    number 0 everywhere (written).
+    """
+    flat = scale.abs() * _FARTHEST <= minimum.abs()
+    if flat.any():
+        q.view(*scale.shape, -1).masked_fill_(flat.unsqueeze(-1), 0)
+        scale = torch.where(flat, -minimum, scale)
+    zeros = torch.where(flat, 1.0, -minimum / scale)
+    whole = zeros.round()  # a quotient may be beside the integer that was multiplied
+    return scale, torch.where(whole * scale == -minimum, whole, zeros)
