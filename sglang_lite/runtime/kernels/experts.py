@@ -14,6 +14,7 @@ from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.experts_few import experts_down_few, experts_gate_up_few
 from sglang_lite.runtime.kernels.experts_order import experts_order
 from sglang_lite.runtime.kernels.experts_packed import MAX_BLOCK, packed_down, packed_gate_up
+from sglang_lite.runtime.kernels.experts_packed_few import packed_down_few, packed_gate_up_few
 from sglang_lite.runtime.kernels.experts_tiled import (
     block_rows,
     can_tile_experts,
@@ -24,7 +25,7 @@ from sglang_lite.runtime.kernels.experts_tiled import (
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 
 MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
-MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
+MAX_PAIRWISE_TOKENS_FEW_BITS = 4  # the same for weights in 4 and 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,10 @@ def apply_experts(
     own, top = matrices, ids.shape[1]
     if isinstance(own.gate_up, PackedWeight):
         y = _packed(x, ids, weights, own, activation, alpha, limit, base)
-        return y if parts else experts_sum(y)
+        return y if parts or y.dim() == 2 else experts_sum(y)
     assert isinstance(own.down, torch.Tensor), "in 4 bits are both or none"
     eight = own.gate_up_scales is not None
-    if len(x) <= (MAX_PAIRWISE_TOKENS_8_BIT if eight else MAX_PAIRWISE_TOKENS) or not (
+    if len(x) <= (MAX_PAIRWISE_TOKENS_FEW_BITS if eight else MAX_PAIRWISE_TOKENS) or not (
         can_tile_experts(own.gate_up) and can_tile_experts(own.down)
     ):
         hidden = experts_gate_up_few(
@@ -111,10 +112,15 @@ def _packed(
     limit: float,
     base: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Parts [top, T, H] of the output by matrices in 4 bits; arguments of `apply_experts`."""
+    """Output [T, H] by matrices in 4 bits, or parts of it [top, T, H]; arguments of `apply_experts`."""
     assert isinstance(own.gate_up, PackedWeight)
     assert isinstance(own.down, PackedWeight)
     top, experts = ids.shape[1], own.gate_up.shape[0] // (2 * own.down.inputs)
+    if len(x) <= MAX_PAIRWISE_TOKENS_FEW_BITS and own.gate_up.table is None:
+        hidden = packed_gate_up_few(
+            x, own.gate_up, experts, ids, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
+        )
+        return packed_down_few(hidden, own.down, experts, ids, weights, bias=own.down_bias, base=base)
     blocks = experts_order(ids, experts, min(block_rows(len(x), top, experts), MAX_BLOCK))
     hidden = packed_gate_up(
         x, own.gate_up, experts, blocks, top, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit

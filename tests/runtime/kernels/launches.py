@@ -23,6 +23,7 @@ from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_order import experts_order
 from sglang_lite.runtime.kernels.experts_packed import MAX_BLOCK, packed_down, packed_gate_up
+from sglang_lite.runtime.kernels.experts_packed_few import packed_down_few, packed_gate_up_few
 from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.experts_tiled import block_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
@@ -302,6 +303,9 @@ def packed_experts(dtype: torch.dtype) -> None:
             blocks = experts_order(ids, 4, min(block_rows(rows, 2, 4), MAX_BLOCK))
             hidden = packed_gate_up(empty(rows, inputs, dtype=dtype), gate_up, 4, blocks, 2, "silu")
             packed_down(hidden, down, 4, blocks, empty(rows, 2))
+        ids = empty(2, 8, dtype=torch.int32)
+        hidden = packed_gate_up_few(empty(2, inputs, dtype=dtype), gate_up, 4, ids, "silu")
+        packed_down_few(hidden, down, 4, ids, empty(2, 8))
 
 
 def layer_norms(dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ EXPERT_IDS = torch.tensor([[1, 4], [4, 0], [1, 3], [4, 1], [3, 1]], dtype=torch.
 
 
 def packed_matrices():
-    """With one zero everywhere, with a zero a group, and of a code book."""
+    """With one zero everywhere, with a zero a group, which may be between two numbers, and of a code book."""
     for outputs, inputs, group, kind in ((130, 640, 64, "integers"), (40, 96, 32, "zeros"), (33, 80, 16, "e2m1")):
         yield _packed(outputs, inputs, group, kind)
 
@@ -18,7 +18,7 @@ def packed_matrices():
 def _packed(outputs, inputs, group, kind):
     numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=DEVICE)
     by = torch.rand(outputs, inputs // group, device=DEVICE).div(64).half()
-    zeros = torch.randint(0, 17, by.shape, dtype=torch.uint8, device=DEVICE) if kind == "zeros" else None
+    zeros = torch.randint(0, 34, by.shape, device=DEVICE) / 2 if kind == "zeros" else None
     return packed_weight(
         numbers, by, zeros=zeros, zero=8 if kind == "integers" else 0, kind="e2m1" if kind == "e2m1" else "integers"
     )
@@ -87,7 +87,28 @@ def packed_downs(run):
     return results
 
 
+def packed_gated_few(run):
+    results = []
+    for gate_up, _, (bias, _) in packed_stacks():
+        for kind in ("silu", "clamped"):
+            x = normal(5, gate_up.inputs)
+            results.append(run(x, gate_up, 5, EXPERT_IDS, kind, bias=bias, alpha=1.7, limit=1.0))
+    return results
+
+
+def packed_downs_few(run):
+    results = []
+    for _, down, (_, bias) in packed_stacks():
+        for ids in (EXPERT_IDS, EXPERT_IDS.flatten()[:9].view(3, 3)):
+            weights, hidden = torch.rand(ids.shape, device=DEVICE), normal(ids.numel(), down.inputs)
+            for base in (None, normal(len(ids), down.shape[0] // 5)):
+                results.append(run(hidden, down, 5, ids, weights, bias=bias, base=base))
+    return results
+
+
 CASES = {
+    "packed_gate_up_few": packed_gated_few,
+    "packed_down_few": packed_downs_few,
     "packed_gate_up": packed_gated,
     "packed_down": packed_downs,
     "decoded": packed_decoded,

@@ -22,7 +22,7 @@ def packed_gate_up(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    wide = _stacked(weight, experts, x.dtype)
+    wide = stacked(weight, experts, x.dtype)
     return experts_gate_up(x, wide, blocks, top, activation, bias=bias, alpha=alpha, limit=limit)
 
 
@@ -36,8 +36,9 @@ def packed_down(
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return experts_down(hidden, _stacked(weight, experts, hidden.dtype), blocks, weights, bias=bias, base=base)
+    return experts_down(hidden, stacked(weight, experts, hidden.dtype), blocks, weights, bias=bias, base=base)
 
 
-def _stacked(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:
+def stacked(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the matrices of experts [experts, N, K]."""
     return decoded(weight, dtype).view(experts, -1, weight.inputs)
