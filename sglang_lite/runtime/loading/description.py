@@ -28,7 +28,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
-from sglang_lite.runtime.models.weights.gguf_blocks import BITS
+from sglang_lite.runtime.models.weights.gguf_blocks import BITS, READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
@@ -48,6 +48,7 @@ class Description:
         stored_bytes: size of the weights in the file, in bytes.
         formats: number formats of the stored weights, the one with most bytes first.
         loaded_bytes: size of the weights in memory, in bytes.
+        products: way in which matrices that are stored in few bits are multiplied; "" if there are none.
         dtype, device: data type and device of the computation.
         cache_bytes: size of one token's keys and values, in bytes; 0 for a model that keeps none.
         window: longest window of layers that keep the last tokens only; None if no layer does.
@@ -65,6 +66,7 @@ class Description:
     stored_bytes: int | None = None
     formats: tuple[str, ...] = ()
     loaded_bytes: int | None = None
+    products: str = ""
     dtype: str | None = None
     device: str | None = None
     cache_bytes: int | None = None
@@ -92,6 +94,8 @@ class Description:
             "cache": "none" if self.cache_bytes == 0 else keeps,
             "context": "not known" if self.context_length is None else f"{self.context_length:,} tokens",
         }
+        if self.products:
+            lines["products"] = self.products
         if self.tower_bytes is not None:
             lines["images"] = f"read by an encoder of {_megabytes(self.tower_bytes)} beside the weights"
         shown = [*lines.items(), *(("refused", reason) for reason in self.refused)]
@@ -217,7 +221,26 @@ class _Inspection:
                 if packing.cpu_bits is not None and _keeps(formats):
                     blocks, bits = blocks + count, bits + int(count * packing.cpu_bits)
             numbers = source.elements - kept - blocks
-            self._update(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
+            self._update(
+                loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8,
+                products=self._products(source, formats, device),
+            )
+
+    def _products(self, source: HeaderSource, formats: Precision, device: torch.device) -> str:
+        """Way in which matrices that are stored in few bits are multiplied; "" if there are none."""
+        assert self._headers is not None
+        in_file = any(header.format in READERS for header in self._headers.values())  # a GGUF file's blocks
+        if not (in_file or source.packed or source.in_8_bits):
+            return ""
+        if source.in_8_bits and formats.keep_fp8:
+            return "in 8-bit floating point"
+        if formats.blocks and block_library() is not None and (in_file or any(p.cpu_bits for p in source.packed)):
+            few_rows = formats.weights != torch.float32
+            return "as they are stored" + (" in steps of few rows, decoded in others" if few_rows else "")
+        if device.type == "cuda" and not source.in_8_bits:
+            name = "gguf" if in_file else self.description.formats[0]
+            return f'decoded while loading; quantization="{name}" keeps those of 4 bits'
+        return "decoded while loading"
 
     def _in_blocks(self, formats: Precision) -> tuple[int, int]:
         """Counts the weights that stay in the file's quantised blocks only. Returns their number and their size in
