@@ -178,7 +178,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def model_file() -> Path:
     """The default model's GGUF file."""
-    from sglang_lite.runtime.models.resolve import cache_folder
+    from sglang_lite.runtime.host.cache_folder import cache_folder
 
     path = cache_folder() / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert path.exists(), f"{path} is missing; run `sglang-lite models pull smollm2-135m` (make test does)"

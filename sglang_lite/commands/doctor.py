@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sglang_lite.protocol import SamplingParams, SglError
+from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.installed import NEEDED, is_installed
 from sglang_lite.runtime.models.aliases import ALIASES
-from sglang_lite.runtime.models.resolve import cache_folder, fetched
+from sglang_lite.runtime.models.resolve import fetched
 from sglang_lite.version import __version__
 
 _EXTRAS: Final = {

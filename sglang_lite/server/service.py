@@ -18,8 +18,9 @@ import msgspec
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.models.lora.paths import read_lora_path
-from sglang_lite.runtime.models.resolve import cache_folder, resolve_served
+from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
 from sglang_lite.server.conversation.addresses import ImageFetcher
 from sglang_lite.server.errors import NotFoundError, RateLimitError

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.shared_sums import SLOT, SOURCE, SharedSums, memory_size
-from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.parallel.collectives import Collectives, swap
 
 _TIMEOUT_S = 300.0

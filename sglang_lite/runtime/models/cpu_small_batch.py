@@ -6,8 +6,9 @@ import ctypes
 
 import torch
 
+from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
-from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import BLOCK, PARTS, StepLayer, StepLayers, ThreadedSmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
@@ -16,7 +17,6 @@ from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import products_of
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.collectives import Collectives

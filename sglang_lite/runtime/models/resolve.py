@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
+from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.installed import is_installed
 from sglang_lite.runtime.models import modelscope
 from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 _ADAPTER = "adapter_config.json"  # written by peft
 _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
-
-
-def cache_folder() -> Path:
-    """Cache folder of models and other artefacts: $SGLANG_LITE_CACHE, or `sglang_lite` in the XDG cache folder."""
-    override = os.environ.get("SGLANG_LITE_CACHE")
-    if override:
-        return Path(override).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sglang_lite"
 
 
 def resolve(model: str, revision: str | None = None, *, weights: bool = True) -> Path:

@@ -26,7 +26,7 @@ from sglang_lite.protocol import (
     Regex,
     SglError,
 )
-from sglang_lite.runtime.models.resolve import cache_folder
+from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache

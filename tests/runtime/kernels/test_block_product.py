@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, decode, fits, is_supported
-from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
 OUTPUTS, INPUTS = 48, 160

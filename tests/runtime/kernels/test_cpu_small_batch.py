@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.host.cpu_library import cpu_library, warn_without_compiler
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     AttentionRules,
@@ -13,14 +15,12 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     DecodeRows,
     ExtendRow,
 )
-from sglang_lite.runtime.kernels.cpu_library import cpu_library, warn_without_compiler
 from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchOps
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.models.layers.rope import rotate
-from sglang_lite.runtime.models.resolve import cache_folder
 
 HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 24, 300
 EPS = 1e-5

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
+from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.loading.save import save_sharded
-from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights import numpy_copy, ranges
 from tests.runtime.models.test_new_weights import engine, pair, told
 

@@ -11,8 +11,9 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.cli import main
+from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.models import resolve as module
-from sglang_lite.runtime.models.resolve import PackagedModel, cache_folder, packaged_model, resolve
+from sglang_lite.runtime.models.resolve import PackagedModel, packaged_model, resolve
 
 CONTENT = b"GGUF" + bytes(1000)
 

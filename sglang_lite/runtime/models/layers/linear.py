@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.block_product import BLOCK, SOURCE, BlockProduct, decode, fits, is_supported
-from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format, order_of
 from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 

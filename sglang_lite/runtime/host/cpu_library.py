@@ -1,6 +1,6 @@
 """C++ files of this package as libraries, compiled for this processor if a compiler is installed.
 
-No library is required: without one, torch's operators run instead, which is slower for few rows.
+No library is required: without one, operators of torch or numpy run instead, which are slower.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
     except (OSError, subprocess.SubprocessError) as error:
         cure = "Set SGLANG_LITE_CACHE to a folder that can be written." if isinstance(error, OSError) else ""
         logger.warning(
-            "%s: can't be compiled to %s, torch's operators run instead: %s. %s", source.name, library, error, cure
+            "%s: can't be compiled to %s, slower code runs instead: %s. %s", source.name, library, error, cure
         )
         return None
 
@@ -62,7 +62,7 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
 def warn_without_compiler() -> None:
     """Warns once that no compiler is installed; it is needed for each of several libraries."""
     logger.warning(
-        "no C++ compiler was found: decoding on a CPU uses torch's operators, which is slower. Install g++ or clang++, "
+        "no C++ compiler was found: decoding on a CPU and files of the KV cache take longer. Install g++ or clang++, "
         "or set CXX to a compiler."
     )
 

@@ -1,0 +1,15 @@
+"""Folder of this user's machine that models and other artefacts are kept in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Cache folder of models and other artefacts: $SGLANG_LITE_CACHE, or `sglang_lite` in the XDG cache folder."""
+    override = os.environ.get("SGLANG_LITE_CACHE")
+    if override:
+        return Path(override).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sglang_lite"
