@@ -477,7 +477,7 @@ class Engine:
         self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "", secret: str | None = None
     ) -> int:
         """Reads a file of `export_prefix` into the host's part of the cache, where requests that begin with its prompt
-        find it.
+        find it, and to the device as far as pages are free there.
 
         Args:
             path: the file.
@@ -492,7 +492,7 @@ class Engine:
         Raises:
             CapabilityError: as `export_prefix`.
             ParameterError: the file is not trusted, is damaged, can't be read, or is of another model, version of its
-                weights, data type or size of pages.
+                weights, data type or size of pages. Whole pages before a damaged one may have been read.
             EngineClosedError: the engine is closed.
         """
         check_prefix(namespace, secret, trusted=trust_cache or secret is not None)

@@ -17,13 +17,14 @@ from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.page_file import THREADS
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.page_store import make_store
+from sglang_lite.runtime.kv_cache.page_sums import compiled
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import Model
 
-_FORMAT = 3  # of the rows of a page, and of files; engines of another one look for other names
+_FORMAT = 4  # of the rows of a page, and of files; engines of another one look for other names
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
 
 
@@ -50,6 +51,7 @@ def make_tiers(
     )
     hint = "Lower hicache_size or hicache_ratio."
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
+    compiled()  # so that no request waits for that
     disk = None
     if config.hicache_storage_backend is not None and config.hicache_storage_dir is not None:
         writer = executor or ThreadPoolExecutor(THREADS, "sglang_lite-write")

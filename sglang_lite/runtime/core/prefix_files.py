@@ -19,12 +19,15 @@ import numpy as np
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.kv_cache.page_file import THREADS, DamagedFileError, PageFile, open_pages, write_pages
+from sglang_lite.runtime.kv_cache.page_file import THREADS, PageFile, open_pages, write_pages
+from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 
 _WAIT_S = 0.001  # pause while copies end
+_STEPS = 8  # a file comes up in so many parts, so that copies to the device run while the next part is read
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +43,7 @@ class _Pinned:
 
     Attributes:
         key: key of `PageNames` then.
-        slots: int32, the slots; empty once they are adopted.
+        slots: int32, the slots, without those that are adopted.
         copy: number of the last copy that may use them.
     """
 
@@ -75,15 +78,19 @@ class PrefixFiles:
         return len(kept)
 
     def read(self, path: str, namespace: str, secret: str | None) -> int:
-        """Reads a file into the host tier; see `Engine.import_prefix`."""
+        """Reads a file into the host tier, and starts to fetch it; see `Engine.import_prefix`."""
         tiers, host = self._checked(), self._checked().host
         try:
             with open_pages(path, secret) as file:
                 tokens = self._tokens(file, path)
+                names = self._names(tokens, namespace)
                 with self._pinned(partial(self._reserve, file.pages)) as pinned, ThreadPoolExecutor(THREADS) as threads:
-                    slots = pinned.slots[: file.pages]
-                    file.read(host.memory.rows, slots, threads=threads)
-                    self._inbox.call(partial(self._adopt, tokens, namespace, pinned))
+                    slots, done = pinned.slots, 0
+                    for count in file.read_by(threads, host.memory.rows, slots):
+                        if count == len(slots) or count - done >= file.pages / _STEPS:
+                            self._inbox.call(partial(self._adopt, names[done:count], pinned))
+                            self._inbox.call(partial(self._fetch, tokens[: count * tiers.names.page_size], namespace))
+                            done = count
         except OSError as error:
             raise ParameterError("path", f"the file can't be read: {error}") from error
         except DamagedFileError as error:
@@ -142,12 +149,20 @@ class PrefixFiles:
         tiers = self._checked()
         return _Pinned(tiers.names.key, tiers.host.reserve(pages), tiers.host.memory.launched)
 
-    def _adopt(self, tokens: Ints, namespace: str, pinned: _Pinned) -> None:
+    def _adopt(self, names: list[bytes], pinned: _Pinned) -> None:
         tiers = self._checked()
         if pinned.key != tiers.names.key:
             raise ParameterError("path", "the engine's weights were replaced while the file was read.")
-        slots, pinned.slots = pinned.slots, pinned.slots[:0]
-        tiers.host.adopt(self._names(tokens, namespace), slots)
+        slots, pinned.slots = pinned.slots[: len(names)], pinned.slots[len(names) :]
+        tiers.host.adopt(names, slots)
+
+    def _fetch(self, tokens: Ints, namespace: str) -> None:
+        """Starts to copy what the host has of a prefix to the device's free pages."""
+        store, tiers = self._store, self._checked()
+        match = store.tree.match(tokens, namespace)
+        if len(tokens) // store.page_size - len(match.pages) <= store.pool.free:
+            prompt = np.append(tokens, np.int32(0))  # of which the last token is computed in any case
+            tiers.fetch(prompt, match, PrefixSpace(namespace), 0.0, None)
 
     def _names(self, tokens: Ints, namespace: str) -> list[bytes]:
         names = self._checked().names

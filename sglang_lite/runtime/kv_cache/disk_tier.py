@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from typing import Final
 
-from sglang_lite.runtime.kv_cache.page_file import DamagedFileError, Rows
 from sglang_lite.runtime.kv_cache.page_store import PageStore
+from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError, Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 logger = logging.getLogger("sglang_lite")

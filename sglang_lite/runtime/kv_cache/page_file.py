@@ -5,10 +5,6 @@ A file is written under a temporary name and renamed, so readers see all of it o
 0600). The checksums find what was torn or altered by accident. They prove no origin: whoever may write a folder of
 files may write what a model will take for computed.
 
-A page's checksum is the sum of its words, each times an odd number of its place, modulo 2^64. Of the top bit of a word
-of 8 bytes, which may be a sign, such a product keeps one bit, so that two changed ones would cancel out. So these bits
-are packed into bytes, which count, too.
-
 A file that is written under a secret has authentication codes instead (keyed BLAKE2b), which take some five times as
 long: of each page with its place, under a key made of the secret, the header and the sizes. Who doesn't have the secret
 can't write one.
@@ -20,37 +16,30 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.kv_cache.page_sums import ENDS_EARLY, SUM, DamagedFileError, Rows, page_sums
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _START: Final = struct.Struct("<8sIQQI")  # magic, bytes of the header, pages, bytes of a page, checksum of what follows
-_MAGIC: Final = b"sglkv\x00\x00\x04"
-_MAGIC_OF_SECRET: Final = b"sglkvs\x00\x04"
-_SUM: Final = np.dtype("<u8")  # checksum of a page
+_MAGIC: Final = b"sglkv\x00\x00\x05"
+_MAGIC_OF_SECRET: Final = b"sglkvs\x00\x05"
 _CODE: Final = np.dtype("V16")  # authentication code of a page
 _MAX_HEADER: Final = 1 << 28
-# Bytes that are read before their checksums are taken, unless a page is larger. With fewer, threads wait for one
-# another: each call that leaves the interpreter's lock has to get it back.
-_AT_ONCE: Final = 1 << 24
+PART_BYTES: Final = 1 << 23  # bytes that a thread reads in one call, unless a page is larger
 THREADS: Final = min(16, os.cpu_count() or 1)  # that read and check as fast as memory can be written
 TEMPORARY: Final = ".tmp"
 
-Rows = NDArray[np.uint8]
-
-
-class DamagedFileError(ValueError):
-    """A file that is none of pages, or not whole."""
+_Source: TypeAlias = int | bytes  # descriptor of an open file, or what is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +54,38 @@ class PageFile:
     header: bytes
     pages: int
     page_bytes: int
-    _fill: Callable[[memoryview, int], int]  # fills memory with what is from a place on; returns the number of bytes
+    _source: _Source
     _at: int  # place of the first page
     _checks: NDArray[Any]  # checksum or code of each page
     _key: bytes | None  # of the codes
 
-    def read(self, rows: Rows, slots: Ints, skip: int = 0, threads: Executor | None = None) -> None:
+    def read(self, rows: Rows, slots: Ints, skip: int = 0) -> None:
         """Reads pages into rows of a memory.
 
         Args:
             rows: uint8 [slots, bytes of a page].
             slots: int32 [N], rows for the pages behind the first `skip`.
-            threads: executor that reads and checks parts at the same time; None for the caller's thread.
 
         Raises:
-            DamagedFileError: the file was altered; the rows have anything then.
+            OSError: the file can't be read.
+            DamagedFileError: it was altered; the rows have anything then.
         """
-        read = partial(self._read, rows)
-        parts = _parts(slots, max(_AT_ONCE // self.page_bytes, 1))
-        for _ in (map if threads is None else threads.map)(read, [(skip + at, part) for at, part in parts]):
-            pass
-
-    def _read(self, rows: Rows, part: tuple[int, slice]) -> None:
-        """Reads pages from one of the file's on into rows that stand together."""
-        first, target = part[0], rows[part[1]]
-        view, at = target.data.cast("B"), self._at + first * self.page_bytes
-        if self._fill(view, at) != len(view):
-            raise DamagedFileError("it ends too early")
-        if _checks(target, first, self._key).tobytes() != self._checks[first : first + len(target)].tobytes():
+        at = self._at + skip * self.page_bytes
+        if self._key is None and isinstance(self._source, int):
+            checks = page_sums(rows, slots, self._source, at)
+        else:
+            for i, slot in enumerate(slots.tolist()):
+                _fill(rows[slot].data, self._source, at + i * self.page_bytes)
+            checks = _checks(rows, slots, skip, self._key)
+        if checks.tobytes() != self._checks[skip : skip + len(slots)].tobytes():
             raise DamagedFileError("its checksum is another" if self._key is None else "it is of another secret")
+
+    def read_by(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:
+        """Reads the first pages, as `read` does, by several threads. Yields how many are there, as more of them are."""
+        most = max(PART_BYTES // self.page_bytes, 1)
+        starts = range(0, len(slots), most)
+        for start, _ in zip(starts, threads.map(lambda at: self.read(rows, slots[at : at + most], at), starts)):
+            yield min(start + most, len(slots))
 
 
 @contextmanager
@@ -109,8 +101,7 @@ def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Itera
             that is not given.
     """
     with open(path, "rb", buffering=0) as raw:
-        descriptor = raw.fileno()
-        yield _opened(os.fstat(descriptor).st_size, lambda view, at: os.preadv(descriptor, [view], at), secret)
+        yield _opened(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)
 
 
 def pages_in(data: bytes) -> PageFile:
@@ -119,29 +110,24 @@ def pages_in(data: bytes) -> PageFile:
     Raises:
         DamagedFileError: as of `open_pages`.
     """
-
-    def fill(view: memoryview, at: int) -> int:
-        part = data[at : at + len(view)]
-        view[: len(part)] = part
-        return len(part)
-
-    return _opened(len(data), fill)
+    return _opened(data, len(data), None)
 
 
-def _opened(size: int, fill: Callable[[memoryview, int], int], secret: str | None = None) -> PageFile:
+def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
     """Pages of a file of `size` bytes, whose header is read and checked."""
 
     def read(count: int, at: int) -> bytes:
         found = bytearray(count)
-        return bytes(found[: fill(memoryview(found), at)])
+        _fill(memoryview(found), source, at)
+        return bytes(found)
 
-    start = read(_START.size, 0)
+    start = read(min(_START.size, size), 0)
     if len(start) < _START.size or not start.startswith((_MAGIC, _MAGIC_OF_SECRET)):
         raise DamagedFileError("it is no file of pages of this version")
     if start.startswith(_MAGIC) != (secret is None):
         raise DamagedFileError("it was written under no secret" if secret else "it was written under a secret")
     _, header_bytes, pages, page_bytes, checksum = _START.unpack(start)
-    kind = _SUM if secret is None else _CODE
+    kind = SUM if secret is None else _CODE
     sums_bytes = pages * kind.itemsize
     at = _START.size + header_bytes + sums_bytes
     if max(header_bytes, sums_bytes) > _MAX_HEADER or not page_bytes or size != at + pages * page_bytes:
@@ -150,18 +136,27 @@ def _opened(size: int, fill: Callable[[memoryview, int], int], secret: str | Non
     if zlib.crc32(sums, zlib.crc32(header)) != checksum:
         raise DamagedFileError("the checksum of its header is another")
     key = None if secret is None else _key(secret, header, pages, page_bytes)
-    return PageFile(header, pages, page_bytes, fill, at, np.frombuffer(sums, kind), key)
+    return PageFile(header, pages, page_bytes, source, at, np.frombuffer(sums, kind), key)
+
+
+def _fill(view: memoryview, source: _Source, at: int) -> None:
+    """Fills memory with what a file has from a place on."""
+    if isinstance(source, int):
+        count = os.preadv(source, [view], at)
+    else:
+        count = len(part := source[at : at + len(view)])
+        view[:count] = part
+    if count != len(view):
+        raise DamagedFileError(ENDS_EARLY)
 
 
 def packed(header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> list[bytes | memoryview]:
     """Contents of a file of pages, in parts; see `write_pages`."""
     key = None if secret is None else _key(secret, header, len(slots), rows.shape[1])
-    found = [(at, rows[part]) for at, part in _parts(slots, max(_AT_ONCE // rows.shape[1], 1))]
-    parts = [part for _, part in found]
-    sums = b"".join(_checks(part, at, key).tobytes() for at, part in found)
+    sums = _checks(rows, slots, 0, key).tobytes()
     magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
     start = _START.pack(magic, len(header), len(slots), rows.shape[1], zlib.crc32(sums, zlib.crc32(header)))
-    return [start + header + sums, *(part.data.cast("B") for part in parts)]
+    return [start + header + sums, *(rows[slot].data for slot in slots.tolist())]
 
 
 def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> int:
@@ -197,41 +192,11 @@ def _key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
     return blake2b(struct.pack("<QQ", pages, page_bytes) + header, key=under, digest_size=64).digest()
 
 
-def _checks(rows: Rows, first: int, key: bytes | None) -> NDArray[Any]:
-    """Checksums of pages, or under a key their codes, the first one's place being `first`."""
+def _checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
+    """Checksums of pages, or under a key their codes, the first one's place in the file being `first`."""
     if key is None:
-        return checksums(rows)
-    places = (place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(rows)))
-    codes = (blake2b(row, key=key, salt=place, digest_size=_CODE.itemsize).digest() for row, place in zip(rows, places))
-    return np.frombuffer(b"".join(codes), _CODE)
-
-
-def checksums(rows: Rows) -> NDArray[np.uint64]:
-    """Checksum of each page, uint64 [pages], of rows uint8 [pages, bytes of a page]."""
-    size = rows.shape[1]
-    words = rows.view(f"<u{next(width for width in (8, 4, 2, 1) if size % width == 0)}")
-    sums = _weighted(words)
-    return sums + _weighted(np.packbits(words.view("<i8") < 0, axis=1)) if words.itemsize == 8 else sums
-
-
-def _weighted(words: NDArray[Any]) -> NDArray[np.uint64]:
-    """Sum of unsigned words [pages, words], each times the odd number of its place: uint64 [pages]."""
-    sums: NDArray[np.uint64] = np.einsum("pw,w->p", words, _odd_numbers(words.shape[1]), dtype=_SUM)
-    return sums
-
-
-@cache
-def _odd_numbers(count: int) -> NDArray[np.uint64]:
-    """Odd numbers that look random, the same in every process: uint64 [count]. (SplitMix64: Steele et al., 2014.)"""
-    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
-    return mixed ^ mixed >> np.uint64(31) | np.uint64(1)
-
-
-def _parts(slots: Ints, most: int) -> Iterator[tuple[int, slice]]:
-    """Yields the runs of up to `most` pages whose rows stand together: the first page, and the rows."""
-    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
-    for start, end in zip([0, *breaks], [*breaks, len(slots)]):
-        for at in range(start, end, most):
-            yield at, slice(int(slots[at]), int(slots[at]) + min(end - at, most))
+        return page_sums(rows, slots)
+    places = (place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(slots)))
+    pages = (rows[slot] for slot in slots.tolist())
+    codes = [blake2b(page, key=key, salt=place, digest_size=_CODE.itemsize) for page, place in zip(pages, places)]
+    return np.frombuffer(b"".join(code.digest() for code in codes), _CODE)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.kv_cache.page_file import TEMPORARY, PageFile, Rows, open_pages, packed, pages_in, write_pages
+from sglang_lite.runtime.kv_cache.page_file import TEMPORARY, PageFile, open_pages, packed, pages_in, write_pages
+from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 GROUP: Final = "sglang_lite.page_stores"  # of the entry points that register a class

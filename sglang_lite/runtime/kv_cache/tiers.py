@@ -20,8 +20,8 @@ import numpy as np
 from sglang_lite.runtime.kv_cache.disk_tier import RUN_TOKENS, DiskTier
 from sglang_lite.runtime.kv_cache.file_writes import FileWrites
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
-from sglang_lite.runtime.kv_cache.page_file import Rows
 from sglang_lite.runtime.kv_cache.page_names import PageNames
+from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import Match, Node, PrefixLock

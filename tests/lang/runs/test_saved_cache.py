@@ -29,13 +29,13 @@ def test_a_new_engine_continues_without_computing_the_text_again(small_file, tmp
     with sgl.Engine(small_file, in_process=True, **TIERS) as engine:
         again, usage = continued(sgl.load(path, backend=engine, trust_cache=True))
         assert again == told
-        assert usage.host_tokens >= 0.8 * usage.prompt_tokens - 16
+        assert usage.cached_tokens >= 0.8 * usage.prompt_tokens - 16
         engine.flush_cache()
         again, usage = continued(sgl.load(path, backend=engine))  # which nobody trusts
-        assert (again, usage.host_tokens) == (told, 0)
+        assert (again, usage.cached_tokens) == (told, 0)
         engine.flush_cache()
         again, usage = continued(sgl.load(tmp_path / "secret.json", backend=engine, secret=SECRET))
-        assert (again, usage.host_tokens > 0) == (told, True)
+        assert (again, usage.cached_tokens > 0) == (told, True)
         (tmp_path / "story.json.kv").unlink()
         with pytest.raises(sgl.ParameterError, match=r"story\.json\.kv"):
             sgl.load(path, backend=engine, trust_cache=True)

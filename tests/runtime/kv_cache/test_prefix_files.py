@@ -42,7 +42,7 @@ def test_an_engine_of_another_process_goes_on_from_it(small_file, tmp_path):
         assert later.import_prefix(tmp_path / "prefix.kv", trust_cache=True) == tokens
         again = later.complete(text, TWO)
     assert again.token_ids == whole.token_ids
-    assert again.usage.host_tokens >= tokens - 16  # the last token is computed in any case
+    assert again.usage.cached_tokens >= tokens - 16  # the last token is computed in any case
 
 
 def test_a_namespace_finds_its_own_alone(written):
@@ -53,13 +53,28 @@ def test_a_namespace_finds_its_own_alone(written):
         with pytest.raises(sgl.ParameterError, match="prompt: the cache has no page of it"):
             later.export_prefix(LONG, written)
         assert later.import_prefix(written, trust_cache=True) == 300
-        assert later.complete([*LONG, 5], TWO).usage.host_tokens == 300
+        assert later.complete([*LONG, 5], TWO).usage.cached_tokens == 300
+
+
+def test_it_comes_up_part_by_part_while_the_device_has_free_pages(written, monkeypatch):
+    monkeypatch.setattr("sglang_lite.runtime.kv_cache.page_file.PART_BYTES", 1)
+    with engine(page_size=4) as later:
+        assert later.import_prefix(written, trust_cache=True) == 300
+        usage = later.complete([*LONG, 5], TWO).usage
+        assert usage.cached_tokens == 300
+        assert later.stats()["host_tokens_fetched"] == 300
+    others = [7] * 400
+    with engine(page_size=4) as later:
+        later.complete(others, TWO)
+        assert later.import_prefix(written, trust_cache=True) == 300
+        assert 0 < later.stats()["host_tokens_fetched"] <= 112
+        assert later.complete(others, TWO).usage.cached_tokens == 399
 
 
 def test_a_small_host_takes_what_fits(written):
     with engine(page_size=4, hicache_ratio=0.25) as later:
         assert later.import_prefix(written, trust_cache=True) == 128
-        assert later.complete(LONG, TWO).usage.host_tokens == 128
+        assert later.complete(LONG, TWO).usage.cached_tokens == 128
 
 
 SECRET = "0123456789abcdef"
@@ -81,7 +96,7 @@ def test_a_file_of_a_secret_is_taken_with_it_alone(written, tmp_path):
         with pytest.raises(sgl.ParameterError, match=r"^secret: 3 is no str"):
             later.export_prefix(LONG, path, secret=3)  # type: ignore[arg-type] # wrong on purpose
         assert later.import_prefix(path, secret=SECRET) == 300
-        assert later.complete([*LONG, 5], TWO).usage.host_tokens == 300
+        assert later.complete([*LONG, 5], TWO).usage.cached_tokens == 300
     size = path.stat().st_size
     with open_pages(path, SECRET) as file:
         page = file.page_bytes

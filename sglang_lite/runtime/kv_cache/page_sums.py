@@ -1,0 +1,97 @@
+"""Checksums of pages, and pages of a file with their checksums, which page_sums.cpp takes while it reads: memory is
+passed once, and the interpreter's lock is taken once a call. Without a compiler numpy takes them, more slowly.
+
+A checksum is a sum modulo 2^64 over a page's words of 8 bytes, in lines of 512: each word times the factor of its place
+in the line, and that of the line. Zeros fill the last line. All factors are odd, so a changed word changes the sum. Of
+a word's top bit, which may be a sign, a product keeps one bit, so that two changed ones would cancel out: so the upper
+half of a word is first added to its lower half (exclusive or).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.host.cpu_library import cpu_library
+from sglang_lite.runtime.kv_cache.pages import Ints
+
+_WORDS: Final = 512  # of a line
+_LINE: Final = 8 * _WORDS  # bytes
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+SUM: Final = np.dtype("<u8")
+ENDS_EARLY: Final = "it ends too early"
+
+Rows = NDArray[np.uint8]
+
+
+class DamagedFileError(ValueError):
+    """A file that is none of pages, or not whole."""
+
+
+def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDArray[np.uint64]:
+    """Checksum of each page, uint64 [N]; before, reads the pages from an open file.
+
+    Args:
+        rows: uint8 [slots, bytes of a page].
+        slots: int32 [N], rows of the pages.
+        descriptor: descriptor of the file; -1 if the pages are there.
+        at: place of the first page in the file.
+
+    Raises:
+        OSError: the file can't be read.
+        DamagedFileError: it ends before the last page.
+    """
+    function, size = compiled(), rows.shape[1]
+    sums = np.empty(len(slots), SUM)
+    if function is None:
+        for i, slot in enumerate(slots.tolist()):
+            if descriptor >= 0 and os.preadv(descriptor, [rows[slot].data], at + i * size) != size:
+                raise DamagedFileError(ENDS_EARLY)
+            sums[i] = _sum(rows[slot])
+        return sums
+    slots, factors = np.ascontiguousarray(slots, np.int32), _factors(_WORDS - (-size // _LINE))
+    error = function(
+        descriptor, at, rows.ctypes.data, size, slots.ctypes.data, len(slots), factors.ctypes.data, sums.ctypes.data
+    )
+    if error < 0:
+        raise DamagedFileError(ENDS_EARLY)
+    if error:
+        raise OSError(error, os.strerror(error))
+    return sums
+
+
+@cache
+def compiled() -> Callable[..., int] | None:
+    """Compiled `sum_pages`; None without a compiler. The first call on a machine takes about a second."""
+    library = cpu_library(Path(__file__).with_suffix(".cpp"), cache_folder() / "compiled")
+    if library is None:
+        return None
+    function: Any = library["sum_pages"]
+    function.argtypes = [ctypes.c_int, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER]
+    return function  # type: ignore[no-any-return] # ctypes' functions have no types
+
+
+def _sum(page: Rows) -> np.uint64:
+    """Checksum of a page, uint8 [bytes]."""
+    whole = page if len(page) % _LINE == 0 else np.pad(page, (0, -len(page) % _LINE))
+    words = whole.view(SUM).reshape(-1, _WORDS)
+    factors = _factors(_WORDS + len(words))
+    lines = np.einsum("lw,w->l", words ^ words >> np.uint64(32), factors[:_WORDS])
+    return np.dot(lines, factors[_WORDS:])  # type: ignore[no-any-return] # numpy's dot has no types
+
+
+@cache
+def _factors(count: int) -> NDArray[np.uint64]:
+    """Odd numbers that look random, the same in every process: uint64 [count]. (SplitMix64: Steele et al., 2014.)"""
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
+    return mixed ^ mixed >> np.uint64(31) | np.uint64(1)
