@@ -99,6 +99,12 @@ class GpuPageMemory:
         self._running: deque[tuple[int, Any, Any, int]] = deque()  # number, events after and before it, pages to count
         self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
+        if pinned:
+            # Compiles both kernels, so that no copy is timed with that. A page goes down and comes back.
+            place = torch.zeros(1, dtype=torch.int32, device=device)
+            for to_host in (True, False):
+                self._copy(place, place, to_host=to_host)
+            cuda.synchronize(device)
 
     def completed(self) -> int:
         """Number of copies that have completed. Launches those that were gathered."""

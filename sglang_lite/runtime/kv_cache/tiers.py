@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
+_AGAIN = 64  # one sequence in so many is brought up although computing seems faster, as copies may be slow for a while
 _MAX_READING = 16  # sequences that are read from files before their requests are admitted
 _CLOSE_S = 0.001  # pause while copies and writes end
 DEADLINE_S = 10.0  # of reading files; then their store is not used any more
@@ -122,6 +123,7 @@ class Tiers:
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
         self._writes = FileWrites(host)
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
+        self._computed = 0  # sequences that were not brought up because computing was faster
 
     def copying(self, completed: int) -> bool:
         """Returns True if pages are on their way up, or copies were when `completed` of them had completed."""
@@ -145,13 +147,21 @@ class Tiers:
         Args:
             token_s: seconds to compute a token; 0 if unknown.
         """
-        if self._slow(token_s):
+        if self._slower(self.host.memory.page_s, token_s):
             return 0
         return max(len(self.host.memory.rows) - (self._policy != "write_back") * self._store.pool.total, 0)
 
-    def _slow(self, token_s: float) -> bool:
-        """True if computing is faster than a copy from the host."""
-        return bool(token_s) and self.host.memory.page_s > token_s * self._store.page_size
+    def _slower(self, page_s: float, token_s: float) -> bool:
+        """True if a page comes up more slowly than it is computed, as measured."""
+        return bool(token_s) and page_s > token_s * self._store.page_size
+
+    def _computes(self, page_s: float, token_s: float) -> bool:
+        """True if a sequence should be computed, as its pages come up more slowly. Sometimes they do all the same, to
+        be measured again."""
+        if not self._slower(page_s, token_s):
+            return False
+        self._computed += 1
+        return self._computed % _AGAIN > 0
 
     def below(self, match: Match, tokens: Ints) -> Literal["on_host", "on_disk"] | None:
         """Tier that has the page behind a match: the host, or the disk if its file is known; None if neither has it."""
@@ -232,7 +242,7 @@ class Tiers:
             if before is not None and not before.done:
                 return before
             found = list(takewhile(self.host.__contains__, behind))
-        if len(found) * size < _MIN_FETCHED or self._slow(token_s):
+        if len(found) * size < _MIN_FETCHED or self._computes(self.host.memory.page_s, token_s):
             return None
         for other in self.fetching:
             if other.first == found[0]:
@@ -291,7 +301,7 @@ class Tiers:
         run = first // self._run
         ends = range((run + 1) * self._run, at + len(behind) + 1, self._run)
         size = self._store.page_size
-        if not ends or (ends[-1] - first) * size < _MIN_FETCHED or (token_s and self._file_page_s > token_s * size):
+        if not ends or (ends[-1] - first) * size < _MIN_FETCHED or self._computes(self._file_page_s, token_s):
             return None
         name = behind[found]
         if name not in self._reading:

@@ -82,6 +82,16 @@ def test_usage_and_stats_tell_the_tier():
     assert generation(tiers, [1] * 110).usage.host_tokens == 0  # on the device now
 
 
+def test_copies_that_were_slow_once_are_tried_again():
+    tiers, prompts = engine(), [[1 + i] * 100 for i in range(4)]
+    for prompt in prompts:
+        one(tiers, prompt)
+    tiers.scheduler.pauses.token_s, tiers.store.tiers.host.memory.page_s = 1e-3, 1.0
+    assert one(tiers, prompts[0]) == 0
+    found = [one(tiers, prompts[i % 4]) for i in range(1, 100)]
+    assert max(found) == 99
+
+
 def test_what_nobody_has_used_again_is_not_copied_by_the_selective_policy():
     tiers, prompts = engine(hicache_write_policy="write_through_selective"), [[1 + i] * 100 for i in range(4)]
     assert [one(tiers, prompt) for prompt in prompts * 2] == [0] * 8
