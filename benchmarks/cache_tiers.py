@@ -1,17 +1,19 @@
-"""What tiers of the KV cache take and give: files, copies, first tokens, sessions, a load without reuse, and chats.
+"""What tiers of the KV cache take and give: files, copies, first tokens, sessions, documents, and loads.
 
-    python benchmarks/cache_tiers.py [--parts read rates first session none chats] [--shape llama-3.1-8b]
+    python benchmarks/cache_tiers.py [--parts read rates first session documents none chats] [--shape llama-3.1-8b]
 
 "read": a file of `--mib` MiB in the page cache, pages of 2 MiB, to memory (pinned with a GPU) by some threads: bytes
-alone, their checksums alone, and `PageFile.read`, which does both; needs no model. "rates": pages of Llama-8B's cache,
-scattered on both sides, as a share of a plain copy between pinned memory and the device of as many bytes; events around
-ten copies. "first": the first token of a prompt of random tokens that is computed, found on the device, on the host
-(after other prompts have taken its place), and with `--folder /tmp/kv` in files (after `flush_cache`, which empties the
-host); medians of `--repeat` prompts after one that warms up. "session": `export_prefix` of one engine, then
-`import_prefix` and the first token of another. "none": the workload W1, which has nothing to reuse, with tokens divided
-by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats` of ten turns with pauses in between,
-in a third of the memory that they need: as requests without tiers, as requests with tiers (so that pages go in the
-order of their last use), and as open programs with tiers. Weights are random.
+alone, their checksums alone, and `PageFile.read_by`, which does both; needs no model. "rates": pages of Llama-8B's
+cache, scattered on both sides, as a share of a plain copy between pinned memory and the device of as many bytes;
+events around ten copies. "first": the first token of a prompt of random tokens that is computed, found on the device,
+on the host (after other prompts have taken its place), and with `--folder /tmp/kv` in files (after `flush_cache`,
+which empties the host); medians of `--repeat` prompts after one that warms up. "session": `export_prefix` of one
+engine, then `import_prefix` and the first token of another. "documents": `--documents` prompts in an engine with
+files, and again in a new one that finds these, by processor time. "none": the workload W1, which has nothing to reuse,
+with tokens divided by `--less`, in an engine without tiers and one with, by turns. "chats": `--chats` of ten turns
+with pauses in between, in a third of the memory that they need: as requests without tiers, as requests with tiers of
+`--ratio` times that memory on the host, and as open programs with these tiers. Weights are random, unless `--model`
+names a model.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ from sglang_lite import Engine
 from sglang_lite.bench.agents import AgentTurn, run_agents, working_set
 from sglang_lite.bench.shapes import SHAPES, load_shape
 from sglang_lite.bench.workloads import WORKLOADS, run
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.page_memory import GpuPageMemory, page_bytes
 from sglang_lite.runtime.kernels import blocks
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
-from sglang_lite.runtime.kv_cache.page_file import THREADS, checksums, open_pages, write_pages
-from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.kv_cache.page_file import THREADS, open_pages, write_pages
+from sglang_lite.runtime.kv_cache.page_sums import page_sums
+from sglang_lite.runtime.loading.load_model import LoadedModel, load_model
+from sglang_lite.runtime.models.resolve import resolve
 
 PAGE, COPIES = 16, 10
 
@@ -107,7 +112,8 @@ def reading(folder: str | None, mib: int) -> None:
     scattered = np.random.default_rng(1).permutation(pages).astype(np.int32)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = Path(f"{place}/pages")
-        write_pages(path, b"", rows, np.arange(pages, dtype=np.int32))
+        in_order = np.arange(pages, dtype=np.int32)
+        write_pages(path, b"", rows, in_order)
         at, part = path.stat().st_size - pages * size, 8  # pages
         with open_pages(path) as file, path.open("rb", buffering=0) as raw:
 
@@ -117,10 +123,10 @@ def reading(folder: str | None, mib: int) -> None:
             ways: dict[str, Callable[[Executor], object]] = {
                 "bytes": lambda threads: list(threads.map(fill, range(0, pages, part))),
                 "checksums": lambda threads: list(
-                    threads.map(checksums, (rows[i : i + part] for i in range(0, pages, part)))
+                    threads.map(lambda i: page_sums(rows, in_order[i : i + part]), range(0, pages, part))
                 ),
-                "both": lambda threads: file.read(rows, np.arange(pages, dtype=np.int32), threads=threads),
-                "both, scattered": lambda threads: file.read(rows, scattered, threads=threads),
+                "both": lambda threads: list(file.read_by(threads, rows, in_order)),
+                "both, scattered": lambda threads: list(file.read_by(threads, rows, scattered)),
             }
             for count in sorted({1, 4, 8, THREADS} & set(range(1, THREADS + 1))):
                 with ThreadPoolExecutor(count) as threads:
@@ -142,22 +148,22 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 Asked = Callable[[Engine, int], tuple[float, int]]
 
 
-def asker(shape: str, tokens: int) -> Asked:
+def asker(words: int, tokens: int) -> Asked:
     """Function that asks an engine for one token after a seed's random prompt: its seconds, and the cached tokens."""
 
     def asked(engine: Engine, seed: int) -> tuple[float, int]:
-        ids = prompt(shape, tokens, seed)
+        ids = prompt(words, tokens, seed)
         began = time.perf_counter()
-        params = {"max_new_tokens": 1, "ignore_eos": True, "temperature": 0}
-        answer: Any = engine.generate(input_ids=ids, sampling_params=params)
+        answer: Any = engine.generate(input_ids=ids, sampling_params=ONE)
         return time.perf_counter() - began, answer["meta_info"]["cached_tokens"]
 
     return asked
 
 
-def prompt(shape: str, tokens: int, seed: int) -> list[int]:
+def prompt(words: int, tokens: int, seed: int) -> list[int]:
+    """Random tokens of a vocabulary."""
     drawn = random.Random(seed)
-    return [drawn.randrange(10, SHAPES[shape].vocab_size - 10) for _ in range(tokens)]
+    return [drawn.randrange(10, words - 10) for _ in range(tokens)]
 
 
 def sizes(tokens: int) -> dict[str, Any]:
@@ -167,9 +173,9 @@ def sizes(tokens: int) -> dict[str, Any]:
 TIERS: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0}
 
 
-def first_tokens(loaded: LoadedModel, shape: str, tokens: int, folder: str | None, repeat: int) -> None:
-    files = {} if folder is None else {"hicache_storage_backend": "file", "hicache_storage_dir": folder}
-    asked = asker(shape, tokens)
+def first_tokens(loaded: LoadedModel, tokens: int, folder: str | None, repeat: int) -> None:
+    files = {} if folder is None else in_files(folder)
+    asked = asker(loaded.vocab_size, tokens)
     with Engine.of(loaded, **sizes(tokens), **files) as engine:
         found: dict[str, list[tuple[float, int]]] = {}
         for i in range(repeat + 1):
@@ -191,15 +197,39 @@ def first_tokens(loaded: LoadedModel, shape: str, tokens: int, folder: str | Non
         print({k: v for k, v in engine.stats().items() if "token" in k}, flush=True)
 
 
-def session(loaded: LoadedModel, shape: str, tokens: int, repeat: int) -> None:
-    asked = asker(shape, tokens)
+def in_files(folder: str) -> dict[str, Any]:
+    return {"hicache_storage_backend": "file", "hicache_storage_dir": folder}
+
+
+def documents(loaded: LoadedModel, count: int, tokens: int) -> None:
+    texts = [prompt(loaded.vocab_size, tokens, seed) for seed in range(count)]
+    config = {"max_total_tokens": 16 * tokens + 2048, "context_length": tokens + 16, "max_running": 4, **TIERS}
+    base = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("computed", "again after a restart"):
+            with Engine.of(loaded, **config, **in_files(folder)) as engine:
+                engine.generate(input_ids=texts[0][:8], sampling_params=ONE)  # warms up
+                wall, used = timed(lambda: [engine.generate(input_ids=each, sampling_params=ONE) for each in texts])
+                read = engine.stats()["disk_tokens_read"]
+            base = base or used
+            print(
+                f"{count} documents of {tokens} tokens, {name}: {wall:.1f} s, processor time {used:.1f} s "
+                f"({base / used:.1f}x), read from files {read:,} tokens", flush=True,
+            )  # fmt: skip
+
+
+ONE: dict[str, Any] = {"max_new_tokens": 1, "ignore_eos": True, "temperature": 0}
+
+
+def session(loaded: LoadedModel, tokens: int, repeat: int) -> None:
+    asked = asker(loaded.vocab_size, tokens)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/prefix"
         with Engine.of(loaded, **sizes(tokens)) as engine:
             asked(engine, 1)  # warms up
             base, _ = asked(engine, 0)
             began = time.perf_counter()
-            engine.export_prefix(prompt(shape, tokens, 0), path)
+            engine.export_prefix(prompt(loaded.vocab_size, tokens, 0), path)
             print(f"session: computed {1000 * base:.1f} ms, written in {time.perf_counter() - began:.2f} s", flush=True)
         for _ in range(repeat):
             with Engine.of(loaded, **sizes(tokens)) as engine:
@@ -231,14 +261,14 @@ def no_reuse(loaded: LoadedModel, less: int, repeat: int) -> None:
     )
 
 
-def chats(loaded: LoadedModel, count: int, scale: float, pause: float) -> None:
-    turns = [chat(number, scale, pause) for number in range(count)]
+def chats(loaded: LoadedModel, count: int, reads: int, writes: int, pause: float, ratio: float) -> None:
+    turns = [chat(number, reads, writes, pause) for number in range(count)]
     size = working_set(turns) // 3
     base = 0.0
     for name, as_program, tiers in (
         ("requests, no tier", False, {}),
-        ("requests, tiers", False, {**TIERS, "hicache_ratio": 3.0}),
-        ("programs, tiers", True, {**TIERS, "hicache_ratio": 3.0}),
+        ("requests, tiers", False, {**TIERS, "hicache_ratio": ratio}),
+        ("programs, tiers", True, {**TIERS, "hicache_ratio": ratio}),
     ):
         with Engine.of(loaded, max_total_tokens=size, **tiers) as engine:
             run_agents(engine, turns[: -(-count // 16)], as_program=as_program)  # warms up
@@ -251,32 +281,37 @@ def chats(loaded: LoadedModel, count: int, scale: float, pause: float) -> None:
             )  # fmt: skip
 
 
-def chat(number: int, scale: float, pause: float) -> tuple[AgentTurn, ...]:
-    """Ten turns of some 80 tokens that are read and 16 that are written, times `scale`, and some `pause` seconds in
-    between."""
+def chat(number: int, reads: int, writes: int, pause: float) -> tuple[AgentTurn, ...]:
+    """Ten turns of some tokens that are read and some that are written, and some `pause` seconds in between."""
     draw = random.Random(number)
 
     def about(middle: float) -> float:
         return middle * min(draw.lognormvariate(0, 0.5), 3.0)
 
-    reads, writes = (lambda middle=middle: max(round(scale * about(middle)), 1) for middle in (80, 16))
-    return tuple(AgentTurn(reads(), writes(), about(pause)) for _ in range(10))
+    def tokens(middle: float) -> int:
+        return max(round(about(middle)), 1)
+
+    return tuple(AgentTurn(tokens(reads), tokens(writes), about(pause)) for _ in range(10))
 
 
-PARTS = ("read", "rates", "first", "session", "none", "chats")
+PARTS = ("read", "rates", "first", "session", "documents", "none", "chats")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=SHAPES)
+    parser.add_argument("--model", help="file or alias of a model, in place of a shape, on a CPU")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--folder")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--mib", type=int, default=1024, help="size of the file that is read")
+    parser.add_argument("--documents", type=int, default=500)
     parser.add_argument("--less", type=int, default=1)
     parser.add_argument("--chats", type=int, default=256)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of the tokens of chats")
+    parser.add_argument("--reads", type=int, default=80, help="tokens that a turn of a chat reads")
+    parser.add_argument("--writes", type=int, default=16, help="tokens that it writes")
+    parser.add_argument("--ratio", type=float, default=3.0, help="memory of the host over the device's, of chats")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between the turns of a chat")
     options = parser.parse_args()
     print(describe(), torch.cuda.get_device_name() if torch.cuda.is_available() else "")
@@ -286,15 +321,20 @@ def main() -> None:
         rates(32, 8, 128, options.tokens)
     if not {*options.parts} - {"read", "rates"}:
         return
-    loaded = load_shape(options.shape)
+    if options.model is None:
+        loaded = load_shape(options.shape)
+    else:
+        loaded = load_model(EngineConfig(device="cpu"), resolve(options.model))
     if "first" in options.parts:
-        first_tokens(loaded, options.shape, options.tokens, options.folder, options.repeat)
+        first_tokens(loaded, options.tokens, options.folder, options.repeat)
     if "session" in options.parts:
-        session(loaded, options.shape, options.tokens, options.repeat)
+        session(loaded, options.tokens, options.repeat)
+    if "documents" in options.parts:
+        documents(loaded, options.documents, options.tokens)
     if "none" in options.parts:
         no_reuse(loaded, options.less, options.repeat)
     if "chats" in options.parts:
-        chats(loaded, options.chats, options.scale, options.pause)
+        chats(loaded, options.chats, options.reads, options.writes, options.pause, options.ratio)
 
 
 if __name__ == "__main__":
