@@ -66,7 +66,7 @@ def nothing_left(mark):
     processes.gone(mark)
     until(lambda: set(threading.enumerate()) <= threads)
     now = processes.descriptors()
-    assert len(now) <= len(descriptors), (now, descriptors)
+    assert len(now) <= len(descriptors), [path for number, path in now.items() if descriptors.get(number) != path]
     assert set(processes.children("")) <= children
 
 
