@@ -41,7 +41,8 @@ class ChoiceScoring:
 
     The choices' requests share all but their last tokens, and run in one step. If much of the prompt is not cached, a
     request for the prompt alone runs before them, and also reports the log-probabilities of their first tokens: then
-    the choices compute neither the prompt nor its last token, and a choice of one token computes nothing.
+    the choices compute neither the prompt nor its last token, and a choice of one token computes nothing. A choice that
+    invokes a late adapter at another place has keys and values of its own before it: then all choices compute theirs.
 
     Args:
         context: context of the engine.
@@ -157,7 +158,8 @@ class ChoiceScoring:
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
         submitted = self._requests
         self._awaited = set(range(len(submitted)))
-        if again * (count - 1) >= self._context.step_cost:
+        alike = all(each.space.common(before.space, self._start) == self._start for each in self._requests[:count])
+        if alike and again * (count - 1) >= self._context.step_cost:
             for row, request in enumerate(self._requests[:count]):
                 request.score_from = self._start + 1
                 if len(request.tokens) == self._start + 1:  # no token is left to compute

@@ -81,6 +81,20 @@ def test_late_adapters_compute_tokens_from_their_last_invocation_on_as_peft_s_do
             assert farthest(reference, ids, name, generation) <= 1e-4, (name, ids)
 
 
+def test_choices_that_invoke_a_late_adapter_are_scored_as_peft_scores_them(tmp_path):
+    base, reference = adapted("llama-2", tmp_path, {"late": LATE})
+    invocation, choices = "(,", ["ab", "x(,y", ",w", "c"]  # tokens are characters
+    with engine(base, lora_paths=[f"late={reference.folders['late']}"], page_size=4) as running:
+        for step, end in enumerate(("", f"{invocation}45", f"{invocation}45("), 1):
+            prompt = "".join(chr(50 + step * i % 41) for i in range(80)) + end  # of which nothing is cached
+            for score in running.select(prompt, choices, lora_path="late").scores:
+                ids = list(running.tokenizer.encode(prompt + score.text))
+                places = range(len(ids) - len(score.token_ids), len(ids))
+                rows = reference(ids, "late")
+                theirs = [float(rows[at - 1, ids[at]]) for at in places]
+                assert list(score.logprobs) == pytest.approx(theirs, abs=1e-4), (end, score.text)
+
+
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
