@@ -87,16 +87,13 @@ class PrefixCache:
 
     def match(self, tokens: Ints, space: PrefixSpace) -> Match:
         """Finds the longest cached prefix that leaves at least one token to compute (its logits are needed)."""
-        tokens = tokens[: len(tokens) - 1] if self.reuses else tokens[:0]
-        match = self.tree.match(*space.key(tokens))
-        if (sure := space.sure(cached := match.cached(self.page_size))) < cached:
-            match = self.tree.match(tokens[:sure], space.namespace)
-        if self.windows is None:
-            return match
-        usable = self.windows.usable(match.pages)
-        if usable < len(match.pages):
-            return self.tree.match(*space.key(tokens[: usable * self.page_size]))
-        return match if match.tail is None or self.windows.has(match.tail.page) else replace(match, tail=None)
+        end = len(tokens) - 1 if self.reuses else 0
+        while True:  # what one of them can't use ends somewhere else, where the other may not use it either
+            match = self.tree.match(*space.key(tokens[:end]))
+            cached = match.cached(self.page_size)
+            end = space.sure(cached if self.windows is None else self.windows.usable_tokens(match))
+            if end == cached:
+                return match
 
     def admit(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
         """Gives a request a slot that starts with its cached prefix. If the prefix ends inside a page, the cached part

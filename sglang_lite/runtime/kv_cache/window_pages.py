@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
+from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 
 SLACK = 16  # tokens that a request may take back without being computed again
@@ -85,6 +86,13 @@ class WindowPages:
         missing = np.maximum.accumulate(np.where(self.of[pages] == self.pool.total, index, -1))
         ends = np.flatnonzero(missing < self.first_read((index + 1) * np.int32(self._size)))
         return int(ends[-1]) + 1 if len(ends) else 0
+
+    def usable_tokens(self, match: Match) -> int:
+        """Number of tokens of a match that a request can begin with."""
+        count = self.usable(match.pages)
+        if count == len(match.pages) and match.tail is not None and self.has(match.tail.page):
+            return match.cached(self._size)
+        return count * self._size
 
     def has(self, page: int) -> bool:
         """True if a page has a window page."""

@@ -13,8 +13,12 @@ import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor import kv_pool_size
+from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.lora.adapter import Adapter
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.test_families import FAMILIES, SHAPE
@@ -126,6 +130,23 @@ def test_a_prefix_can_be_used_up_to_the_end_of_a_whole_window():
     windows.free(pages[2:3], 0)
     # A token at 8 or 12 sees positions from 3 and 7 on: pages 0 and 1; at 16 from 11 on, page 2, and at 20 from 15 on.
     assert [windows.usable(pages[:n]) for n in range(9)] == [0, 1, 2, 2, 2, 5, 6, 7, 8]
+
+
+def test_a_prefix_that_a_window_cuts_does_not_end_in_a_late_adapter_s_first_tokens():
+    """Which another adapter's may equal by chance."""
+    windows = WindowPages(32, 32, page_size=1, window=2, slots=2, step_tokens=32)
+    store = PrefixCache(32, 1, 2, 32, reuse=True, priority=EVICTION["lru"], windows=windows)
+    tokens = np.arange(20, dtype=np.int32)
+    space = PrefixSpace.of("", Adapter("late", 1, 8, (), "its digest", (10,))).invoked_in(tokens)
+    handle = store.admit(tokens, store.match(tokens, space), space)
+    assert store.reserve(handle.slot, len(tokens))
+    store.table.computed[handle.slot] = len(tokens)
+    store.publish(handle)
+    pages = store.match(tokens, space).pages
+    assert len(pages) == 19
+    windows.free(pages[12:], 0)
+    assert windows.usable(pages) == 12
+    assert store.match(tokens, space).cached(1) == space.start == 10
 
 
 def test_pages_behind_the_window_are_free_again():
