@@ -3,11 +3,14 @@
     python benchmarks/adapters.py [--rows 16] [--adapters 4] [--rank 16] [--tokens 32] [--repeat 5]
     python benchmarks/adapters.py --zipf [--registered 1000] [--resident 64] [--requests 1024] [--rows 64]
     python benchmarks/adapters.py --trained [--steps 40]
+    python benchmarks/adapters.py --late [--document 8192]
 
 The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by Zipf's law (exponent
 1), with room for fewer on the device, and compares that to requests for as many as there is room for. Both are measured
 by turns, the ratio is the median of the pairs; adapters change all projections, by random numbers. `--trained` trains
 an adapter with peft, and compares the tokens that it gives with those of the merged weights, greedy and in float32.
+`--late` counts the prompt tokens of a program that asks late adapters about one document, for a model of random
+weights.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 
 import peft
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.resolve import resolve
@@ -130,15 +133,57 @@ def trained(options: argparse.Namespace) -> None:
     print(f"  {len(changed) - sum(changed)} differ from the model's")
 
 
+def late(options: argparse.Namespace) -> None:
+    file = resolve("smollm2-135m")
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=4 * options.document, **sizes)
+    names, question = [str(i) for i in range(options.adapters)], " Now answer:"
+
+    @sgl.function
+    def program(s: sgl.ProgramState, document: str, count: int) -> None:
+        s += document
+        for name, branch in zip(names[:count], s.fork(count)):
+            branch += question + sgl.gen(name, lora_path=name, max_tokens=8, temperature=0, ignore_eos=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        base, adapter = Path(folder, "base"), Path(folder, "adapter")
+        tokenizer.save_pretrained(base)
+        model = AutoModelForCausalLM.from_config(config)
+        model.save_pretrained(base)
+        invocation = tokenizer.encode(question)
+        of = peft.LoraConfig(
+            r=8, target_modules="all-linear", task_type="CAUSAL_LM", alora_invocation_tokens=invocation
+        )
+        paths = {}
+        for name in names:  # each with matrices of its own
+            paths[name] = str(adapter / name)
+            peft.get_peft_model(AutoModelForCausalLM.from_config(config), of).save_pretrained(paths[name])
+        with sgl.Engine(base, lora_paths=paths) as engine:
+            words = tokenizer.encode(" sea")
+            document = tokenizer.decode(words * (options.document // len(words)))
+            computed = []
+            for count in (1, len(names)):
+                usage = program.run(document, count, backend=engine).usage()
+                computed.append(usage.prompt_tokens - usage.cached_tokens)
+                engine.flush_cache()
+            length = len(engine.tokenizer.encode(document))
+    print(
+        f"A program on a document of {length} tokens computes {computed[0]} prompt tokens with one late adapter's node,"
+    )
+    print(f"  {computed[1]} with {len(names)} of different ones: {computed[1] / computed[0]:.4f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("zipf", "trained"):
+    for name in ("zipf", "trained", "late"):
         parser.add_argument(f"--{name}", action="store_true")
     numbers = {"adapters": 4, "rank": 16, "tokens": 32, "repeat": 5, "registered": 1000, "resident": 64}
-    for name, value in (numbers | {"requests": 1024, "rows": 16, "steps": 40}).items():
+    for name, value in (numbers | {"requests": 1024, "rows": 16, "steps": 40, "document": 8192}).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
-    (zipf if options.zipf else trained if options.trained else beside_none)(options)
+    modes = {"zipf": zipf, "trained": trained, "late": late}
+    next((mode for name, mode in modes.items() if getattr(options, name)), beside_none)(options)
 
 
 if __name__ == "__main__":
