@@ -39,7 +39,8 @@ from PIL import Image as Picture
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Delta, Image, Prompt, SamplingParams, Span
-from sglang_lite.runtime.media.prepare import ImagePreparer
+from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.tokens.image_options import ImageOptions
 
 GPU = torch.cuda.is_available()
@@ -325,7 +326,9 @@ class Benchmark:
         number = self.options.requests
         asked = [question(i) for i in range(number)]
         ours = self.seconds(lambda: partial(self.ours.ask, self.take(number), asked))
-        preparer, prepare = ImagePreparer(self.folder, ImageOptions(), pinned=GPU), ImagePreparer.prepare
+        media = open_model_files(self.folder).media
+        assert media is not None
+        preparer, prepare = MediaPreparer(self.folder, media, ImageOptions(), pinned=GPU), MediaPreparer.prepare
         ready: dict[bytes, Any] = {}
 
         def prepared() -> Callable[[], object]:
@@ -333,11 +336,11 @@ class Benchmark:
             ready.update({each: prepare(preparer, Image(each, "image/jpeg")) for each in images})
             return partial(self.ours.ask, images, asked)
 
-        ImagePreparer.prepare = lambda _, image: ready.pop(image.data)  # type: ignore[assignment,method-assign] # what is compared
+        MediaPreparer.prepare = lambda _, image: ready.pop(image.data)  # type: ignore[assignment,method-assign] # what is compared
         try:
             without = self.seconds(prepared)
         finally:
-            ImagePreparer.prepare = prepare  # type: ignore[method-assign] # as before
+            MediaPreparer.prepare = prepare  # type: ignore[method-assign] # as before
         print(f"waiting: {1 - without / ours:.1%} of {ours:.3f} s", flush=True)
 
     def streams(self) -> None:

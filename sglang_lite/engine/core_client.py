@@ -77,7 +77,7 @@ from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.loading.model_files import open_model_files
-from sglang_lite.runtime.media.placeholders import ImageFormat
+from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.requests.output_builder import Sink
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.compiler import Compiler
 
 logger = logging.getLogger("sglang_lite")
-ReadingParts: TypeAlias = "tuple[EncoderSpec | None, Tokenizer, ImageFormat | None]"
+ReadingParts: TypeAlias = "tuple[EncoderSpec | None, Tokenizer, MediaFormat | None]"
 
 
 class CoreClient:
@@ -128,7 +128,7 @@ class CoreClient:
         _open_clients.add(self)
         try:
             # While the process loads the model.
-            self.encoder, self.tokenizer, self._images = parts or reading_parts(config, path)
+            self.encoder, self.tokenizer, self._media = parts or reading_parts(config, path)
             ready = process.ready.result()
         except BaseException:
             self.close()
@@ -142,7 +142,7 @@ class CoreClient:
         self.capacity = capacity = ready.capacity
         self.builder = RequestBuilder(
             ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, capacity.longest, config.seed,
-            all_special=config.special_tokens_in_roles, images=self._images if ready.reads_images else None,
+            all_special=config.special_tokens_in_roles, media=self._media if ready.takes_media else None,
         )  # fmt: skip
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 
@@ -362,12 +362,12 @@ class _OpenProgram:
 
 def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
     """Specification of an embedding or classification model (None for other models), the tokenizer of any model, and
-    how its prompts have images."""
+    how its prompts have images, videos and sounds."""
     if is_encoder(path):
         spec = encoder_spec(path)
         return spec, encoder_tokenizer(path, spec), None
     files = open_model_files(path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init)
-    return None, files.tokenizer, files.images
+    return None, files.tokenizer, files.media
 
 
 def _import_name(processor: LogitProcessor) -> str:

@@ -23,6 +23,7 @@ from sglang_lite.protocol import (
     BackendError,
     Constraint,
     Generation,
+    MediaKind,
     ParameterError,
     Played,
     ProgramResult,
@@ -114,7 +115,7 @@ class Engine:
         config = EngineConfig()
         tokenizer = open_model_files(resolve(config.model)).tokenizer
         engine = cls.__new__(cls)
-        builder = SimpleNamespace(images=None)
+        builder = SimpleNamespace(media=None)
         core: Any = SimpleNamespace(  # a part of a Core
             config=config, model_name=config.model, tokenizer=tokenizer, builder=builder, encoder=None
         )
@@ -144,9 +145,15 @@ class Engine:
         return self.core.vocab_size
 
     @property
+    def media_kinds(self) -> frozenset[MediaKind]:
+        """Kinds of media that prompts and programs may have: "image", "video", "audio"."""
+        media = None if self.core.encoder is not None else self.core.builder.media
+        return frozenset(() if media is None else media.kinds)
+
+    @property
     def reads_images(self) -> bool:
         """True if prompts and programs may have images."""
-        return self.core.encoder is None and self.core.builder.images is not None
+        return "image" in self.media_kinds
 
     @property
     def context_length(self) -> int:

@@ -158,7 +158,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     eos_ids: tuple[int, ...]
     description: str
     capacity: Capacity
-    reads_images: bool = False
+    takes_media: bool = False
 
 
 class StartFailed(_Message, frozen=True, tag="failed"):

@@ -19,7 +19,8 @@ from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
 from sglang_lite.lang.checks import check_flags, check_limits
-from sglang_lite.lang.expressions import DTYPES, GenOptions, SglGen, SglImage, SglSelect, SglSeparateReasoning, SglVideo
+from sglang_lite.lang.expressions import DTYPES, GenOptions, SglAudio, SglGen, SglImage, SglSelect, SglVideo
+from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReasoning
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
 from sglang_lite.lang.tools import Toolbox, ToolCall
@@ -520,9 +521,15 @@ def image(expr: object) -> SglImage:
 
 
 @explains_wrong_arguments
-def video(path: str, num_frames: int) -> SglVideo:
-    """Video file, added to a prompt as `num_frames` evenly spread frames. Needs opencv-python."""
+def video(path: object, num_frames: int) -> SglVideo:
+    """Video to add to a prompt as `num_frames` evenly spread frames, given as a path, a URL or encoded bytes."""
     return SglVideo(path, num_frames)
+
+
+@explains_wrong_arguments
+def audio(expr: object) -> SglAudio:
+    """Sound to add to a prompt, given as a path, a URL or encoded bytes."""
+    return SglAudio(expr)
 
 
 def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Expressions:

@@ -171,7 +171,7 @@ def no_such_attribute(state: object, name: str) -> AttributeError:
     to read a variable."""
     if name == "probs":
         return AttributeError("s.probs(name) is now s.selection(name).probs.", name=name, obj=state)
-    if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):
+    if name in ("gen", "gen_int", "gen_string", "select", "image", "video", "audio"):
         return AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state)
     problem = f"{type(state).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
     return AttributeError(problem, name=name, obj=state)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
 
 import msgspec
 from typing_extensions import TypeVar
@@ -35,6 +35,7 @@ from sglang_lite.protocol import (
     Image,
     JsonSchema,
     Location,
+    MediaKind,
     Number,
     ParameterError,
     Regex,
@@ -184,12 +185,13 @@ def only_picks(select: SglSelect) -> bool:
 class SglImage(Expression):
     """Image, given as a path, a URL, encoded bytes, a PIL image or an array."""
 
+    kind: ClassVar[MediaKind] = "image"
     path: Any
 
-    def load(self, where: Location | None = None) -> list[Image]:
+    def load(self, where: Location | None = None) -> Image:
         from sglang_lite.lang.media import load_image
 
-        return [load_image(self.path, where)]
+        return load_image(self.path, where)
 
     def __repr__(self) -> str:
         return f"Image({self.path!r:.60})"
@@ -197,17 +199,36 @@ class SglImage(Expression):
 
 @dataclass(frozen=True, slots=True)
 class SglVideo(SglImage):
-    """Video, added as `num_frames` evenly spread frames."""
+    """Video, of which a model is shown `num_frames` evenly spread frames."""
 
+    kind = "video"
     num_frames: int = 16
 
-    def load(self, where: Location | None = None) -> list[Image]:
-        from sglang_lite.lang.media import load_video
+    def load(self, where: Location | None = None) -> Image:
+        from sglang_lite.lang.checks import check_whole
+        from sglang_lite.lang.media import load_file
 
-        return load_video(self.path, self.num_frames, where)
+        check_whole("num_frames", self.num_frames, 1, where)
+        found = load_file(self.path, "video", where)
+        return Image(found.data, found.media_type, found.url, self.num_frames)
 
     def __repr__(self) -> str:
         return f"Video({self.path!r:.60}, {self.num_frames})"
+
+
+@dataclass(frozen=True, slots=True)
+class SglAudio(SglImage):
+    """Sound, given as a path, a URL or encoded bytes."""
+
+    kind = "audio"
+
+    def load(self, where: Location | None = None) -> Image:
+        from sglang_lite.lang.media import load_file
+
+        return load_file(self.path, "audio", where)
+
+    def __repr__(self) -> str:
+        return f"Audio({self.path!r:.60})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from sglang_lite.lang.expressions import REGEX_BOOL as REGEX_BOOL
 from sglang_lite.lang.expressions import REGEX_FLOAT as REGEX_FLOAT
 from sglang_lite.lang.expressions import REGEX_INT as REGEX_INT
 from sglang_lite.lang.expressions import REGEX_STR as REGEX_STR
+from sglang_lite.lang.expressions import SglAudio as SglAudio
 from sglang_lite.lang.expressions import SglCommitLazy as SglCommitLazy
 from sglang_lite.lang.expressions import SglConcateAndAppend as SglConcateAndAppend
 from sglang_lite.lang.expressions import SglConstantText as SglConstantText

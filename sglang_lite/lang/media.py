@@ -1,4 +1,4 @@
-"""Conversion of images and videos (paths, URLs, bytes, PIL images, arrays) to the protocol's Image."""
+"""Conversion of images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the protocol's Image."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sglang_lite.decoding import frames, media_type, video_header
 from sglang_lite.errors import shown_address
-from sglang_lite.lang.checks import check_whole
-from sglang_lite.protocol import Image, Location, ParameterError
+from sglang_lite.protocol import Image, Location, MediaKind, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20
 _MAX_SHOWN_PIXELS = 16 * 10**6  # of an image with a thumbnail: decoded in some 0.2 s
@@ -41,17 +43,8 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arr
     """
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
         return Image(url=source)
-    if isinstance(source, str | os.PathLike):
-        try:
-            data = Path(source).read_bytes()
-        except (OSError, ValueError) as error:
-            raise ParameterError(
-                "image",
-                f"{os.fspath(source)!r} can't be read: {getattr(error, 'strerror', None) or error}.",
-                where=where,
-            ) from error
-    elif isinstance(source, bytes | bytearray | memoryview):
-        data = bytes(source)
+    if (found := _bytes_of(source, "image", where)) is not None:
+        data = found
     elif hasattr(source, "save") and hasattr(source, "mode"):  # a PIL image
         buffer = io.BytesIO()
         (source if source.mode in _PNG_MODES else source.convert("RGB")).save(buffer, format="PNG")
@@ -68,8 +61,45 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arr
     return Image(data, _media_type(data, where))
 
 
+def load_file(source: object, kind: MediaKind, where: Location | None = None) -> Image:
+    """Video or sound as encoded bytes with the media type that the bytes indicate; an address is kept.
+
+    Args:
+        source: path, http(s) or data URL, or encoded bytes.
+        kind: "video" or "audio".
+        where: user's line, for errors.
+
+    Raises:
+        ParameterError: the file can't be read, or has no known format.
+    """
+    if isinstance(source, str) and (remote := Image(url=source, media_type=f"{kind}/*")).address:
+        return remote
+    if isinstance(source, str) and source.startswith(f"data:{kind}/"):
+        try:
+            source = base64.b64decode(source.partition(";base64,")[2], validate=True)
+        except ValueError as error:
+            raise ParameterError(kind, f"is no base64: {error}", where=where) from None
+    if (data := _bytes_of(source, kind, where)) is None:
+        problem = f"a {type(source).__name__} is not a file."
+        raise ParameterError(kind, problem, hint="Give a path, an address or bytes.", where=where)
+    return Image(data, _type_of(data, kind, where))
+
+
+def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes | None:
+    """Bytes of a file, or of a source that is bytes; None for others."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if not isinstance(source, str | os.PathLike):
+        return None
+    try:
+        return Path(source).read_bytes()
+    except (OSError, ValueError) as error:
+        problem = f"{os.fspath(source)!r} can't be read: {getattr(error, 'strerror', None) or error}."
+        raise ParameterError(kind, problem, where=where) from error
+
+
 def fetched(image: Image, where: Location | None = None) -> Image:
-    """An image that is at an address, with its bytes. Blocks.
+    """An image, a video or a sound that is at an address, with its bytes. Blocks.
 
     Raises:
         ParameterError: it can't be fetched, is not at a public address, or is larger than MAX_IMAGE_BYTES.
@@ -77,19 +107,21 @@ def fetched(image: Image, where: Location | None = None) -> Image:
     from sglang_lite.fetching import FetchBounds, fetch
 
     try:
-        data = fetch([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), "image")[image.address]
+        data = fetch([image.address], FetchBounds(most_bytes=MAX_IMAGE_BYTES), image.kind)[image.address]
     except ParameterError as error:
         error.where = where
         raise
-    return Image(data, _media_type(data, where))
+    return Image(data, _type_of(data, image.kind, where), frames=image.frames)
 
 
 def without_bytes(image: Image) -> Image:
     """Image as it is recorded: its digest in place of its bytes, and an address without what may be secret in it."""
     if image.data or image.url.startswith("data:"):
-        content = image.data or image.url.encode()
-        return Image(media_type=image.media_type, url=f"sha256:{hashlib.sha256(content).hexdigest()}")
-    return Image(url=shown_address(image.url), media_type=image.media_type)
+        shown = f"sha256:{hashlib.sha256(image.data or image.url.encode()).hexdigest()}"
+    else:
+        shown = shown_address(image.url)
+    without: Image = msgspec.structs.replace(image, data=b"", url=shown)
+    return without
 
 
 def thumbnail(image: Image) -> str:
@@ -112,34 +144,36 @@ def thumbnail(image: Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
-def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | None = None) -> list[Image]:
-    """Frames of a video file, evenly spread, as PNG images. Needs opencv-python.
-
-    Args:
-        num_frames: number of frames; frames that can't be read are left out.
+def frames_of(video: Image, where: Location | None = None) -> list[Image]:
+    """Frames of a video, evenly spread, as PNG images: `video.frames` of them, or all if it has fewer.
 
     Raises:
-        ParameterError: no frame can be read, `num_frames` is not a whole number above 0, or OpenCV is not installed.
+        ParameterError: the video can't be read, or the packages av and pillow are missing.
     """
-    check_whole("num_frames", num_frames, 1, where)
+    found = []
     try:
-        import cv2
-    except ImportError as error:
-        raise ParameterError(
-            "video", "reading videos needs OpenCV.", hint="pip install opencv-python", where=where
-        ) from error
-    capture: Any = cv2.VideoCapture(os.fspath(path))
-    count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    frames = []
-    for i in range(num_frames if count > 0 else 0):
-        capture.set(cv2.CAP_PROP_POS_FRAMES, i * (count - 1) // max(num_frames - 1, 1))  # one frame in memory
-        there, frame = capture.read()
-        if there:
-            frames.append(Image(cv2.imencode(".png", frame)[1].tobytes(), "image/png"))
-    capture.release()
-    if not frames:
-        raise ParameterError("video", f"{os.fspath(path)!r} has no frames that can be read.", where=where)
-    return frames
+        header = video_header(video)
+        count = min(video.frames, header.frames)
+        indices = [i * (header.frames - 1) // max(count - 1, 1) for i in range(count)]
+        for picture in frames(video, header, indices):
+            file = io.BytesIO()
+            picture.save(file, "PNG")
+            found.append(Image(file.getvalue(), "image/png"))
+    except ParameterError as error:
+        error.where = where
+        raise
+    return found
+
+
+def _type_of(data: bytes, kind: MediaKind, where: Location | None) -> str:
+    """Media type of a file of a kind, by its first bytes."""
+    if kind == "image":
+        return _media_type(data, where)
+    try:
+        return media_type(data, kind)
+    except ParameterError as error:
+        error.where = where
+        raise
 
 
 def _media_type(data: bytes, where: Location | None) -> str:

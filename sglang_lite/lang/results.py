@@ -118,15 +118,20 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
     for message in messages:
         if any(isinstance(part, Image) for part in message.content):
             parts: Any = [
-                {"type": "image_url", "image_url": {"url": data_url(part)}}
-                if isinstance(part, Image)
-                else {"type": "text", "text": part}
+                _as_part(part) if isinstance(part, Image) else {"type": "text", "text": part}
                 for part in message.content
             ]
         else:
             parts = "".join(map(str, message.content))
         found.append({"role": message.role, "content": parts})
     return found
+
+
+def _as_part(image: Image) -> dict[str, Json]:
+    if image.kind == "audio":
+        sound: dict[str, Json] = {"data": base64.b64encode(image.data).decode(), "format": image.media_type[6:]}
+        return {"type": "input_audio", "input_audio": sound}
+    return {"type": f"{image.kind}_url", f"{image.kind}_url": {"url": data_url(image)}}
 
 
 def data_url(image: Image) -> str:

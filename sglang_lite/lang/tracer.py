@@ -373,7 +373,7 @@ class NoBackend(Backend):
         template: chat template; None for ChatML.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, adapters=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, sounds=True, adapters=True)
 
     def __init__(self, template: TurnTemplate | None = None) -> None:
         super().__init__()

@@ -191,7 +191,8 @@ def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
 
 
 _MADE = (
-    "assistant", "gen", "gen_int", "gen_string", "image", "select", "separate_reasoning", "system", "user", "video",
+    "assistant", "audio", "gen", "gen_int", "gen_string", "image", "select", "separate_reasoning", "system", "user",
+    "video",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import msgspec
 from sglang_lite.errors import Location, ParameterError, shown
 from sglang_lite.program.nodes import BaseNode, Gen, Node, Path, ScopeEnd, Select, Text
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.prompt import MediaKind
 from sglang_lite.protocol.record import Record
 
 MAX_BRANCHINGS: Final = 64  # maximum number of branchings on a way
@@ -28,13 +29,15 @@ class Value(BaseNode, frozen=True, eq=False):
 
 
 class Picture(BaseNode, frozen=True, eq=False):
-    """Image in a graph.
+    """Image, video or sound in a graph.
 
     Attributes:
-        source: representation of the image's source, as the body gives it.
+        source: representation of its source, as the body gives it.
+        medium: its kind.
     """
 
     source: str
+    medium: MediaKind = "image"
 
 
 class Call(BaseNode, frozen=True, eq=False):

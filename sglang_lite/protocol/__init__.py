@@ -47,6 +47,7 @@ from sglang_lite.protocol.constraints import (
 )
 from sglang_lite.protocol.prompt import (
     Image,
+    MediaKind,
     Message,
     Prompt,
     PromptTools,
@@ -77,10 +78,11 @@ from sglang_lite.protocol.trajectory import DrawnSpan, TokenSequence
 __all__ = [
     "UNSET", "Attempt", "BackendError", "BatchError", "BudgetError", "CacheMiss", "CapabilityError", "ChoiceScore",
     "Choices", "CompileError", "Constraint", "ConstraintError", "Continuation", "Delta", "DownloadError", "DrawnSpan",
-    "Ebnf", "EngineClosedError", "Generation", "Image", "InOrder", "JsonSchema", "Lark", "Location", "Message",
-    "ModelError", "Number", "OneOf", "OverloadedError", "ParameterError", "Played", "ProgramError", "ProgramEvent",
-    "ProgramResult", "ProgramSink", "Prompt", "PromptTools", "RefusalError", "Regex", "Repeated", "RequestAbortedError",
-    "RequestTimeoutError", "SamplingParams", "Selection", "SglError", "Span", "StructuralTag", "Tag", "TaggedObject",
-    "Tags", "TemplateError", "TokenLogprob", "TokenScores", "TokenSequence", "ToolError", "TraceError", "TraceHead",
-    "TraceNode", "UnknownVariableError", "Unset", "Usage", "ValueValidationError", "WireError", "total_usage",
+    "Ebnf", "EngineClosedError", "Generation", "Image", "InOrder", "JsonSchema", "Lark", "Location", "MediaKind",
+    "Message", "ModelError", "Number", "OneOf", "OverloadedError", "ParameterError", "Played", "ProgramError",
+    "ProgramEvent", "ProgramResult", "ProgramSink", "Prompt", "PromptTools", "RefusalError", "Regex", "Repeated",
+    "RequestAbortedError", "RequestTimeoutError", "SamplingParams", "Selection", "SglError", "Span", "StructuralTag",
+    "Tag", "TaggedObject", "Tags", "TemplateError", "TokenLogprob", "TokenScores", "TokenSequence", "ToolError",
+    "TraceError", "TraceHead", "TraceNode", "UnknownVariableError", "Unset", "Usage", "ValueValidationError",
+    "WireError", "total_usage",
 ]  # fmt: skip

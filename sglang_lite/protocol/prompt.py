@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from sglang_lite.protocol.record import Record
+
+MediaKind: TypeAlias = Literal["image", "video", "audio"]
 
 
 class Span(Record, frozen=True):
@@ -26,11 +30,23 @@ def is_placeholder(span: Span) -> bool:
 
 
 class Image(Record, frozen=True):
-    """Image: encoded bytes and their media type (`image/png` …), or a URL without bytes."""
+    """Image, video or sound: encoded bytes and their media type (`image/png`, `video/mp4` …), or a URL without bytes.
+
+    Attributes:
+        frames: number of frames that a model is shown of a video; 0 for as many as its family takes.
+    """
 
     data: bytes = b""
     media_type: str = ""
     url: str = ""
+    frames: int = 0
+
+    @property
+    def kind(self) -> MediaKind:
+        """Kind of medium, which its type tells; "image" without a type."""
+        if self.media_type.startswith("video/"):
+            return "video"
+        return "audio" if self.media_type.startswith("audio/") else "image"
 
     @property
     def address(self) -> str:

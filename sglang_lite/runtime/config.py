@@ -136,13 +136,14 @@ class EngineConfig:
         step_tokens: maximum number of tokens computed in one step; a longer prompt is prefilled in chunks. None for 512
             on a CPU, 8,192 on a GPU. -1 for the longest sequence's length, so that no prompt is chunked.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
-        image_cache_mb: memory for the features of images in MB. A request's images must fit; the least recently used of
-            others are encoded again. Ignored by models that read no images.
-        enable_multimodal: False reads text alone, without the memory of an encoder; True refuses a model that reads no
-            images; None reads them if the model does.
-        limit_mm_data_per_request: largest number of images in a prompt, as {"image": 4}; None for no limit.
-        mm_process_config: settings that replace those of the model's image processor, as {"image": {"max_pixels":
-            500000}}; None for the model's.
+        image_cache_mb: memory for the features of images, videos and sounds in MB. Those of a request must fit; the
+            least recently used of others are encoded again. Ignored by models that take text alone.
+        enable_multimodal: False reads text alone, without the memory of an encoder; True refuses a model that takes
+            text alone; None reads what the model does.
+        limit_mm_data_per_request: largest numbers of images, videos and sounds in a prompt, as {"image": 4, "video":
+            1}; None for no limit.
+        mm_process_config: settings that replace those of the model's processors, as {"image": {"max_pixels": 500000},
+            "video": {"fps": 1}}; None for the model's.
         prefix_cache: whether to keep and reuse computed prefixes.
         explain_cache_misses: whether results explain tokens that were not cached with the text that the cache has
             instead, and with a match in another namespace; this reveals parts of other prompts. None is True, but False
@@ -381,21 +382,21 @@ class EngineConfig:
             raise ParameterError("max_loaded_loras", "is less than max_loras_per_batch.", hint="Raise it.")
 
     def _check_media(self) -> None:
-        """Checks the settings of images, and gives them one form."""
+        """Checks the settings of images, videos and sounds, and gives them one form."""
         for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
             found = by_kind(name, getattr(self, name))
             for medium, value in found.items():
                 if not isinstance(value, kind) or isinstance(value, bool) or value == 0:
                     raise ParameterError(name, f"{shown(value)} is not right for {medium!r}.")
-                if medium != "image" and kind is Mapping:
-                    raise ParameterError(name, f"no {medium} is read here.", hint="Leave it out.")
+                if medium == "audio" and kind is Mapping:
+                    raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
             object.__setattr__(self, name, found or None)
 
     @property
     def image_options(self) -> ImageOptions:
-        """Options for images."""
+        """Options for images, videos and sounds."""
         limits, settings = by_kind("", self.limit_mm_data_per_request), by_kind("", self.mm_process_config)
-        return ImageOptions(settings.get("image", {}), limits.get("image"), self.enable_multimodal)
+        return ImageOptions(settings, limits, self.enable_multimodal)
 
     def _check_speculation(self) -> None:
         known = isinstance(self.speculation, str) and (self.speculation == "off" or set(self.drafters) <= set(DRAFTERS))

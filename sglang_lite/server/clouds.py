@@ -22,7 +22,9 @@ class VertexInstance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 
     text: str | None = None
     input_ids: list[int] | None = None
-    image_data: Any = None  # texts, or a list of them
+    image_data: Any = None  # texts, or a list of them; so the next two
+    video_data: Any = None
+    audio_data: Any = None
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
@@ -41,7 +43,7 @@ async def vertex(service: Service, call: HttpRequest) -> Response:
     if not body.instances:
         raise ParameterError("instances", "is empty.")
     parameters = body.parameters or {}
-    for name in ("text", "input_ids", "image_data", "stream"):
+    for name in ("text", "input_ids", "image_data", "video_data", "audio_data", "stream"):
         if parameters.get(name):
             raise ParameterError(f"parameters.{name}", "has no place there.", hint="Prompts are instances.")
     given = [msgspec.to_builtins(each) for each in body.instances]

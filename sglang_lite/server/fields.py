@@ -171,7 +171,7 @@ NATIVE_NEUTRAL = {
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name not in ("session_params", "lora_path")},
-    **dict.fromkeys(("audio_data", "video_data", "modalities", "mm_hashes"), ([],)),
+    **dict.fromkeys(("modalities", "mm_hashes"), ([],)),
     **dict.fromkeys((
         "input_embeds", "session_id", "custom_logit_processor", "max_thinking_tokens", "sampling_logprobs_mode",
         "kv_hints",

@@ -62,7 +62,9 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     lora_path: str | list[str | None] | None = None
     rid: str | list[str] | None = None
     priority: int | list[int] | None = None
-    image_data: Any = None  # texts, in lists of up to two levels
+    image_data: Any = None  # texts, in lists of up to two levels; so the next two
+    video_data: Any = None
+    audio_data: Any = None
     cache_salt: str | list[str] | None = None
     output_ids: list[int | list[int] | None] | None = None
     prompt: dict[str, Any] | None = None
@@ -285,7 +287,8 @@ async def model_info(service: Service, _: HttpRequest) -> Response:
         "reasoning_parser": service.settings.reasoning_parser,
         "tool_call_parser": service.settings.tool_call_parser,
         "has_image_understanding": engine.reads_images,
-        "has_audio_understanding": False,
+        "has_video_understanding": "video" in engine.media_kinds,
+        "has_audio_understanding": "audio" in engine.media_kinds,
         "max_model_len": engine.context_length,
         "sglang_lite": _own_server_info(service),  # gateways forward this whole answer, but not that of `/server_info`
     })  # fmt: skip

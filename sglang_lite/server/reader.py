@@ -12,10 +12,10 @@ from typing import Any
 
 from sglang_lite.engine.core_client import reading_parts
 from sglang_lite.engine.engine import Engine
-from sglang_lite.protocol import Prompt, SglError, Span
+from sglang_lite.protocol import MediaKind, Prompt, SglError, Span
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.spec import EncoderSpec
-from sglang_lite.runtime.media.placeholders import ImageFormat, prompt_spans
+from sglang_lite.runtime.media.placeholders import MediaFormat, prompt_spans
 from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class ModelFacts:
         longest: most tokens of a prompt and its answer.
         template: source of the chat template; None without one, or the error of an invalid one.
         settings: settings of the server.
-        reads_images: whether the engine reads images.
+        takes_media: whether the engine takes images, videos or sounds.
     """
 
     config: EngineConfig
@@ -48,7 +48,7 @@ class ModelFacts:
     longest: int
     template: str | SglError | None
     settings: ServerSettings
-    reads_images: bool = False
+    takes_media: bool = False
 
     @classmethod
     def of(cls, engine: Engine, settings: ServerSettings) -> ModelFacts:
@@ -62,12 +62,12 @@ class ModelFacts:
         path = resolve_served(engine.config.model, engine.config.revision)
         return cls(
             engine.config, path, engine.model_name, engine.context_length, engine.vocab_size,
-            engine.core.capacity.longest, template, settings, engine.reads_images,
+            engine.core.capacity.longest, template, settings, bool(engine.media_kinds),
         )  # fmt: skip
 
     def reader(self) -> RequestReader:
         """Reader for a process without an engine; it tokenises prompts."""
-        encoder, tokenizer, images = reading_parts(self.config, self.path)
+        encoder, tokenizer, media = reading_parts(self.config, self.path)
 
         def template() -> JinjaTemplate | None:
             if isinstance(self.template, SglError):
@@ -77,7 +77,7 @@ class ModelFacts:
         return RequestReader(
             tokenizer, encoder, template, self.settings, self.name, self.context_length, self.vocab_size,
             self.longest, all_special=self.config.special_tokens_in_roles, tokenises=True,
-            images=images if self.reads_images else None,
+            media=media if self.takes_media else None,
         )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ class RequestReader:
         settings: settings of the server.
         model_name, context_length, vocab_size: name and sizes of the model.
         longest: most tokens of a prompt and its answer.
-        images: how prompts have images; None if the model reads none.
+        media: how prompts have images, videos and sounds; None if the model takes none.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class RequestReader:
         *,
         all_special: bool,
         tokenises: bool,
-        images: ImageFormat | None = None,
+        media: MediaFormat | None = None,
     ) -> None:
         self.tokenizer, self.encoder, self.model_name = tokenizer, encoder, model_name
         self.context_length, self.vocab_size, self.longest = context_length, vocab_size, longest
         self._template, self.settings = template, settings
-        self._all_special, self.tokenises, self.images = all_special, tokenises, images
+        self._all_special, self.tokenises, self.media = all_special, tokenises, media
 
     @classmethod
     def of(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
@@ -126,8 +126,13 @@ class RequestReader:
             engine.tokenizer, engine.core.encoder, engine.chat_template, settings, engine.model_name,
             engine.context_length, engine.vocab_size, engine.core.capacity.longest,
             all_special=engine.config.special_tokens_in_roles, tokenises=False,
-            images=engine.core.builder.images if engine.reads_images else None,
+            media=engine.core.builder.media if engine.media_kinds else None,
         )  # fmt: skip
+
+    @property
+    def media_kinds(self) -> frozenset[MediaKind]:
+        """Kinds of media that the model takes."""
+        return frozenset(() if self.media is None else self.media.kinds)
 
     @cached_property
     def chat_format(self) -> ChatFormat:
@@ -145,7 +150,7 @@ class RequestReader:
     def ids(self, prompt: Prompt | str) -> Sequence[int]:
         """Token ids of a prompt."""
         given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
-        spans = prompt_spans(given, self.images, self.model_name)
+        spans = prompt_spans(given, self.media, self.model_name)
         return TokenLog(self.tokenizer, spans, all_special=self._all_special).ids()
 
     def prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:

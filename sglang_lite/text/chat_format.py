@@ -31,8 +31,8 @@ from sglang_lite.text.tool_formats import DEFAULT, family_of
 
 _HIDDEN = re.compile("\ue000([0-9]+)\ue001")
 _CUT = "\ue002"  # end of a message that is to be continued
-_IMAGE = "\ue003"  # an image, in a message for a template that shows none
-_MARKS = ("\ue000", "\ue001", "\ue002", _IMAGE)
+_MEDIUM = "\ue003"  # an image, a video or a sound, in a message for a template that shows none
+_MARKS = ("\ue000", "\ue001", "\ue002", _MEDIUM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Conversation:
 
     Attributes:
         messages: messages as templates take them: role and content as text, tool calls with arguments as objects. The
-            content of a user with images is a list of parts, {"type": "text", "text": …} and {"type": "image"}.
+            content of a user with others is a list of parts: {"type": "text", "text": …} and {"type": "image"}, "video"
+            or "audio".
         tools: tools that may be called.
         tool_choice: "auto": text and calls; "required": calls only; "named": one call of the allowed tool; "shown": no
             calls, but the model sees the tools; "none": no calls, and the model doesn't see the tools.
@@ -81,7 +82,7 @@ class Conversation:
         complete: True if the conversation is only read, so that no message follows.
         variables: further variables for the template, as `enable_thinking`, by the field of the request that sets them.
             Of two values of a variable the last one counts.
-        images: images of the messages, in order.
+        images: images, videos and sounds of the messages, in order.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -232,8 +233,8 @@ class ChatFormat:
             raise CapabilityError("the model has no chat template.", hint="Serve with --chat-template.")
         hidden: list[str] = []
         messages = [self._hide(self._template_message(message), hidden) for message in conversation.messages]
-        if not self._template.shows_images:
-            messages = [_with_image_marks(message) for message in messages]
+        if not all(map(self._template.shows, {image.kind for image in conversation.images})):
+            messages = [_with_media_marks(message) for message in messages]
         tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
         values = {name: value for each in conversation.variables.values() for name, value in each.items()}
         for name in values:
@@ -362,12 +363,12 @@ def with_description(messages: Sequence[Mapping[str, Json]], text: str, system: 
     return [{"role": "system", "content": text}, *messages]
 
 
-def _with_image_marks(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Message as text alone, with marks for its images."""
+def _with_media_marks(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Message as text alone, with marks for its images, videos and sounds."""
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
-    return {**message, "content": "".join(_IMAGE if each["type"] == "image" else each["text"] for each in content)}
+    return {**message, "content": "".join(each["text"] if each["type"] == "text" else _MEDIUM for each in content)}
 
 
 def _with_arguments_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -404,8 +405,8 @@ def _spans(text: str, hidden: Sequence[str]) -> Sequence[Span]:
 
 
 def _with_placeholders(span: Span) -> Sequence[Span]:
-    """Span of a rendered text, with its image marks as placeholders."""
-    if not span.special or _IMAGE not in span.text:
+    """Span of a rendered text, with its marks of media as placeholders."""
+    if not span.special or _MEDIUM not in span.text:
         return (span,)
-    first, *others = span.text.split(_IMAGE)
+    first, *others = span.text.split(_MEDIUM)
     return [Span(first), *(each for text in others for each in (Span("", ()), Span(text)))]

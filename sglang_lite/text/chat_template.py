@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Protocol
 
-from sglang_lite.protocol import TemplateError
+from sglang_lite.protocol import MediaKind, TemplateError
 from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
@@ -115,10 +115,9 @@ class JinjaTemplate:
         shaped = [_in_parts(message) for message in messages] if self._reads_parts_alone else messages
         return self._rendered(shaped, add_generation_prompt=add_generation_prompt, **variables)
 
-    @cached_property
-    def shows_images(self) -> bool:
-        """True if the template writes placeholders for the images among a message's parts."""
-        return re.search(r"""["']image["']""", self.source) is not None
+    def shows(self, kind: MediaKind) -> bool:
+        """True if the template writes placeholders for the images, videos or sounds among a message's parts."""
+        return re.search(rf"""["']{kind}["']""", self.source) is not None
 
     @cached_property
     def _reads_parts_alone(self) -> bool:

@@ -1,18 +1,20 @@
-"""Images and videos: from whatever users have, with the type they really are."""
+"""Images, videos and sounds: from whatever users have, with the type they really are."""
 
 import base64
 import io
 import struct
 import sys
-import types
 import zlib
+from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.media import load_image, load_video
+from sglang_lite.lang.media import frames_of, load_image
 from sglang_lite.protocol import Image
+from tests.media_files import frames_in, mp4, wav
 
 PNG = b"\x89PNG\r\n\x1a\n....."
 KINDS = {
@@ -227,66 +229,97 @@ def test_a_backend_that_sees_no_images_refuses_at_the_line_and_before_anything_i
     assert script.calls == []
 
 
-# ------------------------------------------------------------------------------------------ videos
+# ------------------------------------------------------------------------------------------ videos and sounds
 
 
-class FakeCapture:
-    """Stand-in for an OpenCV video: ten frames, each its number, of which the eighth can't be read."""
-
-    def __init__(self, path):
-        self.count, self.at = (10, 0) if path == "ten.mp4" else (0, 0)
-
-    def get(self, what):
-        return float(self.count)
-
-    def set(self, what, value):
-        self.at = value
-
-    def read(self):
-        return self.at != 8, self.at
-
-    def release(self):
-        self.count = None  # type: ignore[assignment]  # no use of it can follow
-
-
-@pytest.fixture
-def cv2(monkeypatch):
-    fake = types.SimpleNamespace(
-        VideoCapture=FakeCapture,
-        CAP_PROP_FRAME_COUNT=7,
-        CAP_PROP_POS_FRAMES=1,
-        imencode=lambda suffix, frame: (True, np.frombuffer(PNG + bytes([frame]), np.uint8)),
-    )
-    monkeypatch.setitem(sys.modules, "cv2", fake)
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory):
+    """Path of a video of ten frames."""
+    path = tmp_path_factory.mktemp("videos") / "ten.mp4"
+    path.write_bytes(mp4(10, 32, 16).data)
+    return path
 
 
 @pytest.mark.parametrize(
-    ("frames", "taken"), [(1, [0]), (2, [0, 9]), (3, [0, 4, 9]), (10, [0, 1, 2, 3, 4, 5, 6, 7, 9])]
+    ("frames", "taken"), [(1, [0]), (2, [0, 9]), (3, [0, 4, 9]), (10, [*range(10)]), (40, [*range(10)])]
 )
-def test_the_frames_of_a_video_are_evenly_spread(cv2, frames, taken):
-    images = load_video("ten.mp4", frames)
-    assert images == [Image(PNG + bytes([i]), "image/png") for i in taken]
+def test_the_frames_of_a_video_are_evenly_spread(ten, frames, taken):
+    shown = frames_in(Image(ten.read_bytes()))
+    images = frames_of(sgl.video(ten, frames).load())
+    assert [np.asarray(PIL.Image.open(io.BytesIO(each.data))).tolist() for each in images] == [
+        np.asarray(shown[i]).tolist() for i in taken
+    ]
 
 
-def test_a_video_is_its_frames_in_a_message(cv2):
+def test_a_video_is_its_frames_in_a_message(ten):
     script = sgl.ScriptedBackend()
-    sgl.function(lambda s: s.user("see " + sgl.video("ten.mp4", 3))).run(backend=script).sync()
-    state = sgl.function(lambda s: s.user("see " + sgl.video("ten.mp4", 3))).run(backend=script)
+    state = sgl.function(lambda s: s.user("see " + sgl.video(str(ten), 3))).run(backend=script)
     assert [part["type"] for part in state.messages()[0]["content"]] == ["text"] + ["image_url", "text"] * 3
 
 
-def test_a_video_without_frames_is_refused(cv2):
-    with pytest.raises(sgl.ParameterError, match=r"video: 'none.mp4' has no frames"):
-        load_video("none.mp4", 2)
+def test_a_video_or_a_sound_is_loaded_from_whatever_has_its_bytes(ten):
+    data = ten.read_bytes()
+    url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    for source in (ten, str(ten), data, bytearray(data), url):
+        assert sgl.video(source, 4).load() == Image(data, "video/mp4", frames=4)
+    sound = wav(0.1).data
+    assert sgl.audio(sound).load() == Image(sound, "audio/wav")
+    assert sgl.video("https://a.b/c.mp4", 4).load() == Image(url="https://a.b/c.mp4", media_type="video/*", frames=4)
 
 
-@pytest.mark.parametrize("frames", [0, -1, 1.5, True, None])
-def test_the_number_of_frames_is_checked(cv2, frames):
-    with pytest.raises(sgl.ParameterError, match="num_frames"):
-        load_video("ten.mp4", frames)
+def test_a_sound_is_a_part_of_a_message():
+    sound = wav(0.1).data
+    script = sgl.ScriptedBackend(default="x")
+
+    @sgl.function
+    def hear(s):
+        s += sgl.user("hear " + sgl.audio(sound)) + sgl.assistant(sgl.gen("a"))
+
+    state = hear.run(backend=script)
+    (part,) = [each for each in state.messages()[0]["content"] if each["type"] != "text"]
+    assert part == {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}
+    assert [each.kind for each in script.calls[0].prompt.images] == ["audio"]
 
 
-def test_a_video_without_opencv_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(sgl.ParameterError, match=r"needs OpenCV\. pip install opencv-python"):
-        load_video("ten.mp4", 2)
+WRONG: Any = (0, -1, 1.5, True, None)  # numbers of frames
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (sgl.video("nowhere.mp4", 2), "video: 'nowhere.mp4' can't be read: No such file"),
+        (sgl.video(b"text", 2), "video: begins with b'text': in no known format. Known: MP4"),
+        (sgl.video(7, 2), "video: a int is not a file. Give a path, an address or bytes."),
+        (sgl.audio("data:audio/wav;base64,!"), "audio: is no base64"),
+        (sgl.audio(PNG), "audio: begins with .* in no known format. Known: WAV"),
+        *((sgl.video(b"", frames), "num_frames") for frames in WRONG),
+    ],
+)
+def test_a_bad_video_or_sound_is_refused_at_its_line(node, message):
+    def body(s):
+        s += "fine"
+        s += node
+
+    with pytest.raises(sgl.ParameterError, match=message) as caught:
+        sgl.function(body).run(backend=sgl.ScriptedBackend()).sync()
+    assert caught.value.where.line == body.__code__.co_firstlineno + 2
+
+
+def test_a_damaged_video_is_refused_at_its_line():
+    def body(s):
+        s += sgl.video(b"\0\0\0\x18ftypisom" + b"\0" * 50, 2)
+
+    with pytest.raises(sgl.ParameterError, match="video: is damaged or truncated") as caught:
+        sgl.function(body).run(backend=sgl.ScriptedBackend()).sync()
+    assert caught.value.where.line == body.__code__.co_firstlineno + 1
+
+
+def test_a_backend_that_hears_nothing_refuses_a_sound():
+    with pytest.raises(sgl.CapabilityError, match=r"can't honour sounds. Describe what it says"):
+        sgl.function(lambda s: s.user(sgl.audio(wav(0.1).data))).run(backend=Blind()).sync()
+
+
+def test_a_video_without_av_says_what_to_install(monkeypatch, ten):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(sgl.ParameterError, match=r"needs the package av\. pip install 'sglang-lite\[media\]'"):
+        frames_of(sgl.video(ten, 2).load())

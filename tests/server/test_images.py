@@ -233,7 +233,7 @@ def test_addresses_and_other_data_are_refused(running, url, why):
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("video_url", "no video_url is read here. Send text"), ("input_audio", "no input_audio is read")]
+    ("kind", "why"), [("video_url", "the model reads no video_url"), ("input_audio", "the model reads no input_audio")]
 )
 def test_parts_that_nobody_reads_are_refused_as_such(running, kind, why):
     server, _ = running
@@ -341,7 +341,9 @@ def test_nothing_is_fetched_for_a_model_that_takes_no_or_fewer_images(engine, ru
     body = {"model": "default", "messages": [{"role": "user", "content": content}]}
     native = {"text": "<image><image>", "image_data": [f"{url}?0", f"{url}?1"]}
     seeing = running[1]
-    monkeypatch.setattr(seeing.core.builder, "images", replace(seeing.core.builder.images, most=1))
+    media = seeing.core.builder.media
+    one = {"image": replace(media.kinds["image"], most=1)}
+    monkeypatch.setattr(seeing.core.builder, "media", replace(media, kinds=one))
     with web({"pictures.example": "93.184.215.14"}, {}) as asked:
         for each, why in ((engine, "can't see images"), (seeing, "has 2 images, and 1 is the limit")):
             server = Running(each, allowed_media_domains=("*",))

@@ -129,6 +129,8 @@ class GenerateFields(TypedDict, total=False):
     priority: int | Sequence[int] | None
     cache_salt: str | Sequence[str] | None
     image_data: object
+    video_data: object
+    audio_data: object
     routed_dp_rank: int | None
     data_parallel_rank: int | None
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None

@@ -18,8 +18,8 @@ from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding,
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
-from sglang_lite.lang.media import fetched, load_image
-from sglang_lite.protocol import ChoiceScore, Image
+from sglang_lite.lang.media import fetched, load_file, load_image
+from sglang_lite.protocol import ChoiceScore, Image, MediaKind
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
@@ -63,31 +63,35 @@ def _generates_async(
 
 
 def _seen(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments of `generate` with the bytes of its images. Blocks while it reads and fetches them. Raises as
-    `_with_bytes`."""
-    given = fields.get("image_data")
-    return fields if given is None else {**fields, "image_data": _with_bytes(given)}
+    """Arguments of `generate` with the bytes of its images, videos and sounds. Blocks while it reads and fetches them.
+    Raises as `_with_bytes`."""
+    given = {name: _with_bytes(fields[name], kind) for name, kind in _MEDIA.items() if fields.get(name) is not None}
+    return {**fields, **given}
 
 
-def _with_bytes(given: object) -> object:
-    """Images of `generate`, with files read and addresses fetched; data URLs and base64 stay as they are.
+def _with_bytes(given: object, kind: MediaKind) -> object:
+    """Media of `generate`, with files read and addresses fetched; data URLs and base64 stay as they are.
 
     Raises:
         ParameterError: a file is not there, or can't be read; an address can't be fetched.
     """
     if isinstance(given, list | tuple):
-        return [_with_bytes(each) for each in given]
+        return [_with_bytes(each, kind) for each in given]
     url = given.get("url") if isinstance(given, dict) else given
-    if isinstance(url, str) and (image := Image(url=url)).address:
+    untold = "" if kind == "image" else f"{kind}/*"
+    if isinstance(url, str) and (image := Image(url=url, media_type=untold)).address:
         return fetched(image)
-    if given is None or isinstance(given, dict) or (isinstance(given, str) and not _is_path(given)):
+    if given is None or isinstance(given, dict | Image) or (isinstance(given, str) and not _is_path(given)):
         return given
-    return load_image(given)
+    return load_image(given) if kind == "image" else load_file(given, kind)
 
 
 def _is_path(text: str) -> bool:
     """True if a text is a file's name: one that is there, or that has a dot, as base64 has none."""
     return os.path.isfile(text) or ("." in text and "://" not in text and not text.startswith("data:"))
+
+
+_MEDIA: dict[str, MediaKind] = {"image_data": "image", "video_data": "video", "audio_data": "audio"}
 
 
 class Engine(base.Engine):
@@ -179,6 +183,7 @@ class Engine(base.Engine):
             image_data: images of the prompts, whose texts have the model's placeholder for each: a file, bytes, a PIL
                 image, an address, a data URL or base64; or a list of these; for a list of prompts a list with those of
                 each.
+            video_data, audio_data: videos and sounds, in the same forms.
             routed_dp_rank: replica that takes the request, of an engine with `dp_size` above 1; `data_parallel_rank` is
                 another name of it. None takes the one whose cache has the most of the prompt.
             output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
@@ -204,7 +209,7 @@ class Engine(base.Engine):
         """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
         iterator."""
         self.core.gate.check_open()
-        seen = await asyncio.to_thread(_seen, fields) if "image_data" in fields else fields
+        seen = await asyncio.to_thread(_seen, fields) if _MEDIA.keys() & fields.keys() else fields
         return await async_run(self.core, self._request(args, seen))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:

@@ -116,7 +116,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         raise AssertionError from error
     outgoing.post(Ready(
         core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity,
-        core.encoder is None and core.builder.images is not None,
+        core.encoder is None and core.builder.media is not None,
     ))  # fmt: skip
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)

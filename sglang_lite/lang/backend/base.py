@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.repeats import asks_for_limit
-from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, Capabilities, Demands
+from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, EVERYTHING, MEDIA_NAMES, Capabilities, Demands
 from sglang_lite.lang.backend.profiles.prices import Price, find_price
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.markup import cut
@@ -20,6 +20,7 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Location,
+    MediaKind,
     ProgramSink,
     Prompt,
     SamplingParams,
@@ -296,6 +297,12 @@ def refusal(backend: Backend, node: object, feature: str, instead: str, where: L
     """
     name = f"{name_of(backend)}({backend.get_model_name()!r})"
     return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
+
+
+def refused_medium(backend: Backend, node: object, kind: MediaKind, where: Location | None) -> CapabilityError:
+    """Error for an image, a video or a sound that a backend does not take."""
+    told = "says" if kind == "audio" else "shows"
+    return refusal(backend, node, MEDIA_NAMES[kind], f"Describe what it {told}, or use another backend.", where)
 
 
 async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:

@@ -3,7 +3,7 @@ queued."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from sglang_lite.protocol import (
     InOrder,
     JsonSchema,
     Lark,
+    MediaKind,
     Number,
     OneOf,
     Regex,
@@ -84,7 +85,8 @@ class Capabilities:
         scores: True if the choices' probabilities are reported, so that methods and temperatures work.
         continues: True if any text is continued; False if only the last turn of a conversation can be generated.
         prefill: True if text that already stands in that turn is continued.
-        images: True if the model accepts images.
+        images, videos, sounds: True if the model accepts them. Of a video, a model that accepts images alone is shown
+            frames.
         fetches_images: True if images may be addresses; otherwise their bytes are fetched before.
         turns: rules for turns with several generations, for a backend that is called generation by generation; None if
             each one is asked for as if it stood alone.
@@ -103,6 +105,8 @@ class Capabilities:
     continues: bool = True
     prefill: bool = True
     images: bool = False
+    videos: bool = False
+    sounds: bool = False
     fetches_images: bool = True
     turns: TurnRules | None = None
     priority: bool = False
@@ -110,7 +114,12 @@ class Capabilities:
     adapters: bool = False
     caches_prompts: bool = False
 
+    def takes(self, kind: MediaKind) -> bool:
+        """True if a program may have media of a kind."""
+        return {"image": self.images, "video": self.videos or self.images, "audio": self.sounds}[kind]
 
+
+MEDIA_NAMES: Final[Mapping[MediaKind, str]] = {"image": "images", "video": "videos", "audio": "sounds"}
 EVERYTHING = Capabilities()
 
 

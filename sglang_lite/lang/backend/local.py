@@ -50,8 +50,10 @@ class LocalBackend(Backend):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine, self.token_usage = engine, TokenUsage()
-        if engine.reads_images:
-            self.capabilities = replace(self.capabilities, images=True)
+        kinds = engine.media_kinds
+        self.capabilities = replace(
+            self.capabilities, images="image" in kinds, videos="video" in kinds, sounds="audio" in kinds
+        )
 
     @property
     def endpoint(self) -> LocalBackend:

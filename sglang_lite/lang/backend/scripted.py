@@ -107,7 +107,7 @@ class ScriptedBackend(Backend):
             to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, adapters=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, sounds=True, adapters=True)
     enforces = True
 
     @explains_wrong_arguments

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.number_text import TERMINATORS
-from sglang_lite.lang.backend.base import Backend, check_adapter, refusal
+from sglang_lite.lang.backend.base import Backend, check_adapter, refused_medium
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
 from sglang_lite.lang.backend.planning import Planner
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
@@ -69,9 +69,9 @@ from sglang_lite.protocol import (
     UNSET,
     Choices,
     Continuation,
-    Image,
     InOrder,
     Location,
+    MediaKind,
     Message,
     Number,
     ParameterError,
@@ -99,10 +99,10 @@ class BranchSnapshot:
     blocks: OpenBlocks
 
 
-def _image_token(run: Run) -> str:
-    """Placeholder of an image in text; empty without a chat template, which only turns need."""
+def _media_token(run: Run, kind: MediaKind) -> str:
+    """Placeholder of an image or a sound in text; empty without a chat template, which only turns need."""
     try:
-        return str(getattr(run.template, "image_token", ""))
+        return str(getattr(run.template, "audio_token" if kind == "audio" else "image_token", ""))
     except TemplateError:
         return ""
 
@@ -190,7 +190,7 @@ class Branch:
             case GrammarEnd():
                 pass
             case SglImage():
-                self._put_images(expression.load(where), where)
+                self._put_medium(expression, where)
             case SglSeparateReasoning():
                 for each in expression.marked().walk():
                     self.submit_one(each, where)
@@ -246,16 +246,18 @@ class Branch:
         self.blocks.matcher = None
         return GenOp(node, own, variable, thoughts=thoughts, shows_tools=shows_tools, in_body=self.run.body_open)
 
-    def _put_images(self, images: Sequence[Image], where: Location | None) -> None:
-        self.blocks.refuse_in_grammar("an image can't be part of a grammar.", "Add it before.", where)
-        if not self.backend.capabilities.images:
-            raise refusal(self.backend, "image", "images", "Describe what it shows, or use another backend.", where)
-        for image in images:
-            if image.address and not self.backend.capabilities.fetches_images:
-                from sglang_lite.lang.media import fetched
+    def _put_medium(self, expression: SglImage, where: Location | None) -> None:
+        from sglang_lite.lang.media import fetched, frames_of
 
-                image = fetched(image, where)
-            self.player.put(ImagePart(image, _image_token(self.run), where=where))
+        kind, can = expression.kind, self.backend.capabilities
+        medium = expression.load(where)
+        self.blocks.refuse_in_grammar("an image can't be part of a grammar.", "Add it before.", where)
+        if not can.takes(kind):
+            raise refused_medium(self.backend, kind, kind, where)
+        if medium.address and not (kind == "image" and can.fetches_images):
+            medium = fetched(medium, where)
+        for each in frames_of(medium, where) if kind == "video" and not can.videos else (medium,):
+            self.player.put(ImagePart(each, _media_token(self.run, kind), where=where))
         self.tell("fill_image")
 
     def _declare(self, name: str | None, node: str, where: Location | None, kind: Any = None) -> Variable:

@@ -84,7 +84,10 @@ class Replay(Backend):
         constraints = frozenset(kind for kind in ALL_CONSTRAINTS if kind.__name__ in self._head.constraints)
         begun, constrained = self._head.begun, self._head.begun_constrained
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
-        self.capabilities = Capabilities(constraints, images=True, turns=rules, adapters=True)
+        videos = any(image.kind == "video" for call in self._calls for image in call.request.prompt.images)
+        self.capabilities = Capabilities(
+            constraints, images=True, videos=videos, sounds=True, turns=rules, adapters=True
+        )
         self.enforces = self._head.enforces and not self._by_node
         self.trace_name = self._head.backend
         self.chat_template = chat_template or _template(self._head.template)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import may_contain
-from sglang_lite.lang.backend.base import Backend, check_adapter, refusal
+from sglang_lite.lang.backend.base import Backend, check_adapter, refusal, refused_medium
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.program.drawing import label
-from sglang_lite.program.graph import GraphNode, GraphRecord, Way
-from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select, Text
+from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Way
+from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, ImagePart, Path, Rollback, Select, Text
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,
@@ -183,8 +183,10 @@ def _ask(backend: Backend, node: GraphNode) -> None:
             if Continuation not in can.constraints:
                 instead = "Write all of it with one gen(constraint=…)."
                 raise refusal(backend, record, "a grammar over several nodes", instead, record.where)
-        case _ if type(record).__name__ in ("ImagePart", "Picture") and not can.images:
-            raise refusal(backend, record, "images", "Describe what it shows, or use another backend.", node.where)
+        case ImagePart(image=image) if not can.takes(image.kind):
+            raise refused_medium(backend, record, image.kind, node.where)
+        case Picture(medium=kind) if not can.takes(kind):
+            raise refused_medium(backend, record, kind, node.where)
 
 
 def _tools(graph: GraphRecord) -> Iterator[Finding]:

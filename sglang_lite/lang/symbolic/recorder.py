@@ -251,7 +251,7 @@ class Recorder(Player):
     def add_image(self, image: SglImage, where: Location | None) -> None:
         source = image.path
         uses = self.way.uses(source, "image") if isinstance(source, str | Symbol) else ()
-        self._add(Picture(f"{source!r:.60}", where=where), image, uses)
+        self._add(Picture(f"{source!r:.60}", image.kind, where=where), image, uses)
 
     def put(self, op: Op) -> None:
         way = self.way

@@ -34,8 +34,8 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     else:
         openmp.log_if_unbounded()
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
-    if loaded.images is not None and loaded.images.block:  # which a step computes at once
-        least = loaded.images.block + sizes.max_running
+    if loaded.media is not None and loaded.media.block:  # which a step computes at once
+        least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     window = _window(config, loaded)

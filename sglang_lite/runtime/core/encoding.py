@@ -15,8 +15,9 @@ import torch
 
 from sglang_lite.protocol import BackendError, OverloadedError, SglError
 from sglang_lite.runtime.executor import memory_shortage
-from sglang_lite.runtime.media.prepare import ImagePreparer, Pixels
+from sglang_lite.runtime.media.prepare import MediaPreparer, Pixels
 from sglang_lite.runtime.media.store import Features, FeatureStore
+from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.requests.request import Request, State
 
@@ -38,7 +39,12 @@ class Encoding:
     """
 
     def __init__(
-        self, tower: VisionTower, store: FeatureStore, preparer: ImagePreparer, pool: Executor, most_numbers: int = 0
+        self,
+        tower: VisionTower | SoundTower,
+        store: FeatureStore,
+        preparer: MediaPreparer,
+        pool: Executor,
+        most_numbers: int = 0,
     ) -> None:
         self.store, self.runs, self._most_numbers = store, 0, most_numbers
         self.wake: Callable[[], None] = lambda: None

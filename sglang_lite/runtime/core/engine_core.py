@@ -87,7 +87,7 @@ from sglang_lite.runtime.kv_cache.prefix_hash import digested_every
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.media.prepare import ImagePreparer
+from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.requests.output_builder import Event, Sink
@@ -186,7 +186,7 @@ class EngineCore:
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
-            weight_version=config.weight_version, images=loaded.images,
+            weight_version=config.weight_version, media=loaded.media,
         )  # fmt: skip
         self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
         self.builder.adapter_at_hand = None if self.adapters is None else self.adapters.at_hand
@@ -457,15 +457,15 @@ def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
     made = WindowPages(
         capacity.pages, capacity.window_pages, sizes.page_size, window, sizes.max_running, sizes.step_tokens
     )
-    if loaded.images is not None and made.chunk_tokens < loaded.images.block:
-        problem = f"a step has room for {made.chunk_tokens} tokens, and an image has {loaded.images.block} at once."
+    if loaded.media is not None and made.chunk_tokens < loaded.media.block:
+        problem = f"a step has room for {made.chunk_tokens} tokens, and an image has {loaded.media.block} at once."
         raise ParameterError("max_total_tokens", problem, hint="Raise it.")
     return made
 
 
 def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> Encoding | None:
-    """Encoder of images with its store, if the model reads any."""
-    if loaded.tower is None or loaded.path is None:
+    """Encoder of images, videos or sounds with its store, if the model takes any."""
+    if loaded.tower is None or loaded.media is None or loaded.path is None:
         return None
     assert isinstance(loaded.model, Decoder), "transformers' models read no images here"
     width, dtype = loaded.tower.planes * loaded.model.spec.hidden_size, loaded.model.precision.compute
@@ -475,9 +475,8 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     on_gpu = loaded.model.device.type == "cuda"
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, _IMAGE_THREADS), "sglang_lite-images")
     together = _NUMBERS_TOGETHER if on_gpu and not config.deterministic else 0
-    return Encoding(
-        loaded.tower, store, ImagePreparer(loaded.path, config.image_options, pinned=on_gpu), threads, together
-    )
+    preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
+    return Encoding(loaded.tower, store, preparer, threads, together)
 
 
 def _start(

@@ -96,9 +96,9 @@ def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
     spans: tuple[Span, ...] = ()
     error: SglError | None = None
     try:
-        if context.builder.images is None:
+        if context.builder.media is None:
             raise CapabilityError("the model takes no images.")
-        spans = context.builder.images.spans(node.image)
+        spans = context.builder.media.spans(node.image)
     except SglError as found:
         found.where = node.where
         error = found

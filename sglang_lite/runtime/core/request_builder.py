@@ -10,7 +10,7 @@ import random
 import secrets
 import struct
 from array import array
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
-from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
+from sglang_lite.protocol import Image, ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
-from sglang_lite.runtime.media.placeholders import ImageFormat, no_images_error, prompt_spans
+from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
 from sglang_lite.runtime.requests.output_builder import DrawnBy, LoadedWeights, OutputBuilder, Sink
 from sglang_lite.runtime.requests.random_uniforms import sample_seed
 from sglang_lite.runtime.requests.request import Request, Times
@@ -52,14 +52,14 @@ class RequestBuilder:
         all_special: whether every text can name special tokens.
         paced: whether deltas of streams may be sent at intervals instead of at every step.
         weight_version: name of the weights' version.
-        images: placeholders of its images; None if it reads none.
+        media: how its prompts have images, videos and sounds; None if it takes none.
 
     Attributes:
         weights: weights that run now, as all requests know them.
         adapters: returns the adapter of a request, which may name none, or raises ParameterError; None where names are
             not checked, as the engine is another process.
         adapter_at_hand: returns True if `adapters` reads no folder for a name.
-        images: the argument of this name.
+        media: the argument of this name.
     """
 
     adapters: Callable[[str | None], Adapter | None] | None = None
@@ -77,10 +77,10 @@ class RequestBuilder:
         all_special: bool = False,
         paced: bool = False,
         weight_version: str = "default",
-        images: ImageFormat | None = None,
+        media: MediaFormat | None = None,
     ) -> None:
         self.weights = LoadedWeights(weight_version)
-        self._paced, self.images = paced, images
+        self._paced, self.media = paced, media
         self._model_name, self._tokenizer = model_name, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
         self._longest, self._first_seed, self._all_special = longest, seed, all_special
@@ -128,15 +128,17 @@ class RequestBuilder:
             ParameterError: an image can't be read, the model reads none, or there are more or fewer than placeholders.
         """
         given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
-        spans = prompt_spans(given, self.images, self._model_name)
+        spans = prompt_spans(given, self.media, self._model_name)
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
     def check_images(self, prompt: Prompt | str) -> None:
-        """Raises ParameterError if the prompt contains an image, and the model reads none, or more than its limit."""
+        """Raises ParameterError if the prompt contains a medium that the model doesn't take, or more of a kind than its
+        limit."""
         if isinstance(prompt, Prompt) and prompt.images:
-            if self.images is None:
-                raise no_images_error(self._model_name)
-            _check_count(prompt.images, self.images.most)
+            for kind in {image.kind for image in prompt.images}:
+                if self.media is None or kind not in self.media.kinds:
+                    raise no_media_error(kind, self._model_name)
+            _check_counts(prompt.images, self.media)
 
     def build(
         self,
@@ -176,10 +178,9 @@ class RequestBuilder:
                 "logprob_start_len", f"{scored:,} is before an image, whose tokens have no probability.",
                 hint="Begin behind the last image.",
             )  # fmt: skip
-        token = 0 if self.images is None else self.images.token_id
-        seen = RequestMedia.of(media, tokens, self._vocab_size, token) if media else None
+        seen = RequestMedia.of(media, tokens, self._vocab_size) if media else None
         if seen is not None:
-            _check_count(seen.items, None if self.images is None else self.images.most)
+            _check_counts([item.image for item in seen.items], self.media)
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -362,6 +363,9 @@ def _check_not_empty(ids: Sequence[int]) -> None:
         raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
 
 
-def _check_count(images: Sized, most: int | None) -> None:
-    if most is not None and len(images) > most:
-        raise ParameterError("prompt", f"has {len(images)} images, and {most} is the limit.")
+def _check_counts(images: Sequence[Image], media: MediaFormat | None) -> None:
+    """Raises ParameterError if there are more of a kind than its limit."""
+    for kind, each in ({} if media is None else media.kinds).items():
+        count = sum(image.kind == kind for image in images)
+        if each.most is not None and count > each.most:
+            raise ParameterError("prompt", f"has {count} {NAMES[kind]}s, and {each.most} is the limit.")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from sglang_lite.protocol import SglError
+from sglang_lite.protocol import MediaKind, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.layers import Bert
 from sglang_lite.runtime.embedding.load import encoder_dtype
@@ -20,6 +20,7 @@ from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.loading.model_files import open_model_files, read_spec
+from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat
 from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.layers.linear import block_library
@@ -32,7 +33,7 @@ from sglang_lite.runtime.models.weights.gguf_blocks import BITS, READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
 from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
-from sglang_lite.runtime.models.weights.source import is_of_images
+from sglang_lite.runtime.models.weights.source import is_of_encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class Description:
         window: longest window of layers that keep the last tokens only; None if no layer does.
         window_bytes: size of one token's keys and values in these layers, in bytes.
         context_length: longest sequence (or input text of an encoder), in tokens.
-        tower_bytes: size of the encoder of images in memory, in bytes, beside `loaded_bytes`; None without images.
+        tower_bytes: size of the encoder of images or sounds in memory, in bytes, beside `loaded_bytes`; None if
+            there is none.
+        media: kinds of media that the model takes beside text.
         refused: reasons why the model can't be used, each naming the part that causes it.
     """
 
@@ -74,6 +77,7 @@ class Description:
     window_bytes: int = 0
     context_length: int | None = None
     tower_bytes: int | None = None
+    media: tuple[MediaKind, ...] = ()
     refused: tuple[str, ...] = ()
 
     def as_text(self) -> str:
@@ -96,8 +100,8 @@ class Description:
         }
         if self.products:
             lines["products"] = self.products
-        if self.tower_bytes is not None:
-            lines["images"] = f"read by an encoder of {_megabytes(self.tower_bytes)} beside the weights"
+        for kind in self.media if self.tower_bytes is not None else ():
+            lines[f"{NAMES[kind]}s"] = f"read by an encoder of {_megabytes(self.tower_bytes)} beside the weights"
         shown = [*lines.items(), *(("refused", reason) for reason in self.refused)]
         return "\n".join(f"{name:8} {text}" for name, text in shown)
 
@@ -136,7 +140,7 @@ class _Inspection:
         self.description = Description(str(path), _architecture(path))
         self._headers: Headers | None = None
         self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
-        self._reads_images = False
+        self._media: MediaFormat | None = None
 
     def _update(self, **facts: Any) -> None:
         self.description = replace(self.description, **facts)
@@ -175,7 +179,7 @@ class _Inspection:
         if isinstance(self._spec, EncoderSpec):
             encoder_tokenizer(self.path, self._spec)
         elif self._spec is not None:
-            self._reads_images = open_model_files(self.path).images is not None
+            self._media = open_model_files(self.path).media
 
     def fit(self) -> None:
         """Checks that the weights fit the model, and computes their size and that of the KV cache."""
@@ -208,10 +212,10 @@ class _Inspection:
             window_bytes=spec.kv_layout.window_numbers * formats.cache.itemsize,
         )  # fmt: skip
         if (source := self._source()) is not None:
-            if self._reads_images and self._headers is not None:
-                tower = [name for name in self._headers if is_of_images(name)]
+            if self._media is not None and self._headers is not None:
+                tower = [name for name in self._headers if is_of_encoder(name)]
                 numbers = sum(math.prod(self._headers[name].shape) for name in tower)
-                self._update(tower_bytes=numbers * formats.compute.itemsize)
+                self._update(tower_bytes=numbers * formats.compute.itemsize, media=tuple(self._media.kinds))
                 for name in tower:
                     source.ignore(name)
             _take_all(spec, source)

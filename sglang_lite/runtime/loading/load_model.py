@@ -24,7 +24,7 @@ from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.seeding import seed_of
-from sglang_lite.runtime.media.placeholders import ImageFormat
+from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.cuts import rank_spec
 from sglang_lite.runtime.models.decoder import Decoder
@@ -33,6 +33,7 @@ from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, we
 from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.offload import Offload, first_offloaded
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower
@@ -62,7 +63,7 @@ class LoadedModel:
     Attributes:
         compiling: compilation of its kernels in other processes; None on a CPU, or if none was started.
         path: its folder or file; None if it was made otherwise.
-        images, tower: how prompts have images, and their encoder; None if the model reads none.
+        media, tower: how prompts have images, videos and sounds, and their encoder; None if the model takes none.
         ranks: links to the ranks that have the other parts of it; None if it is whole.
     """
 
@@ -74,8 +75,8 @@ class LoadedModel:
     context_length: int
     compiling: BackgroundCompilation | None = None
     path: Path | None = None
-    images: ImageFormat | None = None
-    tower: VisionTower | None = None
+    media: MediaFormat | None = None
+    tower: VisionTower | SoundTower | None = None
     ranks: RankLinks | None = None
 
 
@@ -173,12 +174,11 @@ def load_model(
 
         compilation = start_compiling(config, spec, formats, positions, device, compiler, ranks.parallel)
     try:
-        sees = files.images is not None and _can_see(files.images, config, device)
-        tower = VisionTower(path, source, formats.compute, device) if sees else None
+        tower = _tower(files, config, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload)
-        model.both_ways = tower is not None and files.images is not None and files.images.block > 0
+        model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
             stored = source.kv_scales(spec.kv_layout) | given
             model.kv_scales = kv_scales(model, stored, tokenizer.bos_id)
@@ -188,7 +188,7 @@ def load_model(
         raise
     return LoadedModel(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
-        None if tower is None else files.images, tower,
+        None if tower is None else files.media, tower,
     )  # fmt: skip
 
 
@@ -205,13 +205,22 @@ def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: 
     return Offload(device, first_offloaded(spec, config.cpu_offload_gb, item), max(config.offload_group_size, 1))
 
 
-def _can_see(images: ImageFormat, config: EngineConfig, device: torch.device) -> bool:
-    """True if the attention of a configuration reads images of this format. Logs if it doesn't."""
+def _tower(
+    files: ModelFiles, config: EngineConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+) -> VisionTower | SoundTower | None:
+    """Encoder of a model's images or sounds; None if it takes text alone."""
+    if files.media is None or not _can_see(files.media, config, device):
+        return None
+    return (VisionTower if files.media.sound is None else SoundTower)(files.path, source, dtype, device)
+
+
+def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
+    """True if the attention of a configuration reads media of this format. Logs if it doesn't."""
     if config.tp_size > 1:
         logger.warning("%s reads text alone with tp_size=%d.", config.model, config.tp_size)
         return False
     able = not config.deterministic and config.attention_backend in ("auto", *BUILTIN_BACKENDS)
-    if able or not images.block or device.type == "cpu":
+    if able or not media.block or device.type == "cpu":
         return True
     logger.warning(
         "%s reads text alone with deterministic=%s and attention_backend=%r: the tokens of its images see later ones.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime.media.placeholders import ImageFormat, image_format
+from sglang_lite.runtime.media.placeholders import MediaFormat, media_format
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
 from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -35,7 +35,7 @@ class ModelFiles:
         tokenizer: tokenizer of the model.
         eos_ids: ids of the tokens that end a text.
         gguf: the opened file if `path` is a GGUF file, else None.
-        images: how prompts have images; None if the model reads none.
+        media: how prompts have images, videos and sounds; None if the model takes none.
     """
 
     path: Path
@@ -43,33 +43,33 @@ class ModelFiles:
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     gguf: GgufFile | None = None
-    images: ImageFormat | None = None
+    media: MediaFormat | None = None
 
 
 def open_model_files(
-    path: Path, implementation: Implementation = "auto", images: ImageOptions = _DEFAULTS, *, tokenizer: bool = True
+    path: Path, implementation: Implementation = "auto", options: ImageOptions = _DEFAULTS, *, tokenizer: bool = True
 ) -> ModelFiles:
     """Reads everything except the weights from the GGUF file or folder at `path`.
 
     Args:
         implementation: "native" for our own code, "transformers" for transformers' code, "auto" for our own if it
             supports the model.
-        images: options for images.
+        options: options for images, videos and sounds.
         tokenizer: whether a missing tokenizer is an error.
 
     Raises:
         ModelError: the files are damaged or the model is not supported.
-        ParameterError: images are wanted, and the model reads none.
+        ParameterError: images or others are wanted, and the model takes text alone.
     """
     if path.is_file() and implementation == "transformers":
         raise ModelError(f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder.")
-    found = _from_gguf(path) if path.is_file() else _from_folder(path, implementation, tokenizer, images)
+    found = _from_gguf(path) if path.is_file() else _from_folder(path, implementation, tokenizer, options)
     if found.tokenizer.vocab_size > found.spec.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
             hint="The folder mixes the files of two models.",
         )
-    if images.wanted and found.images is None:
+    if options.wanted and found.media is None:
         raise ParameterError("enable_multimodal", f"{path} has a model that reads no images.", hint="Leave it out.")
     return found
 
@@ -112,8 +112,8 @@ def _from_folder(path: Path, implementation: Implementation, with_tokenizer: boo
     generation = path / "generation_config.json"
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))
-    images = None
+    media = None
     if isinstance(spec, ModelSpec) and tokenizer.knows_text and options.wanted is not False:
-        images = image_format(path, tokenizer, spec.vocab_size, options)
+        media = media_format(path, tokenizer, spec.vocab_size, options)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
-    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, images=images)
+    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media)

@@ -1,49 +1,77 @@
-"""Preparing of images for an encoder: decoding within bounds, and transformers' image processors. Takes long, so not on
-the loop's thread."""
+"""Preparing of images, videos and sounds for an encoder: decoding within bounds, and transformers' processors or their
+arithmetic. Takes long, so not on the loop's thread."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
-from sglang_lite.protocol import Image, ModelError, ParameterError, SglError
+from sglang_lite.decoding import frames, samples, video_header
+from sglang_lite.protocol import Image, MediaKind, ModelError, ParameterError, SglError
 from sglang_lite.runtime.media.header import open_image, upright
+from sglang_lite.runtime.media.placeholders import MediaFormat
+from sglang_lite.runtime.media.sound_families import SoundFormat
+from sglang_lite.runtime.media.video_families import VideoFormat
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.tokens.image_options import ImageOptions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 Pixels: TypeAlias = dict[str, torch.Tensor]  # inputs of an encoder, by name
 
 
-class ImagePreparer:
-    """Preparer of images for the model in a folder, with the folder's settings.
+class MediaPreparer:
+    """Preparer of images, videos and sounds for the model in a folder, with the folder's settings.
 
     Args:
         folder: folder of the model.
-        options: options for images.
-        pinned: whether what it makes is in pinned memory, from which a GPU copies while the host goes on.
+        media: how the model takes them.
+        options: options of the engine.
+        pinned: whether what it makes is in pinned memory, from which a GPU copies while the host continues.
 
     Raises:
-        ModelError: transformers has no such image processor.
-        ParameterError: the processor has not a setting of the options.
+        ModelError: transformers has no such processor.
+        ParameterError: the processor of images has not a setting of the options.
     """
 
-    def __init__(self, folder: Path, options: ImageOptions, *, pinned: bool = False) -> None:
+    def __init__(self, folder: Path, media: MediaFormat, options: ImageOptions, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        self._processor: Any = _processor(folder, options)
+        self._of_kind: dict[MediaKind, Callable[[Image], Pixels]] = {}
+        if "image" in media.kinds:
+            self._of_kind["image"] = _ImagePreparer(folder, options).prepare
+        if media.video is not None:
+            self._of_kind["video"] = partial(_prepared_video, media.video)
+        if media.sound is not None:
+            self._of_kind["audio"] = _SoundPreparer(folder, media.sound).prepare
+
+    def prepare(self, image: Image) -> Pixels:
+        """Inputs of the encoder for an image, a video or a sound. May be called on several threads.
+
+        Raises:
+            ParameterError: it is damaged; or as `open_image`, `frames` and `samples`.
+        """
+        made = self._of_kind[image.kind](image)
+        return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made
+
+
+class _ImagePreparer:
+    """Preparer of images, by transformers' processor."""
+
+    def __init__(self, folder: Path, options: ImageOptions) -> None:
+        self._processor: Any = _processor(folder, options.processors.get("image", {}))
         self._options: dict[str, Any] = {}
         if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 cuts for merged patches
             patch = self._processor.patch_size
             self._options["patch_size"] = merged * (patch if isinstance(patch, int) else patch["height"])
 
     def prepare(self, image: Image) -> Pixels:
-        """Inputs of the encoder for an image. May be called on several threads.
-
-        Raises:
-            ParameterError: the image is damaged; or as `open_image`.
-        """
         try:
             with warnings.catch_warnings(), open_image(image) as picture:
                 warnings.simplefilter("ignore")  # about metadata, and sizes within our own bound
@@ -52,23 +80,78 @@ class ImagePreparer:
             raise
         except Exception as error:  # pillow raises errors of many kinds for damaged files
             raise ParameterError("image", f"is damaged or truncated: {error}", hint="Save it again.") from None
-        made: Pixels = dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
-        return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made
+        return dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
 
 
-def _processor(folder: Path, options: ImageOptions) -> Any:  # of transformers
+def _prepared_video(video: VideoFormat, given: Image) -> Pixels:
+    header = video_header(given)
+    sample = video.sample(header, given.frames)
+    return video_inputs(video, sample.sizes, frames(given, header, sample.indices))
+
+
+def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures: Iterable[Picture]) -> Pixels:
+    """Inputs of an encoder for frames of a video. transformers' processors of videos compute the same by torchvision.
+
+    Args:
+        video: videos of the model.
+        sizes: widths and heights to which each frame is scaled, one after the other.
+        pictures: the frames, in RGB.
+    """
+    scaled = []
+    for picture in pictures:
+        for size in sizes:
+            picture = picture.resize(size, video.resample)
+        scaled.append(np.asarray(picture))
+    pixels = torch.from_numpy(np.stack(scaled)).float()  # [T, height, width, 3]
+    pixels.div_(255).sub_(torch.tensor(video.mean)).div_(torch.tensor(video.std))
+    if video.patches is None:
+        made = {video.inputs: pixels.permute(0, 3, 1, 2)[None].contiguous()}
+        if video.inputs == "pixel_values":  # of images that a mask tells from padding
+            made["pixel_attention_mask"] = torch.ones(made[video.inputs].select(2, 0).shape, dtype=torch.int64)
+        return made
+    together, side, pixel = video.patches
+    (columns, rows), times = (length // pixel for length in sizes[-1]), len(pixels) // together
+    squares = pixels.view(times, together, rows // side, side, pixel, columns // side, side, pixel, 3)
+    flat = squares.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(times * rows * columns, -1)
+    return {video.inputs: flat, "image_grid_thw": torch.tensor([[times, rows, columns]])}
+
+
+class _SoundPreparer:
+    """Preparer of sounds, by transformers' extractor of spectrograms."""
+
+    def __init__(self, folder: Path, sound: SoundFormat) -> None:
+        from transformers import AutoFeatureExtractor
+
+        self._sound = sound
+        try:
+            self._extractor: Any = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # of transformers, of many kinds
+            raise ModelError(
+                f"{folder}: transformers can't make its extractor of sounds: {error}",
+                hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
+            ) from error
+
+    def prepare(self, sound: Image) -> Pixels:
+        rate = self._sound.rate
+        heard = samples(sound, rate, self._sound.seconds)
+        return dict(
+            self._extractor(
+                heard, sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
+            )
+        )
+
+
+def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformers
     from transformers import AutoImageProcessor  # imports all of transformers' processors
 
     try:
-        found: Any = AutoImageProcessor.from_pretrained(
-            folder, backend="pil", local_files_only=True, **options.processor
-        )
+        found: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True, **given)
     except Exception as error:  # of transformers, of many kinds
         raise ModelError(
             f"{folder}: transformers can't make its image processor: {error}",
             hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
         ) from error
     kinds = found.valid_kwargs
-    if unknown := [*(options.processor.keys() - kinds.__optional_keys__ - kinds.__required_keys__)]:
+    if unknown := [*(given.keys() - kinds.__optional_keys__ - kinds.__required_keys__)]:
         raise ParameterError("mm_process_config", f"the model's image processor has no {unknown[0]!r:.60}.")
     return found

@@ -487,12 +487,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}
-# Models with an encoder of images whose decoder is of the family that `text_config` names.
-WITH_IMAGES = (
+# Models with an encoder of images or sounds whose decoder is of the family that `text_config` names.
+WITH_ENCODER = (
     "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "Qwen2VLForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
 )  # fmt: skip
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "mrope_section": [16, 24, 24]}
 # Types of decoders in these models -> family, and values of fields that a config may omit.
@@ -501,6 +501,9 @@ TEXT_PARTS: Mapping[str, tuple[str, Config]] = {
         "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
         "max_position_embeddings": 2048, "vocab_size": 32000,
     }),  # sizes that LLaVA's first configs omit
+    "qwen2": ("qwen2", {
+        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    }),  # sizes that Qwen2-Audio's config omits
     "mistral": ("mistral", {"num_attention_heads": 32}),  # which Pixtral's config omits
     "qwen3_vl_text": ("qwen3", {"mrope_section": [24, 20, 20], "mrope_interleaved": True}),
     # The first configs of Qwen2-VL and Qwen2.5-VL have the decoder's fields beside those of the whole.

@@ -10,7 +10,7 @@ from sglang_lite.errors import shown
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, TEXT_PARTS, WITH_IMAGES, Config, Family
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, TEXT_PARTS, WITH_ENCODER, Config, Family
 from sglang_lite.runtime.models.spec import (
     NO_ROPE,
     AttentionSpec,
@@ -52,7 +52,7 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     )
     names = config.get("architectures") or []
     names = [names] if isinstance(names, str) else names
-    if any(name in WITH_IMAGES for name in names):
+    if any(name in WITH_ENCODER for name in names):
         return spec_from_config(_text_part(config, source), source)
     family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if family is None:

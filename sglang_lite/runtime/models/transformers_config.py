@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, Field, Json
-from sglang_lite.runtime.models.families import ARCHITECTURES, WITH_IMAGES, Config
+from sglang_lite.runtime.models.families import ARCHITECTURES, WITH_ENCODER, Config
 
 _LIMITS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "model_max_length",
@@ -48,7 +48,7 @@ def is_native(config: Config) -> bool:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
-    return any(name in ARCHITECTURES or name in WITH_IMAGES for name in names)
+    return any(name in ARCHITECTURES or name in WITH_ENCODER for name in names)
 
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:

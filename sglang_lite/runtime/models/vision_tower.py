@@ -55,10 +55,7 @@ class VisionTower:
         for name in _DECODERS:
             if hasattr(self._model, name):
                 delattr(self._model, name)
-        for name, parameter in self._model.named_parameters():
-            weight = source.take(_stored(source, name), tuple(parameter.shape))
-            values = weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
-            parameter.data = values.to(device=device, dtype=dtype)
+        take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         if config.model_type == "qwen2_5_vl":
             for block in self._model.visual.blocks:
@@ -71,17 +68,20 @@ class VisionTower:
         return sum(parameter.numel() * parameter.itemsize for parameter in self._model.parameters())
 
     def encode(self, images: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
-        """Features [count, planes * hidden size] of each image.
+        """Features [count, planes * hidden size] of each image, or of each video.
 
         Args:
-            images: inputs of each image, as the model's image processor makes them, of equal shapes; those that the
+            images: inputs of each image or video, as the model's processor makes them, of equal shapes; those that the
                 encoder does not name are left out. Copies of pinned memory are not waited for.
         """
+        frames = "pixel_values_videos" in images[0]  # which are pooled
+        encode = self._model.get_video_features if frames else self._model.get_image_features
         inputs = {
-            name: torch.cat([self._sent(each[name]) for each in images]) for name in images[0] if name in self._inputs
-        }
+            name: torch.cat([self._sent(each[name]) for each in images])
+            for name in images[0] if frames or name in self._inputs
+        }  # fmt: skip
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            found = self._model.get_image_features(**inputs)
+            found = encode(**inputs)
             planes = [found.pooler_output, *(found.deepstack_features if self.planes > 1 else ())]
             return list(torch.cat([_rows(plane) for plane in planes], -1).chunk(len(images)))
 
@@ -94,6 +94,14 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Features [T, hidden size] of all images, which some versions of transformers give in parts."""
     parts = [found] if isinstance(found, torch.Tensor) else found
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])
+
+
+def take_weights(model: torch.nn.Module, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    """Gives an encoder its weights. Raises ModelError if a tensor is missing or has a wrong shape."""
+    for name, parameter in model.named_parameters():
+        weight = source.take(_stored(source, name), tuple(parameter.shape))
+        values = weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
+        parameter.data = values.to(device=device, dtype=dtype)
 
 
 def _stored(source: WeightSource, name: str) -> str:

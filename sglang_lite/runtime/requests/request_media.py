@@ -1,4 +1,4 @@
-"""Images of a request's prompt: where their features go."""
+"""Images, videos and sounds of a request's prompt: where their features go."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _SURE = 4  # virtual ids, of 30 bits each, that prove that two images are the sa
 
 @dataclass(eq=False, slots=True)
 class RequestMedia:
-    """Images of a prompt, in the order of their virtual ids.
+    """Images, videos and sounds of a prompt, in the order of their virtual ids; "image" stands for any of them.
 
     Attributes:
         items: the images.
         positions: int32 [N], positions of the virtual ids.
-        token_id: token that the model's text has in their places.
         rows: int32 [N], their rows in the store of features, once they are reserved there.
         rotary: int32 [3, P], time, row and column that rotate the prompt's first tokens, up to the last image's; P is 0
             if the model has no use for them.
@@ -32,14 +31,13 @@ class RequestMedia:
 
     items: tuple[MediaItem, ...]
     positions: Ints
-    token_id: int
     rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     rotary: Ints = field(default_factory=lambda: np.empty((3, 0), dtype=np.int32))
     rope_offset: int = 0
     limits: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @classmethod
-    def of(cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int, token_id: int) -> RequestMedia | None:
+    def of(cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int) -> RequestMedia | None:
         """Images of a prompt's tokens; None if there are none. Items behind the tokens, which may be the beginning of a
         prompt, are left out."""
         positions = virtual_positions(tokens, vocab_size)
@@ -49,12 +47,12 @@ class RequestMedia:
         used = int(np.searchsorted(ends, len(positions))) + 1
         assert ends[used - 1] == len(positions), "the tokens are not those of the images"
         items = tuple(items[:used])
-        if any(item.grid is not None for item in items):
+        if any(item.grids for item in items):
             rotary, offset = _rotary(items, positions)
-            return cls(items, positions, token_id, rotary=rotary, rope_offset=offset)
+            return cls(items, positions, rotary=rotary, rope_offset=offset)
         if any(item.both_ways for item in items):
-            return cls(items, positions, token_id, limits=_limits(items, positions))
-        return cls(items, positions, token_id)
+            return cls(items, positions, limits=_limits(items, positions))
+        return cls(items, positions)
 
     def put_rows(self, ids: Ints, start: int) -> None:
         """Replaces the virtual ids among those of positions from `start` on: -2 - r stands for row r of the store."""
@@ -72,7 +70,8 @@ class RequestMedia:
     def with_placeholders(self, tokens: Ints) -> Ints:
         """The prompt's token ids, as the model's tokenizer would write them."""
         shown = tokens.copy()
-        shown[self.positions] = self.token_id
+        ids = [item.token_id for item in self.items]
+        shown[self.positions] = np.repeat(ids, [item.count for item in self.items])
         return shown
 
     def before(self, position: int) -> int:
@@ -98,13 +97,14 @@ def _limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
 
 
 def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
-    """Values of `RequestMedia.rotary` and `rope_offset`: an image's tokens have its rows and columns behind the text
-    before it, and text goes on behind the longer side."""
-    parts, end, offset = list[Ints](), 0, 0
-    starts = positions[np.cumsum([0, *(item.count for item in items[:-1])])]
-    for item, start in zip(items, starts.tolist()):
-        assert item.grid is not None
-        places = np.indices((1, *item.grid), dtype=np.int32).reshape(3, -1)
+    """Values of `RequestMedia.rotary` and `rope_offset`: the tokens of a grid have its times, rows and columns behind
+    the text before it, and text continues behind the largest of these (arXiv:2409.12191, section 2.1)."""
+    parts, end, offset, at = list[Ints](), 0, 0, 0
+    for grid in (grid for item in items for grid in item.grids):
+        start = int(positions[at])
+        places = np.indices((len(grid.times), grid.rows, grid.columns), dtype=np.int32).reshape(3, -1)
+        places[0] = np.array(grid.times, dtype=np.int32)[places[0]]
         parts += [np.tile(np.arange(end, start, dtype=np.int32) + offset, (3, 1)), places + (start + offset)]
-        end, offset = start + item.count, offset + max(item.grid) - item.count
+        at, end = at + grid.size, start + grid.size
+        offset += int(places.max()) + 1 - grid.size
     return np.concatenate(parts, 1), offset

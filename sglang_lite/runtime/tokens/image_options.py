@@ -1,4 +1,4 @@
-"""Options of an engine for images, as SGLang's settings give them."""
+"""Options of an engine for images, videos and sounds, as SGLang's settings give them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _KINDS = ("image", "video", "audio")
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """Options for images.
+    """Options for images, videos and sounds.
 
     Attributes:
-        processor: settings that replace those of the model's image processor.
-        most: largest number of images in a prompt; None for no limit.
-        wanted: False for text alone, True to refuse a model that reads no images; None for what the model does.
+        processors: by kind, settings that replace those of the model's processor.
+        most: by kind, largest number in a prompt; no limit for others.
+        wanted: False for text alone, True to refuse a model that takes text alone; None for what the model does.
     """
 
-    processor: Mapping[str, Any] = field(default_factory=dict)
-    most: int | None = None
+    processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
     wanted: bool | None = None
 
 

@@ -1,36 +1,57 @@
-"""Images among the spans of a prompt."""
+"""Images, videos and sounds among the spans of a prompt."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from sglang_lite.protocol import Image, Span
 from sglang_lite.protocol.record import Record
 
 
+class Grid(NamedTuple):
+    """Features in rows and columns, whose tokens lie side by side and are told apart by position.
+
+    Attributes:
+        rows, columns: size of a plane.
+        times: positions in time of its planes, of which an image has one.
+    """
+
+    rows: int
+    columns: int
+    times: tuple[int, ...] = (0,)
+
+    @property
+    def size(self) -> int:
+        return len(self.times) * self.rows * self.columns
+
+
 class MediaItem(Record, frozen=True):
-    """Image of a prompt.
+    """Image, video or sound of a prompt.
 
     Attributes:
         image: its bytes.
         key: hash of the bytes and of the settings that they are prepared with.
         count: number of its features, each of which takes one token.
-        grid: rows and columns of its features, if the model tells them apart by position.
+        token_id: token that the model's text has in their places.
+        grids: all its features in grids, if the model tells them apart by position; else empty.
         both_ways: whether its tokens, which lie side by side, attend to each other in both directions.
     """
 
     image: Image
     key: bytes
     count: int
-    grid: tuple[int, int] | None = None
+    token_id: int
+    grids: tuple[Grid, ...] = ()
     both_ways: bool = False
 
 
 class ImageSpan(Span, frozen=True):
-    """Placeholders of an image, or of a part of one.
+    """Placeholders of an image, a video or a sound, or of a part of one.
 
     Attributes:
         text: name of the token that the model's text has in their place.
         ids: virtual ids.
-        item: the image, in the span of its first part; None in those of the others.
+        item: the medium, in the span of its first part; None in those of the others.
     """
 
     item: MediaItem | None = None

@@ -86,7 +86,7 @@ def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, Re
 
 
 def _images(reader: RequestReader) -> RequestImages:
-    return RequestImages(accepted=reader.images is not None)
+    return RequestImages(reader.media_kinds)
 
 
 def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | Prompt]:

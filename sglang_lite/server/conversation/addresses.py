@@ -1,4 +1,5 @@
-"""Images at addresses of the web in requests, whose bytes take their place before an engine has them."""
+"""Images, videos and sounds at addresses of the web in requests, whose bytes take their place before an engine has
+them."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class ImageFetcher:
         found = await self._fetched(images)  # how many are in one prompt, only the engine knows
         return [_filled(nodes, found) for nodes in branches] if found else branches
 
-    async def _fetched(self, prompts: Sequence[object]) -> Mapping[str, Image]:
+    async def _fetched(self, prompts: Sequence[object]) -> Mapping[str, bytes]:
         asking = [each for each in prompts if isinstance(each, Prompt) and addresses(each)]
         urls = list(dict.fromkeys(url for each in asking for url in addresses(each)))
         if not urls:
@@ -85,7 +86,7 @@ class ImageFetcher:
         except asyncio.CancelledError:  # the client has left
             end.stop()
             raise
-        return {url: Image(data) for url, data in found.items()}
+        return found
 
     def close(self) -> None:
         """Ends the threads, when they have fetched what they have begun."""
@@ -103,10 +104,10 @@ def addresses(prompt: object) -> list[str]:
     return [each.address for each in prompt.images if each.address] if isinstance(prompt, Prompt) else []
 
 
-def _with(prompt: P, found: Mapping[str, Image]) -> P:
+def _with(prompt: P, found: Mapping[str, bytes]) -> P:
     if not found or not isinstance(prompt, Prompt):
         return prompt
-    filled: Any = msgspec.structs.replace(prompt, images=tuple(found.get(each.url, each) for each in prompt.images))
+    filled: Any = msgspec.structs.replace(prompt, images=tuple(_with_bytes(each, found) for each in prompt.images))
     return filled  # type: ignore[no-any-return] # a Prompt, as P is here
 
 
@@ -119,11 +120,18 @@ def _images(nodes: Sequence[Node]) -> Iterator[Image]:
                 yield from _images(branch)
 
 
-def _filled(nodes: Sequence[Node], found: Mapping[str, Image]) -> Sequence[Node]:
+def _with_bytes(image: Image, found: Mapping[str, bytes]) -> Image:
+    if image.url not in found:
+        return image
+    filled: Image = msgspec.structs.replace(image, data=found[image.url], url="")
+    return filled
+
+
+def _filled(nodes: Sequence[Node], found: Mapping[str, bytes]) -> Sequence[Node]:
     filled: list[Node] = []
     for node in nodes:
         if isinstance(node, ImagePart):
-            node = msgspec.structs.replace(node, image=found.get(node.image.url, node.image))
+            node = msgspec.structs.replace(node, image=_with_bytes(node.image, found))
         elif isinstance(node, Fork):
             node = msgspec.structs.replace(node, branches=tuple(tuple(_filled(each, found)) for each in node.branches))
         filled.append(node)

@@ -1,50 +1,57 @@
-"""Images in requests, and their places among the texts of a message."""
+"""Images, videos and sounds in requests, and their places among the texts of a message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from sglang_lite.protocol import CapabilityError, Image
+from sglang_lite.protocol import CapabilityError, Image, MediaKind
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.runtime.media.placeholders import NAMES
 
-Part: TypeAlias = str | dict[str, Any]  # text, or {"type": "image"}
+Part: TypeAlias = str | dict[str, Any]  # text, or {"type": "image"} …
 
 
 class RequestImages:
-    """Images of a request, in the order in which its messages have them.
+    """Images, videos and sounds of a request, in the order in which its messages have them.
 
     Args:
-        accepted: whether the model reads images.
+        accepted: kinds that the model takes.
 
     Attributes:
-        found: images so far.
+        found: those so far.
     """
 
-    def __init__(self, *, accepted: bool) -> None:
+    def __init__(self, accepted: frozenset[MediaKind]) -> None:
         self._accepted = accepted
         self.found: list[Image] = []
 
-    def part(self, source: object, kind: str, where: str, *, role: str = "user") -> dict[str, str]:
-        """Part of a message that stands for an image.
+    def part(
+        self, source: object, name: str, where: str, *, role: str = "user", kind: MediaKind = "image"
+    ) -> dict[str, str]:
+        """Part of a message that stands for an image, a video or a sound.
 
         Args:
             source: data URL, or base64 of the bytes.
-            kind: name of the part in its protocol.
+            name: name of the part in its protocol.
             where: place in the request.
             role: role of the message.
+            kind: kind of the medium.
 
         Raises:
-            CapabilityError: the model reads no images, the message is no user's, or the image is an address.
-            ParameterError: the source is no image.
+            CapabilityError: the model takes none of this kind, the message is no user's, or the source is an address
+                of another place than the web.
+            ParameterError: the source is none of this kind.
         """
-        if not self._accepted:
-            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=where)
+        if kind not in self._accepted:
+            reads = "reads" if self._accepted else "reads only text,"
+            raise CapabilityError(f"the model {reads} no {name}.", parameter=where)
         if role != "user":
-            raise CapabilityError(f"only a user's message can have images, not one of role {role!r}.", parameter=where)
-        self.found.append(image_from(source, where))
-        return {"type": "image"}
+            problem = f"only a user's message can have {NAMES[kind]}s, not one of role {role!r}."
+            raise CapabilityError(problem, parameter=where)
+        self.found.append(image_from(source, where, kind))
+        return {"type": kind}
 
 
 def unread_part(kind: str, where: str) -> CapabilityError:
@@ -54,7 +61,7 @@ def unread_part(kind: str, where: str) -> CapabilityError:
 
 
 def joined(parts: Sequence[Part]) -> str | list[dict[str, Json]]:
-    """Content of a message: its texts, each on a line of its own; a list of parts if it has images."""
+    """Content of a message: its texts, each on a line of its own; a list of parts if it has others."""
     content: list[dict[str, Any]] = []
     for part in parts:
         if not isinstance(part, str):
@@ -63,6 +70,6 @@ def joined(parts: Sequence[Part]) -> str | list[dict[str, Json]]:
             content[-1] = {"type": "text", "text": f"{content[-1]['text']}\n{part}"}
         else:
             content.append({"type": "text", "text": part})
-    if any(part["type"] == "image" for part in content):
+    if any(part["type"] != "text" for part in content):
         return content
     return content[0]["text"] if content else ""

@@ -134,7 +134,7 @@ Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None
 def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
     """Request without its messages, the rendered conversation (None without messages) and the sampling parameters."""
     body = call.read(CHAT)
-    images = RequestImages(accepted=reader.images is not None)
+    images = RequestImages(reader.media_kinds)
     messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages or ())]
     tools = [
         Tool(each.name, each.description, _schema(each.parameters), each.strict is True)
@@ -150,7 +150,7 @@ def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
     params, text, images = (
         _params(reader, call, body),
         body.prompt or "",
-        RequestImages(accepted=reader.images is not None),
+        RequestImages(reader.media_kinds),
     )
     if body.raw:
         for name in ("system", "images", "think"):

@@ -242,7 +242,7 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     Raises:
         SglError: as `conversation_of` and `ChatFormat.render`.
     """
-    images = RequestImages(accepted=reader.images is not None)
+    images = RequestImages(reader.media_kinds)
     conversation, custom = conversation_of(body, unused, images)
     custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
     body.messages, body.tools = [], None
@@ -393,6 +393,14 @@ def _content(content: Content | None, where: str, role: str, images: RequestImag
             given = part.image_url
             url = given.get("url") if isinstance(given, dict) else given
             parts.append(images.part(url, "image_url", f"{where}.content[{i}]", role=role))
+        elif isinstance(part, VideoUrlPart):
+            given = part.video_url
+            url = given.get("url") if isinstance(given, dict) else given
+            parts.append(images.part(url, "video_url", f"{where}.content[{i}]", role=role, kind="video"))
+        elif isinstance(part, AudioPart):
+            given = part.input_audio
+            data = given.get("data") if isinstance(given, dict) else given
+            parts.append(images.part(data, "input_audio", f"{where}.content[{i}]", role=role, kind="audio"))
         else:
             raise unread_part(str(part.__struct_config__.tag), f"{where}.content[{i}]")
     return joined(parts)

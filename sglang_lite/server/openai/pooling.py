@@ -133,7 +133,7 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
     if body.messages is None:
         return body, ()
     conversation = Conversation(
-        template_messages(body.messages, RequestImages(accepted=False)), complete=not body.add_generation_prompt,
+        template_messages(body.messages, RequestImages(frozenset())), complete=not body.add_generation_prompt,
         variables=variables_of_template(body.chat_template_kwargs),
     )  # fmt: skip
     body.messages = []

@@ -145,7 +145,7 @@ async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T
 def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
     """Request, parsed and rendered; or what it refers to, if that is not known."""
     body = call.read(RESPONSES)
-    items = _items(call, body, known, reads_images=reader.images is not None)
+    items = _items(call, body, known, reads_images="image" in reader.media_kinds)
     if isinstance(items, _Wanted):
         return items
     request = parse_request(body, items, call.unused)
@@ -368,7 +368,7 @@ def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tu
     """Name of the model, and number of tokens of the prompt, or the prompt if its images are still to be fetched; or
     what the request refers to, if that is not known."""
     body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
-    items = _items(call, body, known, reads_images=reader.images is not None)
+    items = _items(call, body, known, reads_images="image" in reader.media_kinds)
     if isinstance(items, _Wanted):
         return items
     conversation = parse_request(body, items, call.unused).conversation

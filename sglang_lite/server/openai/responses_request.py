@@ -185,7 +185,7 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
                 "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
             )
         constraint = input_constraint(custom.grammar)
-    images = RequestImages(accepted=True)  # as `items_of` refuses them if the model reads none
+    images = RequestImages(frozenset({"image"}))  # as `items_of` refuses them if the model reads none
     messages = messages_of(items, images)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})

@@ -19,6 +19,7 @@ from sglang_lite.program.nodes import Fork, Gen, ImagePart, Mark, Node, Path, Pr
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
+    MediaKind,
     ParameterError,
     Played,
     Prompt,
@@ -30,6 +31,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest
+from sglang_lite.runtime.media.placeholders import NAMES
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
@@ -103,7 +105,7 @@ class ProgramBudget:
         vocab_size: vocabulary size of the model, for checks of sampling parameters.
         open: whether the program is open: a generation with an invalid parameter then fails its branch when it is
             played, and costs no tokens.
-        reads_images: whether the model reads images.
+        media_kinds: kinds of media that the model takes.
     """
 
     tokens: int
@@ -111,7 +113,7 @@ class ProgramBudget:
     branches: int
     vocab_size: int
     open: bool = False
-    reads_images: bool = False
+    media_kinds: frozenset[MediaKind] = frozenset()
 
     def minus(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
         """Budget that is left after some nodes. Doesn't change this budget.
@@ -166,8 +168,8 @@ class ProgramBudget:
                     f"{pointer}/branches",
                     f"the program has too many branches: {most.branches:,} more are allowed. Fork less.",
                 )
-        elif isinstance(node, ImagePart) and not self.reads_images:
-            raise CapabilityError("the model reads no images.", parameter=pointer)
+        elif isinstance(node, ImagePart) and node.image.kind not in self.media_kinds:
+            raise CapabilityError(f"the model reads no {NAMES[node.image.kind]}s.", parameter=pointer)
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
@@ -261,7 +263,7 @@ def limits_of(reader: RequestReader, given: ProgramLimits | None, pointer: str) 
         int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
         int(_least("branches", own.branches, settings.program_max_branches, pointer)),
         reader.vocab_size,
-        reads_images=reader.images is not None,
+        media_kinds=reader.media_kinds,
     )
     return budget, _least("seconds", own.seconds, settings.program_max_s, pointer)
 

@@ -15,6 +15,7 @@ from sglang_lite.protocol import (
     Ebnf,
     Image,
     JsonSchema,
+    MediaKind,
     ParameterError,
     Prompt,
     Regex,
@@ -65,6 +66,8 @@ def read_request(
     cache_salt: str | Sequence[str] | None = None,
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
     image_data: object = None,
+    video_data: object = None,
+    audio_data: object = None,
     routed_dp_rank: int | None = None,
     data_parallel_rank: int | None = None,
     stream: bool = False,
@@ -88,10 +91,9 @@ def read_request(
     ids = _each_ids(plain_ids(token_ids_logprob), count)
     processors = _each("custom_logit_processor", custom_logit_processor, count)
     priorities = _each("priority", priority, count)
-    salts = _each("cache_salt", cache_salt, count)
-    loras = _each("lora_path", lora_path, count)
+    salts, loras = _each("cache_salt", cache_salt, count), _each("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
-    pictures = _images(image_data, count, is_list)
+    media = _media({"image": image_data, "video": video_data, "audio": audio_data}, count, is_list)
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
     for i in range(count):
@@ -105,7 +107,7 @@ def read_request(
                 "lora_path": loras[i]}  # fmt: skip
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(GenerateRequest(
-            _seen(prompts[i], pictures[i]), read, constraint, namespace="" if salts[i] is None else salts[i],
+            _seen(prompts[i], media[i]), read, constraint, namespace="" if salts[i] is None else salts[i],
             priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),
             rid=rids[i], output_ids=() if outputs[i] is None else outputs[i], stream=stream,
             routed_dp_rank=replica_rank(routed_dp_rank, data_parallel_rank),
@@ -156,7 +158,7 @@ def _refuse(others: Mapping[str, object]) -> None:
 
 # Fields of SGLang's requests that this engine accepts only if they are not set.
 _UNSUPPORTED = frozenset((
-    "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes",
+    "modalities", "mm_hashes", "mm_content_hashes",
     "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
     "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
@@ -180,29 +182,31 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
 
 
 def _seen(prompt: Any, images: Sequence[Image]) -> Any:
-    """Prompt with images, which its text names."""
+    """Prompt with images, videos and sounds, which its text names."""
     if not images:
         return prompt
     if not isinstance(prompt, str):
-        raise ParameterError("image_data", "goes with text: token ids name no image.", hint="Give the prompt as text.")
+        name = f"{images[0].kind}_data"
+        raise ParameterError(name, "goes with text: token ids name no image.", hint="Give the prompt as text.")
     return Prompt((Span(prompt),), images=tuple(images))
 
 
-def _images(given: object, count: int, is_list: bool) -> list[Sequence[Image]]:
-    """Images of each prompt: one or a list for a single prompt; for a list of prompts one, a list or None for each."""
-    if given is None or given == []:
-        return [()] * count
-    each = _each("image_data", given, count) if is_list else [given]
-    return [
-        [_image(image) for image in (own if isinstance(own, list | tuple) else [own] if own is not None else [])]
-        for own in each
-    ]
+def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool) -> list[list[Image]]:
+    """Media of each prompt. Of a kind, one or a list are given for a single prompt; for a list of prompts one, a list
+    or None for each."""
+    found: list[list[Image]] = [[] for _ in range(count)]
+    for kind, given in by_kind.items():
+        if given is not None and given != []:
+            for own, each in zip(found, _each(f"{kind}_data", given, count) if is_list else [given]):
+                several = each if isinstance(each, list | tuple) else [each] if each is not None else []
+                own += [_medium(kind, one) for one in several]
+    return found
 
 
-def _image(given: object) -> Image:
+def _medium(kind: MediaKind, given: object) -> Image:
     if isinstance(given, Image):
         return given
-    return image_from(given.get("url") if isinstance(given, dict) else given, "image_data")
+    return image_from(given.get("url") if isinstance(given, dict) else given, f"{kind}_data", kind)
 
 
 def plain_ids(given: Any) -> Any:  # any value of a user

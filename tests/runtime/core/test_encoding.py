@@ -14,7 +14,8 @@ import torch
 
 from sglang_lite.protocol import BackendError, Image, OverloadedError, ParameterError, SglError
 from sglang_lite.runtime.core.encoding import Encoding
-from sglang_lite.runtime.media.prepare import ImagePreparer
+from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -69,8 +70,8 @@ class Asked:
 
 
 def asked(number: int, count: int) -> Asked:
-    item = MediaItem(Image(bytes([number, count])), bytes([number]), count)
-    return Asked(number, RequestMedia((item,), np.arange(count, dtype=np.int32), 0))
+    item = MediaItem(Image(bytes([number, count])), bytes([number]), count, 0)
+    return Asked(number, RequestMedia((item,), np.arange(count, dtype=np.int32)))
 
 
 def run(requests: Sequence[Asked], tower: Tower, most: int) -> tuple[list[int], dict[int, SglError], FeatureStore]:
@@ -118,7 +119,7 @@ def test_a_batch_without_memory_is_encoded_one_by_one() -> None:
 
 def test_features_that_are_too_few_are_an_error() -> None:
     request = asked(1, 2)
-    request.media.items = (MediaItem(Image(bytes([1, 3])), b"1", 2),)
+    request.media.items = (MediaItem(Image(bytes([1, 3])), b"1", 2, 0),)
     assert isinstance(run([request], Tower(), most=64)[1][1], BackendError)
 
 
@@ -126,9 +127,10 @@ def test_features_that_are_too_few_are_an_error() -> None:
 def test_an_encoder_gives_each_image_of_a_batch_its_features(family: str, tmp_path: Any) -> None:
     save_seeing(family, tmp_path)
     tower = VisionTower(tmp_path, DummySource(torch.device("cpu")), torch.float32, torch.device("cpu"))
-    images = [
-        ImagePreparer(tmp_path, ImageOptions()).prepare(Image(png(40, 20, seed), "image/png")) for seed in range(3)
-    ]
+    media = open_model_files(tmp_path).media
+    assert media is not None
+    preparer = MediaPreparer(tmp_path, media, ImageOptions())
+    images = [preparer.prepare(Image(png(40, 20, seed), "image/png")) for seed in range(3)]
     together = tower.encode(images)
     for image, found in zip(images, together, strict=True):
         assert torch.allclose(found, tower.encode([image])[0], atol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ from transformers import (
     PixtralImageProcessorPil,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
@@ -42,16 +44,19 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessorPil,
+    WhisperFeatureExtractor,
 )
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, Image, Prompt, SamplingParams, SglError, Span
 from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
-IMAGE_ID = VOCAB  # of "<image>"
+IMAGE_ID, VIDEO_ID = VOCAB, VOCAB + 7  # of "<image>", which sounds have as well, and of "<|video_pad|>"
 GREEDY = SamplingParams(max_tokens=6, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
 _GEMMA = ["<start_of_image>", "<end_of_image>"]
-_SPECIAL = ["<image>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", *_GEMMA]
+_SPECIAL = [
+    "<image>", "<fake_token_around_image>", "<global-img>", "[IMG_BREAK]", "[IMG_END]", *_GEMMA, "<|video_pad|>",
+]  # fmt: skip
 _PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
 _TEXT = dict(
     model_type="llama", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -108,7 +113,7 @@ def _onevision(folder: Path) -> torch.nn.Module:
     return LlavaOnevisionForConditionalGeneration(
         LlavaOnevisionConfig(
             vision_config=vision, text_config=text, image_token_index=IMAGE_ID, image_grid_pinpoints=sizes,
-            vision_aspect_ratio="anyres_max_4",
+            vision_aspect_ratio="anyres_max_4", video_token_index=VIDEO_ID,
         )
     )  # fmt: skip
 
@@ -139,10 +144,13 @@ def _mistral3(folder: Path) -> torch.nn.Module:
 def _qwen(folder: Path, text: str, sections: list[int]) -> dict[str, Any]:
     size = {"shortest_edge": 4 * 8 * 8, "longest_edge": 24 * 8 * 8}
     Qwen2VLImageProcessorPil(size=size, patch_size=4, merge_size=2).save_pretrained(folder)
+    images = json.loads((folder / "preprocessor_config.json").read_text())
+    videos = {**images, "size": {"shortest_edge": 64, "longest_edge": 96 * 8 * 8}, "fps": 2}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos))
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
     return {
         "text_config": dict(_TEXT, model_type=text, rope_parameters=rope), "image_token_id": IMAGE_ID,
-        "video_token_id": IMAGE_ID + 1, "vision_start_token_id": IMAGE_ID + 2, "vision_end_token_id": IMAGE_ID + 2,
+        "video_token_id": VIDEO_ID, "vision_start_token_id": IMAGE_ID + 2, "vision_end_token_id": IMAGE_ID + 2,
     }  # fmt: skip
 
 
@@ -156,7 +164,7 @@ def _qwen2_vl(folder: Path) -> torch.nn.Module:
 def _qwen2_5_vl(folder: Path) -> torch.nn.Module:
     vision = dict(
         hidden_size=32, out_hidden_size=64, intermediate_size=48, depth=3, num_heads=2, patch_size=4, window_size=16,
-        fullatt_block_indexes=[1],
+        fullatt_block_indexes=[1], tokens_per_second=2,
     )  # fmt: skip
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(vision_config=vision, **_qwen(folder, "qwen2_5_vl_text", [4, 2, 2]))
@@ -186,6 +194,19 @@ def _gemma3(folder: Path) -> torch.nn.Module:
     )  # fmt: skip
 
 
+def _qwen2_audio(folder: Path) -> torch.nn.Module:
+    WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
+    audio = dict(
+        d_model=32, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=64, num_mel_bins=16,
+        max_source_positions=50,
+    )  # fmt: skip
+    return Qwen2AudioForConditionalGeneration(
+        Qwen2AudioConfig(
+            audio_config=audio, text_config=dict(_TEXT, model_type="qwen2"), audio_token_index=IMAGE_ID
+        )
+    )  # fmt: skip
+
+
 FAMILIES = {
     "llava": _llava, "llava_next": _llava_next, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
     "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "gemma3": _gemma3,
@@ -205,7 +226,7 @@ def save_seeing(family: str, folder: Path, chat_template: str = "") -> Any:
     folder.mkdir(exist_ok=True)
     if chat_template:
         (folder / "chat_template.jinja").write_text(chat_template)
-    model = randomise(FAMILIES[family](folder))
+    model = randomise({**FAMILIES, "qwen2_audio": _qwen2_audio}[family](folder))
     model.save_pretrained(folder)
     tokenizer = tiny_tokenizer()
     tokenizer["added_tokens"] = [
@@ -215,6 +236,14 @@ def save_seeing(family: str, folder: Path, chat_template: str = "") -> Any:
     ]  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return model
+
+
+def engine_of(folder: Path, **config: Any) -> sgl.Engine:
+    """Engine for a folder, on a GPU where the tests may use one."""
+    settings: dict[str, Any] = (
+        {"device": "cuda", "max_total_tokens": 2048} if torch.cuda.is_available() else {"device": "cpu"}
+    )
+    return sgl.Engine(str(folder), in_process=True, dtype="float32", **{**settings, **config})
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:
@@ -229,10 +258,13 @@ def encoded(picture: Picture.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def seen(*parts: str | bytes) -> Prompt:
-    """Prompt of texts and images."""
+def seen(*parts: str | bytes | Image) -> Prompt:
+    """Prompt of texts, images (as bytes), videos and sounds."""
     spans = [Span(part) if isinstance(part, str) else Span("<image>", ()) for part in parts]
-    return Prompt(tuple(spans), images=tuple(Image(part, "image/png") for part in parts if isinstance(part, bytes)))
+    media = [
+        Image(part, "image/png") if isinstance(part, bytes) else part for part in parts if not isinstance(part, str)
+    ]
+    return Prompt(tuple(spans), images=tuple(media))
 
 
 def logprobs(model: Any, folder: Path, ids: Sequence[int], images: Sequence[bytes]) -> torch.Tensor:
@@ -267,13 +299,18 @@ class Seeing:
 
 
 def check(seeing: Seeing, answer: Generation, images: list[bytes]) -> None:
-    """The answer is transformers' most likely one, with its probabilities, up to a placeholder that is drawn, for which
-    transformers wants an image."""
+    """The answer is transformers' most likely one, with its probabilities."""
+    check_with(answer, lambda ids: logprobs(seeing.model, seeing.folder, ids, images))
+
+
+def check_with(answer: Generation, logprobs_of: Callable[[Sequence[int]], torch.Tensor]) -> None:
+    """The answer is the most likely one by these log-probabilities of ids, with its probabilities, up to a placeholder
+    that is drawn, for which transformers wants an image."""
     drawn = list(answer.token_ids)
-    if IMAGE_ID in drawn:
-        drawn = drawn[: drawn.index(IMAGE_ID) + 1]
+    if found := [i for i, token in enumerate(drawn) if token in (IMAGE_ID, VIDEO_ID)]:
+        drawn = drawn[: found[0] + 1]
     ids = [*answer.prompt_ids, *drawn[:-1]]
-    expected = logprobs(seeing.model, seeing.folder, ids, images)[len(answer.prompt_ids) - 1 :]
+    expected = logprobs_of(ids)[len(answer.prompt_ids) - 1 :]
     assert drawn == expected.argmax(-1).tolist()
     got = torch.tensor([each.logprob for each in answer.output_logprobs[: len(drawn)]])
     assert torch.allclose(got, expected.max(-1).values, atol=1e-4)

@@ -31,7 +31,7 @@ from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.requests.request_media import RequestMedia
-from sglang_lite.runtime.tokens.image_span import MediaItem
+from sglang_lite.runtime.tokens.image_span import Grid, MediaItem
 from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
 from tests.runtime.media.seeing import (
     FAMILIES,
@@ -150,9 +150,9 @@ def test_a_pool_that_is_too_small_for_an_image_at_once_is_refused(saved: Any, tm
 
 
 def test_images_that_are_seen_as_a_whole_are_cut_by_no_chunk() -> None:
-    items = [MediaItem(Image(), key, 4, both_ways=True) for key in (b"a", b"b")]
+    items = [MediaItem(Image(), key, 4, 99, both_ways=True) for key in (b"a", b"b")]
     tokens = np.array([5, *virtual_ids(b"a", 4, 100), *virtual_ids(b"b", 4, 100), 6, 7], dtype=np.int32)
-    media = RequestMedia.of(items, tokens, 100, 99)
+    media = RequestMedia.of(items, tokens, 100)
     assert media is not None
     assert media.limits.tolist() == [1, 5, 5, 5, 5, 9, 9, 9, 9]
     inside = {2: (1, 5), 3: (1, 5), 4: (1, 5), 6: (5, 9), 7: (5, 9), 8: (5, 9)}
@@ -290,7 +290,7 @@ def test_settings_that_a_processor_saved_are_read_before_those_of_an_older_file(
     folder, model = saved["llava"]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "preprocessor_config.json").unlink()
-    assert open_model_files(tmp_path).images is None
+    assert open_model_files(tmp_path).media is None
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
     LlavaProcessor(images, AutoTokenizer.from_pretrained(folder), patch_size=7).save_pretrained(tmp_path)
     assert not (tmp_path / "preprocessor_config.json").exists()
@@ -308,7 +308,7 @@ def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> Non
         fake_image_token="<fake_token_around_image>", global_image_tag="<global-img>", image_token="<image>",
         image_seq_len=4,
     )  # fmt: skip
-    assert spec.images is not None
+    assert spec.media is not None
     for width, height in [
         (1, 1),
         (31, 32),
@@ -323,7 +323,7 @@ def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> Non
     ]:
         made = processor(images=[[Picture.new("RGB", (width, height))]], return_row_col_info=True)
         expected = Idefics3Processor.replace_image_token(names, {"rows": made["rows"], "cols": made["cols"]}, 0)
-        parts = spec.images.parts(width, height)
+        parts = spec.media.kinds["image"].parts(Image(png(width, height)))
         text = "".join("<image>" * part if isinstance(part, int) else str(part) for part in parts)
         assert text == expected, (width, height)
 
@@ -331,14 +331,14 @@ def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> Non
 @pytest.mark.parametrize("family", ["qwen2_vl"])
 def test_grids_are_those_of_transformers_for_all_sizes(saved: Any, family: str) -> None:
     folder, _ = saved[family]
-    images, processor = open_model_files(folder).images, AutoImageProcessor.from_pretrained(folder, backend="pil")
-    assert images is not None
+    media, processor = open_model_files(folder).media, AutoImageProcessor.from_pretrained(folder, backend="pil")
+    assert media is not None
     sizes = [(1, 1), (7, 9), (12, 20), (20, 12), (31, 33), (50, 41), (100, 90), (400, 3), (3, 400), (95, 96)]
     for width, height in sizes:
         made = processor(images=[[Picture.new("RGB", (width, height))]])["image_grid_thw"][0].tolist()
-        (grid,) = images.parts(width, height)
-        assert isinstance(grid, tuple)
-        assert made == [1, *(2 * side for side in grid)], (width, height)
+        (grid,) = media.kinds["image"].parts(Image(png(width, height)))
+        assert isinstance(grid, Grid)
+        assert made == [1, 2 * grid.rows, 2 * grid.columns], (width, height)
 
 
 @pytest.mark.sampled(5)
@@ -351,10 +351,10 @@ def test_an_image_of_any_size_has_as_many_features_as_placeholders(seeing: Seein
 
 @pytest.mark.parametrize(("family", "size"), [("pixtral", (190, 1)), ("mistral3", (9, 9))])
 def test_an_image_of_too_few_patches_is_refused(saved: Any, family: str, size: tuple[int, int]) -> None:
-    images = open_model_files(saved[family][0]).images
-    assert images is not None
+    media = open_model_files(saved[family][0]).media
+    assert media is not None
     with pytest.raises(ParameterError, match=f"{size[0]} x {size[1]} pixels have . of at least . patches"):
-        images.parts(*size)
+        media.kinds["image"].parts(Image(png(*size)))
 
 
 def test_a_config_without_a_text_part_is_that_of_the_decoder(saved: Any) -> None:
@@ -373,9 +373,9 @@ def test_a_config_without_a_text_part_is_that_of_the_decoder(saved: Any) -> None
 
 
 def test_a_hash_that_two_images_share_by_chance_is_not_used() -> None:
-    items = [MediaItem(Image(), key, 16) for key in (b"a", b"b")]
+    items = [MediaItem(Image(), key, 16, 99) for key in (b"a", b"b")]
     tokens = np.array([5, *virtual_ids(b"a", 16, 100), 6, *virtual_ids(b"b", 16, 100), 7], dtype=np.int32)
-    media = RequestMedia.of(items, tokens, 100, 99)
+    media = RequestMedia.of(items, tokens, 100)
     assert media is not None
     assert [media.sure(cached) for cached in (0, 1, 2, 4, 5, 17, 18, 19, 21, 22, 35)] == [
         0, 1, 1, 1, 5, 17, 18, 18, 18, 22, 35,

@@ -53,7 +53,7 @@ def test_an_image_that_is_seen_as_a_whole_is_computed_as_a_whole_beside_a_stream
         engine.step()
     limits = np.arange(1, 151, dtype=np.int32)
     limits[20:80], limits[90:150] = 80, 150
-    media, add = RequestMedia((), np.empty(0, dtype=np.int32), 0, limits=limits), engine.scheduler.add
+    media, add = RequestMedia((), np.empty(0, dtype=np.int32), limits=limits), engine.scheduler.add
 
     def add_with_images(request):
         request.media = media

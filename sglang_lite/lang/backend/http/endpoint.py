@@ -104,11 +104,12 @@ class RuntimeEndpoint(Backend):
         self._incremental = bool({**self._own_info, **info}.get("incremental_streaming_output"))
         self._programs = bool(self._own_info.get("program")) and self._server.status("GET", "/program") == 405
         self.enforces = bool(self._own_info)
-        images = bool(self.model_info.get("has_image_understanding"))
         self.capabilities = Capabilities(
             ALL_CONSTRAINTS if self._own_info.get("records") or self._behind_gateway else NATIVE.constraints,
             params=None if self._own_info else FOREIGN_PARAMS,
-            images=images,
+            images=bool(self.model_info.get("has_image_understanding")),
+            videos=bool(self._own_info and self.model_info.get("has_video_understanding")),
+            sounds=bool(self._own_info and self.model_info.get("has_audio_understanding")),
             priority=bool(self._own_info.get("program_priority")),
             adapters=bool(self._own_info.get("program")) or self._behind_gateway,
         )

@@ -72,8 +72,8 @@ def request_body(
     else:
         body["text"] = prompt.text
         sampling |= _grammar(constraint)
-        if prompt.images:
-            body["image_data"] = [_image(image) for image in prompt.images]
+        for image in prompt.images:
+            body.setdefault(f"{image.kind}_data", []).append(_image(image))
     return {**body, "sampling_params": sampling}
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.errors import Location
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
-from sglang_lite.lang.backend.capabilities import Capabilities, Demands
+from sglang_lite.lang.backend.capabilities import MEDIA_NAMES, Capabilities, Demands
 from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
 from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
 from sglang_lite.lang.backend.remote.planner import SharedCall
@@ -178,8 +178,8 @@ class _Explainer:
         match node.node:
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
                 return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
-            case Picture() if not self._backend.capabilities.images:
-                return ExplainedNode("image", None, node.where, "refused", refusal="images")
+            case Picture(medium=kind) if not self._backend.capabilities.takes(kind):
+                return ExplainedNode("image", None, node.where, "refused", refusal=MEDIA_NAMES[kind])
             case Picture():
                 return ExplainedNode("image", None, node.where, "native", "shown to the model", completion_tokens=0)
             case Gen() | Select() as request:
@@ -332,7 +332,7 @@ class TracedBackend(Backend):
         facts: facts of the run.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, adapters=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, sounds=True, adapters=True)
 
     def __init__(self, about: RemoteBackend, facts: RunFacts) -> None:
         super().__init__()

@@ -145,6 +145,8 @@ def _shared(each: Sequence[Capabilities]) -> Capabilities:
         continues=all(can.continues for can in each),
         prefill=all(can.prefill for can in each),
         images=all(can.images for can in each),
+        videos=all(can.videos for can in each),
+        sounds=all(can.sounds for can in each),
         turns=common_rules([own or _CONTINUES for own in rules]) if any(rules) else None,
         caches_prompts=each[0].caches_prompts,
     )

@@ -24,17 +24,17 @@ _IGNORABLE = (
 # Scales that keys and values are divided by before they are stored in 8 bits; meaningless for other caches. The names
 # are those of compressed-tensors, Quark and Model Optimizer, as vLLM reads them.
 _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
-# Prefixes of a vision-language model's image parts.
-_VISION = (
+# Prefixes of the encoder in a model that takes images or sounds.
+_ENCODER = (
     "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
     "model.vision_model.", "model.connector.", "visual.", "model.visual.",
-    "image_newline", "model.image_newline",
+    "image_newline", "model.image_newline", "audio_tower.", "model.audio_tower.",
 )  # fmt: skip
 
 
-def is_of_images(name: str) -> bool:
-    """True if a tensor is a vision-language model's for images."""
-    return name.startswith(_VISION)
+def is_of_encoder(name: str) -> bool:
+    """True if a tensor is a model's for images or sounds."""
+    return name.startswith(_ENCODER)
 
 
 # Prefixes of a decoder that was saved without its head, whose names lack `model.` in front.
@@ -233,7 +233,7 @@ class WeightSource(ABC):
         return scales
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
-        """Checks that every tensor has been used, apart from ignorable ones, image parts and scales of keys and values.
+        """Checks that all tensors have been used, but ignorable ones, an encoder's, and scales of keys and values.
 
         Args:
             may_ignore: prefixes of further tensors that may be unused.
@@ -241,11 +241,13 @@ class WeightSource(ABC):
         Raises:
             ModelError: the model has no place for some tensors.
         """
-        if images := sum(map(is_of_images, self._unused)):
-            logger.info("%s: %d tensors that see images are left out; it reads only text here.", self.label, images)
+        if others := sum(map(is_of_encoder, self._unused)):
+            logger.info(
+                "%s: %d tensors for images or sounds are left out; it reads only text here.", self.label, others
+            )
         unused = sorted(
             n for n in self._unused
-            if not (n.endswith(_IGNORABLE) or n.startswith((*_VISION, *may_ignore)) or _KV_SCALE.fullmatch(n))
+            if not (n.endswith(_IGNORABLE) or n.startswith((*_ENCODER, *may_ignore)) or _KV_SCALE.fullmatch(n))
         )  # fmt: skip
         if unused:
             more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""

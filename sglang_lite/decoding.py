@@ -1,0 +1,208 @@
+"""Videos and sounds in files: their formats, and their frames and samples, decoded within bounds by PyAV.
+
+A file is read from memory, in one of a few formats that its first bytes tell: libav never looks for other files.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from sglang_lite.protocol import Image, MediaKind, ParameterError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image as Picture
+
+MAX_BYTES = 50 * 2**20
+MAX_SECONDS = 3600
+MAX_FRAME_PIXELS = 16 * 10**6  # of one frame: 4,000 x 4,000
+MAX_PIXELS = 40 * 10**9  # of all frames: decoded in some minutes
+# libav's name of a format: where its files have which bytes, and its media types of videos and of sounds.
+_FORMATS = {
+    "mov": (4, (b"ftyp", b"moov", b"mdat", b"wide"), "video/mp4", "audio/mp4"),
+    "matroska": (0, (b"\x1a\x45\xdf\xa3",), "video/webm", "audio/webm"),
+    "avi": (8, (b"AVI ",), "video/x-msvideo", ""),
+    "wav": (8, (b"WAVE",), "", "audio/wav"),
+    "flac": (0, (b"fLaC",), "", "audio/flac"),
+    "ogg": (0, (b"OggS",), "", "audio/ogg"),
+    "mp3": (0, (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "", "audio/mpeg"),
+}
+_KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
+
+
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """Size of a video.
+
+    Attributes:
+        frames: number of its frames.
+        fps: frames in a second.
+        width, height: pixels of a frame as it is shown.
+    """
+
+    frames: int
+    fps: float
+    width: int
+    height: int
+
+
+def media_type(data: bytes, kind: MediaKind) -> str:
+    """Media type of a video or a sound, by its first bytes.
+
+    Raises:
+        ParameterError: it has none of the known formats.
+    """
+    return _format(data, kind)[1]
+
+
+def video_header(video: Image) -> VideoHeader:
+    """Size of a video. Decodes its first frame.
+
+    Raises:
+        ParameterError: it is none, has no frames, is damaged, or is beyond a bound; or the package av is missing.
+    """
+    with _opened(video, "video") as (container, stream):
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if width * height > MAX_FRAME_PIXELS:
+            raise _error(
+                "video", f"{width:,} x {height:,} pixels, the limit is {MAX_FRAME_PIXELS:,}.", "Scale it down."
+            )
+        count = stream.frames or _count(container, stream, MAX_PIXELS // max(width * height, 1))
+        if count * width * height > MAX_PIXELS:
+            problem = (
+                f"has {count:,} frames or more of {width:,} x {height:,} pixels; the limit is {MAX_PIXELS:,} in all."
+            )
+            raise _error("video", problem, "Cut it, or scale it down.")
+        container.seek(0)
+        first = next(container.decode(stream), None)
+        if first is None:
+            raise _error("video", "has no frames.", "Send another file.")
+        rate = float(stream.average_rate or 24)
+        _check_seconds("video", count / rate)
+        if first.rotation % 180:
+            width, height = height, width
+        return VideoHeader(count, rate, width, height)
+
+
+def frames(video: Image, header: VideoHeader, indices: Sequence[int]) -> Iterator[Picture]:
+    """Frames of a video as they are shown, in RGB.
+
+    Args:
+        video: the video.
+        header: its `video_header`.
+        indices: their numbers in the video, ascending.
+
+    Raises:
+        ParameterError: it is damaged.
+    """
+    left, number, frame = deque(indices), -1, None
+    with _opened(video, "video") as (container, stream):
+        for number, frame in enumerate(container.decode(stream)):
+            while left and left[0] == number:
+                yield _upright(frame)
+                left.popleft()
+            if not left:
+                return
+        # Some formats count frames that are never shown.
+        if frame is None or (number + 1) * 10 < header.frames * 9:
+            problem = f"is damaged or truncated: {number + 1:,} of {header.frames:,} frames can be read."
+            raise _error("video", problem, "Save it again.")
+        for _ in left:
+            yield _upright(frame)
+
+
+def samples(sound: Image, rate: int, most_seconds: float) -> NDArray[np.float32]:
+    """Samples of a sound, the mean of all channels: float32, most of them between -1 and 1.
+
+    Args:
+        sound: the sound.
+        rate: samples in a second, to which it is resampled.
+        most_seconds: length from which on it is refused.
+
+    Raises:
+        ParameterError: it is none, is empty, damaged or too long; or the package av is missing.
+    """
+    parts, count = [], 0
+    with _opened(sound, "audio") as (container, stream):
+        import av
+        import numpy as np
+
+        resampler = av.AudioResampler(format="fltp", rate=rate)
+        for frame in chain(container.decode(stream), (None,)):  # None: what the resampler still has
+            if frame is None and not count:
+                break
+            parts += [part.to_ndarray().mean(0) for part in resampler.resample(frame)]
+            count = sum(map(len, parts))
+            if count > rate * most_seconds:
+                problem = f"is longer than {most_seconds:g} seconds, which the model hears at once."
+                raise _error("audio", problem, "Cut it.")
+    if not count:
+        raise _error("audio", "has no samples.", "Send another file.")
+    found: NDArray[np.float32] = np.concatenate(parts)
+    return found
+
+
+@contextmanager
+def _opened(media: Image, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # container and stream of av
+    """Container with the first stream of a kind."""
+    try:
+        import av
+    except ImportError:
+        hint = "pip install 'sglang-lite[media]'"
+        raise _error(kind, "reading videos and sounds needs the package av.", hint) from None
+    if not media.data:
+        raise _error(kind, "is empty.", "Give the bytes of a file.")
+    if len(media.data) > MAX_BYTES:
+        raise _error(kind, f"{len(media.data):,} bytes, the limit is {MAX_BYTES:,}.", "Cut it, or save it smaller.")
+    try:
+        with av.open(io.BytesIO(media.data), format=_format(media.data, kind)[0]) as container:
+            found = container.streams.video if kind == "video" else container.streams.audio
+            if not found:
+                raise _error(kind, f"has no {'pictures' if kind == 'video' else 'sound'}.", "Send another file.")
+            _check_seconds(kind, (container.duration or 0) / av.time_base)
+            if kind == "video":
+                found[0].codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
+            yield container, found[0]
+    except av.error.FFmpegError as error:
+        raise _error(kind, f"is damaged or truncated: {error}", "Save it again.") from None
+
+
+def _format(data: bytes, kind: MediaKind) -> tuple[str, str]:
+    """libav's name of a file's format, and the media type."""
+    for name, (start, beginnings, *types) in _FORMATS.items():
+        found = types[kind == "audio"]
+        if found and data.startswith(beginnings, start):
+            return name, found
+    problem = f"begins with {data[:12]!r}: in no known format."
+    raise _error(kind, problem, f"Known: {_KNOWN[kind]}.")
+
+
+def _count(container: Any, stream: Any, most: int) -> int:
+    """Number of a stream's packets with a frame; one more than `most` if there are more."""
+    count = 0
+    for packet in container.demux(stream):
+        count += packet.size > 0
+        if count > most:
+            break
+    return count
+
+
+def _upright(frame: Any) -> Picture:
+    picture: Picture = frame.to_image()
+    return picture.rotate(frame.rotation, expand=True) if frame.rotation % 360 else picture
+
+
+def _check_seconds(kind: MediaKind, seconds: float) -> None:
+    if seconds > MAX_SECONDS:
+        raise _error(kind, f"{seconds:,.0f} seconds long, the limit is {MAX_SECONDS:,}.", "Cut it.")
+
+
+def _error(kind: MediaKind, problem: str, hint: str) -> ParameterError:
+    return ParameterError(kind, problem, hint=hint)

@@ -1,0 +1,178 @@
+"""Placeholders of an image, as families of models write them. Needs neither torch nor pillow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.tokens.image_span import Grid
+
+Config: TypeAlias = Mapping[str, Any]  # parsed JSON
+Part: TypeAlias = str | int | Grid  # a text, a number of placeholders, or a grid of them
+Parts: TypeAlias = Callable[[int, int], Sequence[Part]]  # function of an image's width and height
+GEMMA_IMAGE = "<start_of_image>"
+_AROUND = "<fake_token_around_image>"
+IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
+
+
+def _llava(config: Config, settings: Config) -> Parts:
+    """LLaVA 1.5: every image is cut to one square. Pixtral is of the same type, with another encoder."""
+    vision = config["vision_config"]
+    if vision.get("model_type") == "pixtral":
+        return _pixtral(config, settings)
+    patches = (vision["image_size"] // vision["patch_size"]) ** 2
+    count = patches + (config.get("vision_feature_select_strategy", "default") == "full")
+    return lambda width, height: (count,)
+
+
+def _idefics(config: Config, settings: Config) -> Parts:
+    """Idefics3 and SmolVLM: tiles in rows and columns, each with its place, and the whole image."""
+    tile, whole = settings["max_image_size"]["longest_edge"], idefics_tile(config)
+    count = whole[1]
+    longest = settings["size"]["longest_edge"] if settings.get("do_resize", True) else None
+
+    def parts(width: int, height: int) -> Sequence[Part]:
+        rows = columns = 0
+        if settings.get("do_image_splitting", True):
+            rows, columns = _tiles(width, height, longest, tile)
+        found: list[Part] = []
+        for row in range(rows):
+            for column in range(columns):
+                found += [f"{_AROUND}<row_{row + 1}_col_{column + 1}>", count]
+            found.append("\n")
+        return [*found, *["\n"] * (rows > 0), *whole]
+
+    return parts
+
+
+def idefics_tile(config: Config) -> tuple[str, int, str]:
+    """An image of one tile, as Idefics3 and SmolVLM write it."""
+    vision = config["vision_config"]
+    count: int = (vision["image_size"] // vision["patch_size"]) ** 2 // config["scale_factor"] ** 2
+    return f"{_AROUND}<global-img>", count, _AROUND
+
+
+def _tiles(width: int, height: int, longest: int | None, tile: int) -> tuple[int, int]:
+    """Rows and columns of tiles, as transformers' processor cuts them; 0 and 0 for an image of one tile."""
+    if longest is not None:
+        width, height = scaled(width, height, min(longest, IDEFICS_LIMIT))
+    aspect = width / height
+    if width >= height:
+        columns = math.ceil(width / tile)
+        rows = math.ceil(int(columns * tile / aspect) / tile)
+    else:
+        rows = math.ceil(height / tile)
+        columns = math.ceil(int(rows * tile * aspect) / tile)
+    return (0, 0) if rows <= 1 and columns <= 1 else (rows, columns)
+
+
+def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
+    """Size after scaling the longer side to `longest`, with an even shorter side."""
+    aspect = width / height
+    if width >= height:
+        width, height = longest, int(longest / aspect)
+        height += height % 2
+    else:
+        width, height = int(longest * aspect), longest
+        width += width % 2
+    return max(width, 1), max(height, 1)
+
+
+def _qwen(config: Config, settings: Config) -> Parts:
+    """Qwen2-VL and its successors: a grid of patches, merged in squares, of about the image's own size."""
+    size, merge, patch = settings.get("size") or {}, settings.get("merge_size", 2), settings.get("patch_size", 14)
+    least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    most = settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    unit = patch * merge
+    return lambda width, height: (Grid(*fitted(width, height, unit, least, most)),)
+
+
+def fitted(width: int, height: int, unit: int, least: int, most: int) -> tuple[int, int]:
+    """Rows and columns of squares of `unit` pixels into which Qwen2-VL scales an image, of `least` to `most` pixels."""
+    rows, columns = round(height / unit), round(width / unit)
+    if rows * columns * unit**2 > most:
+        shrink = math.sqrt(height * width / most)
+        rows, columns = (max(1, math.floor(side / shrink / unit)) for side in (height, width))
+    elif rows * columns * unit**2 < least:
+        grow = math.sqrt(least / (height * width))
+        rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
+    return rows, columns
+
+
+def _pixtral(config: Config, settings: Config) -> Parts:
+    """Pixtral and Mistral 3: patches of the image's own size, with a token behind each row."""
+    size, patch = settings.get("size") or {"longest_edge": 1024}, settings.get("patch_size", 16)
+    unit = (patch if isinstance(patch, int) else patch["height"]) * config.get("spatial_merge_size", 1)
+    least = 1 if "spatial_merge_size" not in config else 2  # transformers' Mistral 3 can't encode one alone
+    most_rows, most_columns = (size.get("longest_edge") or size[side] for side in ("height", "width"))
+
+    def parts(width: int, height: int) -> Sequence[Part]:
+        ratio = max(height / most_rows, width / most_columns, 1)
+        rows, columns = (-(-math.floor(side / ratio) // unit) for side in (height, width))
+        if (count := rows * columns) < least:
+            problem = f"{width:,} x {height:,} pixels have {count} of at least {least} patches of {unit} x {unit}."
+            raise ParameterError("image", problem, hint="Cut it less narrow, or scale it up.")
+        return [*[columns, "[IMG_BREAK]"] * (rows - 1), columns, "[IMG_END]"]
+
+    return parts
+
+
+def _gemma(config: Config, settings: Config) -> Parts:
+    """Gemma 3: every image is made one square, between two tokens and empty lines."""
+    count: int = config["mm_tokens_per_image"]
+    if settings.get("do_pan_and_scan"):
+        raise ValueError("do_pan_and_scan is not supported")
+    return lambda width, height: (f"\n\n{GEMMA_IMAGE}", count, "<end_of_image>\n\n")
+
+
+def _onevision(config: Config, settings: Config) -> Parts:
+    """LLaVA-OneVision: tiles, scaled down if there are many."""
+    if config.get("vision_feature_select_strategy", "full") != "full":
+        raise ValueError("vision_feature_select_strategy must be 'full'")
+    sides = range(384, 2305, 384)
+    sizes = settings.get("image_grid_pinpoints") or [(rows, columns) for rows in sides for columns in sides]
+    most = config.get("vision_aspect_ratio", "anyres_max_9")
+    return _tiled(config, settings["size"]["height"], sizes, int(most.removeprefix("anyres_max_")))
+
+
+def _llava_next(config: Config, settings: Config) -> Parts:
+    """LLaVA-NeXT (1.6): tiles of a few sizes."""
+    if config.get("vision_feature_select_strategy", "default") != "default":
+        raise ValueError("vision_feature_select_strategy must be 'default'")
+    sizes = settings.get("image_grid_pinpoints") or [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
+    return _tiled(config, settings["crop_size"]["height"], sizes)
+
+
+def _tiled(config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf) -> Parts:
+    """The whole image, then tiles without their padding, with a token behind each row."""
+    side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
+
+    def parts(width: int, height: int) -> Sequence[Part]:
+        tall, wide = max(sizes, key=lambda size: _fit(width, height, size[1], size[0]))
+        rows, columns = side * (tall // tile), side * (wide // tile)
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        shrink = math.sqrt(rows * columns / (most_tiles * side**2))
+        if shrink > 1.1:
+            rows, columns = int(rows // shrink), int(columns // shrink)
+        return (side**2 + rows * (columns + 1),)
+
+    return parts
+
+
+def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
+    """Rank of a size for an image, as transformers ranks them: by its pixels there, then by those left empty."""
+    scale = min(wide / width, tall / height)
+    pixels = min(int(width * scale) * int(height * scale), width * height)
+    return pixels, pixels - wide * tall
+
+
+IMAGE_FAMILIES: Mapping[str, Callable[[Config, Config], Parts]] = {
+    "llava": _llava, "llava_next": _llava_next, "llava_onevision": _onevision, "idefics3": _idefics,
+    "smolvlm": _idefics, "mistral3": _pixtral,
+    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "gemma3": _gemma,
+}  # fmt: skip
