@@ -209,6 +209,14 @@ def test_a_states_tokens_have_their_probabilities_as_hints():
     assert "so it" in shown.text
 
 
+def test_a_states_text_tells_how_many_of_its_tokens_were_drafted():
+    meta = {"spec_draft_token_num": 9, "spec_accept_token_num": 7}
+    node = TraceNode("gen", text="so", results=(Generation("so", (1,), meta=meta),))
+    from sglang_lite.lang.runs.extract import extract
+
+    assert "7 of 9 drafted tokens came" in Fragment(extract(Trace(TraceHead(1), (node,)))).hints
+
+
 def test_a_failed_state_shows_its_error():
     state = asks.run("fails", backend=failing())
     assert "alert(1)" in Fragment(state._repr_html_()).text

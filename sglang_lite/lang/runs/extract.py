@@ -103,6 +103,8 @@ def _hint(node: TraceNode, origin: str, token: str | None) -> str:
         parts += [f"{cut(text)} {share:.0%}" for text, share in first.probs.items()]
     elif isinstance(first, Generation):
         parts.append(f"{node.usage.completion_tokens} tokens, {node.seconds:.3f} s")
+        if drafted := first.meta.get("spec_draft_token_num"):
+            parts.append(f"{first.meta.get('spec_accept_token_num')} of {drafted} drafted tokens came")
     if node.where is not None:
         parts.append(f"line {node.where[1]}")
     return "\n".join(parts)
