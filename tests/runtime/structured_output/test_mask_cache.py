@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,30 @@ def test_shared_masks_are_those_of_a_matcher_alone(llguidance, filler, constrain
             if not ours.finished:
                 left.append((ours, theirs))
         shared, alone = [a for a, _ in left], [b for _, b in left]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=str)
+def test_copies_go_their_own_ways(llguidance, constraint):
+    dice = random.Random(4)
+    grammar = llguidance.compile(constraint)
+    found: list[tuple[Any, tuple[int, ...]]] = []
+    found += [(grammar.matcher(), ()) for _ in range(6)]  # so many share what is known of their states
+    for _ in range(40):
+        before, tokens = dice.choice(found)
+        if before.finished:
+            continue
+        matcher = before.copy()
+        mask = next_mask(before)
+        token = int(dice.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[:9]))
+        assert matcher.accept(token)
+        found.append((matcher, (*tokens, token)))
+    for matcher, tokens in found:
+        alone = llguidance.compile(constraint).matcher()
+        assert all(map(alone.accept, tokens))
+        assert np.array_equal(next_mask(matcher), next_mask(alone))
+        assert matcher.forced() == alone.forced()
+        assert (matcher.complete, matcher.finished) == (alone.complete, alone.finished)
 
 
 def test_a_token_that_is_not_allowed_is_refused(llguidance, filler):
