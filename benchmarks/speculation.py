@@ -270,7 +270,10 @@ class Wrong:
 class Free(StepCost):
     """Cost of steps that drafts add nothing to, so that all are computed."""
 
-    def least_chance(self, tokens: int, expected: float) -> float:
+    def seconds(self, tokens: int) -> float:
+        return 1.0
+
+    def least_chance(self, tokens: int, rows: int) -> float:
         return 0.0
 
 

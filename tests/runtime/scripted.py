@@ -217,7 +217,10 @@ class Guesses:
 class FreeDrafts(StepCost):
     """Steps that take no longer with drafts."""
 
-    def least_chance(self, tokens, expected):
+    def seconds(self, tokens):
+        return 1.0
+
+    def least_chance(self, tokens, rows):
         return 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,21 +11,22 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.structured_output.base import Matcher
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedGuess:
+class DraftedGuess(NamedTuple):
     """A token of a draft that no grammar forces.
 
     Attributes:
-        index: its index in the draft.
+        place: its index in the draft.
         drafter: name of the drafter that guessed it.
         evidence: the drafter's evidence for it.
-        chance: share of such guesses that were right, in its row.
+        chance: share of such guesses that were right.
+        likely: chance that it and all before it are right, in its row.
     """
 
-    index: int
+    place: int
     drafter: str
     evidence: int
     chance: float
+    likely: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,19 @@ class Draft:
         if count >= len(self.tokens):
             return self
         drawn = tuple(place for place in self.drawn if place <= count)
-        guesses = tuple(guess for guess in self.guesses if guess.index < count)
+        guesses = tuple(guess for guess in self.guesses if guess.place < count)
         return Draft(self.tokens[:count], guesses, drawn, self.matchers[: len(drawn)])
+
+    def first(self, count: int) -> Draft:
+        """The draft of the first `count` guesses, with what is forced behind them."""
+        return self.cut(self.guesses[count].place) if count < len(self.guesses) else self
 
 
 class DraftWriter:
     """Writer of one draft.
 
     Args:
-        matcher: matcher of the row, copied, or None without a grammar.
+        matcher: matcher of the row, which is not moved, or None without a grammar.
         room: maximum number of tokens.
         jump: whether text that the grammar forces is appended as a whole, so that nothing is drawn within it.
 
@@ -79,8 +85,8 @@ class DraftWriter:
         or its matcher can't be copied."""
         forced: list[int] = []
         if self._matcher is not None:
-            matcher = self._matcher.copy()
-            if matcher is None or not _allows(matcher, token) or not matcher.accept(token):
+            matcher = self._matcher.copy() if _allows(self._matcher, token) else None
+            if matcher is None or not matcher.accept(token):
                 return []
             if self._jump and not matcher.finished:
                 forced = matcher.forced()

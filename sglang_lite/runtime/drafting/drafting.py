@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -75,52 +75,79 @@ class Drafting:
             return False
         return any(drafter.drafts(request) for drafter in self._drafters)
 
-    def draft(self, request: Request, known: Ints, room: int, tokens: int, expected: float) -> tuple[Draft, float]:
-        """Draft of a row, maybe empty, and the number of tokens that it is expected to save steps for.
+    def draft(self, request: Request, known: Ints, room: int, least: float) -> Draft:
+        """Draft of a row, maybe empty, as long as it may pay.
 
         Args:
             request: request of the row.
             known: all its tokens, prompt included.
             room: maximum number of tokens.
-            tokens: number of tokens of the step so far.
-            expected: number of tokens that it is expected to give.
+            least: smallest chance of a draft to be right as a whole.
         """
         self.observe(request, known)
-        matcher = request.output.matcher
-        start = None if matcher is None else matcher.copy()
-        drafts = request.params.speculation and request.processor is None and (matcher is None or start is not None)
-        writer = DraftWriter(start, room if drafts else 0, jump=self._jump and not request.params.scores_tokens)
+        drafts = request.params.speculation and request.processor is None
+        jump = self._jump and not request.params.scores_tokens
+        writer = DraftWriter(request.output.matcher, room if drafts else 0, jump=jump)
         text: list[int] = known[-TAIL:].tolist() if writer.is_open else []
         guessers = self._guessers(request, known) if writer.is_open else {}
         guesses: list[DraftedGuess] = []
-        likely, gain, luck = 1.0, 0.0, _luck(request.output.draft)
+        luck = _luck(request.output.draft)
         while writer.is_open and len(guesses) < self.most:
-            least = self.cost.least_chance(tokens + len(writer.tokens), expected + gain) / likely
-            written = self._append(writer, guesses, request, self._guesses(guessers, text), least / luck)
+            written = self._append(writer, guesses, request, self._guesses(guessers, text), luck, least)
             if not written:
                 break
-            likely *= min(guesses[-1].chance * luck, 1.0)
-            gain += likely
             text += written
-        return writer.draft(tuple(guesses)), gain
+        return writer.draft(tuple(guesses))
 
     def _append(
         self, writer: DraftWriter, guesses: list[DraftedGuess], request: Request,
-        found: list[tuple[float, str, Guess]], least: float,
+        found: list[tuple[float, str, Guess]], luck: float, least: float,
     ) -> list[int]:  # fmt: skip
-        """Appends the likeliest guess that may come, if its chance is at least `least`. Returns what was written."""
+        """Appends the likeliest guess that may come, if its chance is large enough. Returns what was written."""
+        before = guesses[-1].likely if guesses else 1.0
         for chance, name, (token, evidence) in found:
             if not 0 <= token < self._vocab_size or token in self._eos_ids or token in request.output.ends:
                 continue  # nothing may follow it
-            if chance < least:
-                record = self._records[name, evidence]
-                record.right, record.tried = record.right * _KEPT_UNTRIED, record.tried * _KEPT_UNTRIED
-                return []
-            index = len(writer.tokens)
+            guess = DraftedGuess(len(writer.tokens), name, evidence, chance, before * min(chance * luck, 1.0))
+            if guess.likely < least:
+                self._leave_out(guess)
+                break
             if written := writer.append(token):
-                guesses.append(DraftedGuess(index, name, evidence, chance))
+                guesses.append(guess)
                 return written
         return []
+
+    def worthwhile(self, drafts: Mapping[int, Draft], rows: int, tokens: int, budget: int) -> dict[int, Draft]:
+        """First parts of drafts with which a step is expected to give the most tokens a second.
+
+        Args:
+            drafts: drafts of a step, by id of their request.
+            rows: number of rows whose next token the step draws.
+            tokens: number of tokens of the step without drafts.
+            budget: maximum number of drafted tokens.
+        """
+        guesses: list[tuple[float, int, int]] = []  # chance, row, and number of tokens with those forced behind it
+        for of, draft in drafts.items():
+            ends = [*(guess.place for guess in draft.guesses[1:]), len(draft.tokens)]
+            guesses += [(guess.likely, of, end - guess.place) for guess, end in zip(draft.guesses, ends)]
+        guesses.sort(key=itemgetter(0), reverse=True)  # stable, so those of a row stay in order
+        expected, best, taken = float(rows), rows / self.cost.seconds(tokens), 0
+        for i, (likely, _, size) in enumerate(guesses, 1):
+            tokens, budget, expected = tokens + size, budget - size, expected + likely
+            if budget < 0:
+                break
+            if (rate := expected / self.cost.seconds(tokens)) >= best:
+                best, taken = rate, i
+        counts = Counter(of for _, of, _ in guesses[:taken])
+        for of, draft in drafts.items():
+            if counts[of] < len(draft.guesses):
+                self._leave_out(draft.guesses[counts[of]])
+        return {of: draft.first(counts[of]) for of, draft in drafts.items() if counts[of]}
+
+    def _leave_out(self, guess: DraftedGuess) -> None:
+        """Lets the evidence fade for which a guess was too unlikely, so that such guesses are tried again."""
+        record = self._records[guess.drafter, guess.evidence]
+        record.right, record.tried = record.right * _KEPT_UNTRIED, record.tried * _KEPT_UNTRIED
 
     def chance(self, drafter: str, evidence: int) -> float:
         """Share of a drafter's guesses of the same evidence that were right."""
@@ -134,13 +161,13 @@ class Drafting:
         matched = next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
         for guess in draft.guesses:
             self.counts[guess.drafter].drafted += 1
-            self.counts[guess.drafter].accepted += guess.index < matched
-            if guess.index <= matched and guess.index < len(came):
+            self.counts[guess.drafter].accepted += guess.place < matched
+            if guess.place <= matched and guess.place < len(came):
                 record = self._records[guess.drafter, guess.evidence]
-                record.right = record.right * _KEPT + (guess.index < matched)
+                record.right = record.right * _KEPT + (guess.place < matched)
                 record.tried = record.tried * _KEPT + 1
                 progress.hoped = progress.hoped * _KEPT_OF_ROW + guess.chance
-                progress.right = progress.right * _KEPT_OF_ROW + (guess.index < matched)
+                progress.right = progress.right * _KEPT_OF_ROW + (guess.place < matched)
         return matched
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -172,14 +199,19 @@ class Drafting:
         }
         return {drafter: guesser for drafter, guesser in made.items() if guesser is not None}
 
-    def _guesses(self, guessers: dict[Drafter, Guesser], text: Sequence[int]) -> list[tuple[float, str, Guess]]:
+    def _guesses(self, guessers: Mapping[Drafter, Guesser], text: Sequence[int]) -> list[tuple[float, str, Guess]]:
         """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""
         found: list[tuple[float, str, Guess]] = []
         for drafter, guesser in guessers.items():
-            guess = self._ask(drafter, partial(guesser, text))
+            try:
+                guess = guesser(text)
+            except Exception:  # as in `_ask`, which takes longer
+                self._turn_off(drafter)
+                continue
             if guess is not None:
                 found.append((self.chance(drafter.name, guess.evidence), drafter.name, guess))
-        found.sort(key=itemgetter(0), reverse=True)
+        if len(found) > 1:
+            found.sort(key=itemgetter(0), reverse=True)
         return found
 
     def _ask(self, drafter: Drafter, question: Callable[[], T]) -> T | None:
@@ -187,9 +219,13 @@ class Drafting:
         try:
             return question()
         except Exception:  # requests go on without it
-            logger.exception("the drafter %r failed, and is off from now on", drafter.name)
-            self._drafters = [other for other in self._drafters if other is not drafter]
+            self._turn_off(drafter)
             return None
+
+    def _turn_off(self, drafter: Drafter) -> None:
+        """Reports the exception that a drafter has raised, and asks it no more."""
+        logger.exception("the drafter %r failed, and is off from now on", drafter.name)
+        self._drafters = [other for other in self._drafters if other is not drafter]
 
 
 def _luck(progress: DraftProgress) -> float:
@@ -213,10 +249,10 @@ class StepCost:
         self._most = _MAX_TOKENS
 
     def set_measured(self, seconds: Mapping[int, float]) -> None:
-        """Takes over measured times of steps by numbers of tokens, more than one."""
+        """Takes over measured times of steps by numbers of tokens. Other steps take as long as the next larger one."""
         counts = sorted(seconds)
         times = np.maximum.accumulate([seconds[count] for count in counts])
-        self._measured, self._most = np.interp(np.arange(counts[-1] + 2), counts, times).tolist(), counts[-1]
+        self._measured, self._most = times[np.searchsorted(counts, np.arange(counts[-1] + 1))].tolist(), counts[-1]
         self._step = self._token = 0.0
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -239,15 +275,14 @@ class StepCost:
     def seconds(self, tokens: int) -> float:
         """Seconds of a step."""
         measured = self._measured[min(tokens, self._most)] if self._measured else 0.0
-        return measured + self._step + self._token * tokens
+        return max(measured + self._step + self._token * tokens, 1e-9)
 
-    def least_chance(self, tokens: int, expected: float) -> float:
-        """Chance of being right that one more drafted token needs, to add more to what the step is expected to give
-        than to its time.
+    def least_chance(self, tokens: int, rows: int) -> float:
+        """Chance of being right that a drafted token needs at least to pay, even where a larger step takes no longer
+        than measured.
 
         Args:
-            tokens: number of tokens of the step so far.
-            expected: number of tokens that it is expected to give.
+            tokens: number of tokens of the step without drafts.
+            rows: number of tokens that it gives.
         """
-        seconds = self.seconds(tokens)
-        return (self.seconds(tokens + 1) - seconds) * expected / max(seconds, 1e-9)
+        return self._token * rows / self.seconds(tokens)

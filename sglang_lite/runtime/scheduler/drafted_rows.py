@@ -89,7 +89,7 @@ class DraftedRows:
         budget = min(budget, max_drafted(len(length)))
         rows = (*decoding, *(request for request, _, end in chunks if end == length[request.slot]))
         tokens = len(decoding) + sum(end - start for _, start, end in chunks)
-        expected = float(len(rows))
+        least = self.drafting.cost.least_chance(tokens, len(rows))
         for request in rows:
             table, slot = self._store.table, request.slot
             room = min(int(table.limit[slot] - table.length[slot]) - 1, budget)
@@ -101,18 +101,19 @@ class DraftedRows:
             if progress.rest:
                 progress.rest -= 1
                 continue
-            known = table.tokens[slot, : table.length[slot]]
-            draft, gain = self.drafting.draft(request, known, room, tokens, expected)
-            draft = self._with_pages(slot, draft)
+            draft = self.drafting.draft(request, table.tokens[slot, : table.length[slot]], room, least)
             if (
                 progress.misses >= _MISSES
             ):  # to ask for what is not likely takes time, beside many rows more than it saves
                 progress.rest = min(1 << min(progress.misses - _MISSES, 6), len(rows) // 2)
             progress.misses += 1
-            if len(draft.tokens):
+            if draft.guesses:
                 drafts[request.id] = draft
-                budget, tokens, expected = budget - len(draft.tokens), tokens + len(draft.tokens), expected + gain
-        return drafts
+        if not drafts:
+            return {}
+        drafts = self.drafting.worthwhile(drafts, len(rows), tokens, budget)
+        written = ((r.id, self._with_pages(r.slot, drafts[r.id])) for r in rows if r.id in drafts)
+        return {of: draft for of, draft in written if len(draft.tokens)}
 
     def _with_pages(self, slot: int, draft: Draft) -> Draft:
         """Writes a draft behind the tokens of a slot, as far as there are free pages, and returns what is written."""
