@@ -40,6 +40,7 @@ from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.wire.limits import Limits
+from sglang_lite.wire.long_texts import KEEP
 
 logger = logging.getLogger("sglang_lite.server")
 R = TypeVar("R", bound=msgspec.Struct)
@@ -272,8 +273,11 @@ class Endpoint:
                     service.begin(key)
                 settings = service.settings
                 most = int(settings.max_body_mb * 2**20)
+                data = service.texts.whole(await read_bytes(request, most, settings.body_timeout_s), most)
+                if KEEP in request.headers:
+                    service.texts.keep(data)
                 call = HttpRequest(
-                    await read_bytes(request, most, settings.body_timeout_s),
+                    data,
                     request.path_params,
                     request.query_params,
                     request.headers,

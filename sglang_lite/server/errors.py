@@ -50,6 +50,10 @@ class TooLargeError(SglError):
     """Refusal of a request whose body is too large."""
 
 
+class UnknownTextError(SglError):
+    """Refusal of a request that names a text by its hash which the server doesn't have: the client then sends it."""
+
+
 class SlowRequestError(SglError):
     """Refusal of a request whose headers or body don't arrive in time."""
 
@@ -95,6 +99,7 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
     (NotServedError, ErrorStatus(501, "not_implemented_error", "invalid_request_error", "not_implemented")),
     (MethodError, ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
     (TooLargeError, ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large")),
+    (UnknownTextError, ErrorStatus(424, "invalid_request_error", "invalid_request_error", "unknown_text")),
     (SlowRequestError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
     (LongUrlError, ErrorStatus(414, "invalid_request_error", "request_too_large", "url_too_long")),
     (LargeHeadersError, ErrorStatus(431, "invalid_request_error", "request_too_large", "headers_too_large")),

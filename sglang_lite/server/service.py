@@ -24,6 +24,7 @@ from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
 from sglang_lite.server.conversation.addresses import ImageFetcher
 from sglang_lite.server.errors import NotFoundError, RateLimitError
+from sglang_lite.server.known_texts import KnownTexts
 from sglang_lite.server.quotas import Quotas
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import ReaderPool
@@ -54,6 +55,7 @@ class Service:
         async_engine: asynchronous form of the engine, on the event loop that created the service.
         started: Unix time of the start.
         stored: stored responses.
+        texts: long schemas that clients name by their hash.
         sessions: open sessions of the native protocol.
         programs: open programs by id; their type is private to programs/program.py.
         reader_pool: processes that read large bodies.
@@ -68,6 +70,7 @@ class Service:
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
+        self.texts = KnownTexts()
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.images = ImageFetcher(settings, lambda prompt: engine.core.builder.check_images(prompt))

@@ -35,11 +35,14 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.wire.long_texts import KEEP, named
 
 MAX_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _CONNECT_S = 10.0
+_JSON = {"Content-Type": "application/json"}
+_UNKNOWN_TEXT = 424  # status of a request that names a schema by its hash which the server doesn't have
 _LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
 
 
@@ -131,6 +134,7 @@ class ServerClient:
 
     Attributes:
         url, timeout_s, retries: as given.
+        names_texts: whether the server keeps long schemas, which are then sent once.
         closings: number of times that the connections were closed.
 
     Raises:
@@ -142,6 +146,7 @@ class ServerClient:
     ) -> None:
         parts = address(url)
         self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
+        self.names_texts = False
         self._key = api_key
         self._settings: dict[str, Any] = {
             "base_url": self.url,
@@ -216,7 +221,11 @@ class ServerClient:
         while True:
             try:
                 with self._translating_errors():
-                    response = await self._client().post(path, json=body, headers=trace_headers())
+                    for content, more in self._attempts(body):
+                        headers = {**_JSON, **trace_headers(), **more}
+                        response = await self._client().post(path, content=content, headers=headers)
+                        if response.status_code != _UNKNOWN_TEXT:
+                            break
                 if response.status_code >= 400:
                     raise self._response_error(response.status_code, response.content, response.headers)
                 return self._json(response.content)
@@ -266,14 +275,26 @@ class ServerClient:
         """
         headers = trace_headers() if headers is None else headers
         with self._translating_errors():
-            async with self._client().stream("POST", path, json=body, headers=headers) as response:
-                if response.status_code >= 400:
-                    raise self._response_error(response.status_code, await response.aread(), response.headers)
-                if began is not None:
-                    began(response.headers)
-                async with contextlib.aclosing(response.aiter_bytes()) as pieces:
-                    async for piece in pieces:
-                        yield piece
+            for content, more in self._attempts(body):
+                sent = {**_JSON, **headers, **more}
+                async with self._client().stream("POST", path, content=content, headers=sent) as response:
+                    if response.status_code == _UNKNOWN_TEXT and not more:
+                        continue
+                    if response.status_code >= 400:
+                        raise self._response_error(response.status_code, await response.aread(), response.headers)
+                    if began is not None:
+                        began(response.headers)
+                    async with contextlib.aclosing(response.aiter_bytes()) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                    return
+
+    def _attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
+        """JSON of a body and headers to send with it: first with the hashes of long schemas, if the server may know
+        them, and last the whole."""
+        whole = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        short = named(whole) if self.names_texts else whole
+        return [(short, {}), *([] if short == whole else [(whole, {KEEP: "1"})])]
 
     def broken_off(self) -> LostConnectionError:
         """Error for a stream that ended before its answer was complete."""

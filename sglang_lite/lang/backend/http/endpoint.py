@@ -98,6 +98,7 @@ class RuntimeEndpoint(Backend):
         info = self._server_info()
         ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
         self._own_info: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
+        self._server.names_texts = bool(self._own_info.get("named_texts"))
         # A gateway that answers /server_info by itself (sglang-router) forwards only fields that it knows, except in
         # /v1/completions: there nodes are sent as programs.
         self._behind_gateway = bool(self._own_info) and "sglang_lite" not in info

@@ -1,0 +1,47 @@
+"""Long schemas that clients have sent, such as those with documents to quote from: later bodies name them."""
+
+from __future__ import annotations
+
+from sglang_lite.constraints.memo import BoundedCache
+from sglang_lite.server.errors import TooLargeError, UnknownTextError
+from sglang_lite.wire.long_texts import long_texts, names_in, with_texts
+
+KNOWN_BYTES = 64 << 20  # schemas that are kept; those that were used least recently go first
+
+
+class KnownTexts:
+    """Long schemas by their hash."""
+
+    def __init__(self) -> None:
+        self._texts = BoundedCache(KNOWN_BYTES)
+
+    def keep(self, body: bytes) -> None:
+        """Keeps the long schemas of a body."""
+        for digest, text in long_texts(body):
+            self._texts.put(digest, text, len(text))
+
+    def whole(self, body: bytes, most: int) -> bytes:
+        """Body with the schemas that it names.
+
+        Args:
+            most: maximum size of the result in bytes.
+
+        Raises:
+            UnknownTextError: a schema is not known, or no longer.
+            TooLargeError: the result is too large.
+        """
+        names = names_in(body)
+        if not names:
+            return body
+        texts: dict[bytes, bytes] = {}
+        for name in set(names):
+            found = self._texts.get(name)
+            if found is None:
+                raise UnknownTextError("the schema that the body names by its hash is not known.", hint="Send it.")
+            texts[name] = found[0]
+        if len(body) + sum(len(texts[name]) for name in names) > most:
+            raise TooLargeError(
+                f"the body is larger than {most:,} bytes with the schemas that it names.",
+                hint="Send less, or raise max_body_mb.",
+            )
+        return with_texts(body, texts)

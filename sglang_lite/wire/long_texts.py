@@ -1,0 +1,43 @@
+"""Long schemas in the JSON of a body: a client sends one once, and names it by its hash from then on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+LONG = 1 << 16  # bytes of a schema's JSON, from which on it is named
+KEEP = "x-keep-texts"  # header of a body whose long schemas the server is to keep
+# Inside of a string a quotation mark has a backslash before it, so these are members of objects.
+_SCHEMA = re.compile(rb'"schema":("(?:[^"\\]++|\\.)*+")', re.DOTALL)
+_NAMED = re.compile(rb'\{"\$sha256":"([0-9a-f]{64})"\}')
+
+
+def named(body: bytes) -> bytes:
+    """Body in which each long schema is `{"$sha256":"…"}`, the hash of its JSON."""
+    if len(body) < LONG:
+        return body
+    return _SCHEMA.sub(
+        lambda found: found[0] if len(found[1]) < LONG else b'"schema":{"$sha256":"%s"}' % _digest(found[1]), body
+    )
+
+
+def long_texts(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The hash and the JSON of each long schema of a body."""
+    for found in _SCHEMA.finditer(body):
+        if len(found[1]) >= LONG:
+            yield _digest(found[1]), found[1]
+
+
+def names_in(body: bytes) -> list[bytes]:
+    """Hashes that a body names."""
+    return _NAMED.findall(body) if b'"$sha256"' in body else []
+
+
+def with_texts(body: bytes, texts: dict[bytes, bytes]) -> bytes:
+    """Body with the JSON of its schemas in place of their hashes."""
+    return _NAMED.sub(lambda found: texts[found[1]], body)
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
