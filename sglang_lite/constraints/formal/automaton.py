@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Set
 from copy import copy
 from functools import partial
+from itertools import compress
 from typing import TypeAlias
 
 from sglang_lite.constraints.formal.charsets import LAST, SURROGATES, has_surrogates
@@ -55,6 +56,7 @@ class Automaton:
 
     Attributes:
         classes: numbers of the character classes, surrogates excluded.
+        sources: texts whose substrings are in the nodes, as far as they were reached.
         starts: start state of each node.
     """
 
@@ -66,7 +68,7 @@ class Automaton:
         self.classes = [c for c in range(every.bit_length()) if every >> c & 1]
         surrogates = bisect_right(self._bounds, SURROGATES[0]) - 1
         self._class_of[surrogates] = _NO_CLASS
-        self._sources: list[Substring] = []  # texts whose substrings are in the nodes
+        self.sources: list[Substring] = []
         self._begin()
         self.starts = [self._terms.as_written(partial(folded, node, self._state)) for node in nodes]
 
@@ -223,9 +225,9 @@ class Automaton:
                     )
                 return state
             case Substring(_, cuts):
-                if node not in self._sources:
-                    self._sources.append(node)
-                return self._in_source(self._sources.index(node), [i for i, cut in enumerate(cuts) if cut])
+                if node not in self.sources:
+                    self.sources.append(node)
+                return self._in_source(self.sources.index(node), list(compress(range(len(cuts)), cuts)))
             case Multiple(divisor):
                 return terms.term("multiple", divisor, 0, nullable=True)
             case Ref(name):
@@ -246,9 +248,7 @@ class Automaton:
 
     def _in_source(self, source: int, offsets: list[int]) -> State:
         """State of the texts that lead from some indexes of a source to one of its cuts."""
-        found = self._sources[source]
-        if offsets == [len(found.text)]:
-            return DONE
+        found = self.sources[source]
         self._offsets += len(offsets)
         nullable = any(found.cuts[i] for i in offsets)
         return self._terms.term("source", source, tuple(offsets), nullable=nullable)
@@ -257,7 +257,7 @@ class Automaton:
         steps = self._source_steps.get(state)
         if steps is None:
             _, source, offsets = self._terms[state]
-            text, after = self._sources[source].text, dict[str, list[int]]()
+            text, after = self.sources[source].text, dict[str, list[int]]()
             for i in offsets:
                 if i < len(text):
                     after.setdefault(text[i], []).append(i + 1)

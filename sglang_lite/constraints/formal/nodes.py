@@ -115,10 +115,12 @@ class Substring:
     Attributes:
         text: the text, which is not empty.
         cuts: for each index of the text, its end included, 1 if a piece may begin or end there, and else 0.
+        superset: simple language that has all these texts, with which engines are quicker; None if there is none.
     """
 
     text: str
     cuts: bytes
+    superset: Node | None = None
     refers: ClassVar[bool] = False
 
     @property

@@ -7,9 +7,10 @@ and begins with a character that is not blank, so that it is never empty.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import regex
@@ -30,7 +31,6 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     optional,
     repeat,
-    substring,
 )
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
@@ -50,9 +50,16 @@ _MEMBERS = {"sources", "by", "min_words"}
 _LETTER = r"[[\w\p{M}]--[\p{Variation_Selector}\u200D]]"
 _WORD = regex.compile(rf"(?V1){_LETTER}+")
 # A line end of two characters, and an emoji of several, are one piece.
-_PIECE, _ASCII_PIECE = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X"), re.compile(r"\w+|\r\n|\W")
-_BLANK = charsets.singles("".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B),
-                                            0x2028, 0x2029, 0x202F, 0x205F, 0x3000))))  # fmt: skip
+_PIECE, _OTHER_LETTER = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X"), re.compile(r"[^\W\x00-\x7F]")
+# Translations of ASCII to 1 for letters, carriage returns, line feeds, and all characters, and to 0 for others.
+_KINDS = [
+    bytes(chr(code) in kind for code in range(256))
+    for kind in (f"{string.ascii_letters}{string.digits}_", "\r", "\n", [*map(chr, range(256))])
+]
+_ALONE = regex.compile(r"\p{Grapheme_Cluster_Break=Other}")  # a character that is not joined to others
+BLANK = CharSet(charsets.singles("".join(map(chr, (
+    *range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000,
+)))))  # fmt: skip
 
 
 class QuoteLocation(NamedTuple):
@@ -86,8 +93,8 @@ class Quote:
     @cached_property
     def node(self) -> Node:
         """Language of the quotes."""
-        pieces = [_pieces(text) if self.by == "words" else list(text) for text in self.sources]
-        count = sum(map(len, pieces))
+        sources = [Substring(text, _cuts(text, self.by)) for text in self.sources]
+        count = sum(each.cuts.count(1) - 1 for each in sources)
         if self.min_words * count > MAX_COUNTED:
             raise ConstraintError(
                 f"quote: min_words={self.min_words} of documents of {count:,} words and other characters takes too "
@@ -95,7 +102,7 @@ class Quote:
                 hint="Quote from the passages that matter, or set a smaller min_words.",
             )
         # What is excluded ends after a few characters, and costs an engine nothing from there on.
-        excluded = [EMPTY, concat(CharSet(_BLANK), ANY_TEXT)]
+        excluded = [EMPTY, concat(BLANK, ANY_TEXT)]
         if self.min_words:
             letters = charsets.singles("".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c)))
             word, others = Repeat(CharSet(letters), 1, None), Repeat(CharSet(charsets.complement(letters)), 1, None)
@@ -103,7 +110,7 @@ class Quote:
             if self.min_words > 1:
                 fewer.append(concat(repeat(concat(word, others), 0, self.min_words - 2), word))
             excluded.append(concat(optional(others), alternation(fewer)))
-        return Intersection((alternation(map(substring, pieces)), Complement(alternation(excluded))))
+        return Intersection((alternation(sources), Complement(alternation(excluded))))
 
     def checked(self, text: str) -> str:
         """Returns a quote.
@@ -239,9 +246,30 @@ def _quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
     return Quote(sources, by, min_words)
 
 
-def _pieces(text: str) -> list[str]:
-    found: list[str] = (_ASCII_PIECE if text.isascii() else _PIECE).findall(text)
-    return found
+def _cuts(text: str, by: Literal["words", "chars"]) -> bytes:
+    """For each index of a document, its end included, 1 if a piece begins or ends there, and else 0."""
+    if by == "words" and all(map(_is_simple, set(text))):
+        return _simple_cuts(text)
+    cuts = bytearray(b"\1") * (len(text) + 1)
+    if by == "words":
+        for found in _PIECE.finditer(text):
+            start, end = found.span()
+            cuts[start + 1 : end] = bytes(end - start - 1)
+    return bytes(cuts)
+
+
+def _simple_cuts(text: str) -> bytes:
+    """Cuts by words if only letters and line ends are joined: a tenth of the time, as integers have all characters."""
+    data = _OTHER_LETTER.sub("a", text).encode("ascii", "replace")
+    letters, returns, feeds, ones = (int.from_bytes(data.translate(kind), "big") for kind in _KINDS)
+    joined = (letters >> 8 & letters) | (returns >> 8 & feeds)
+    return (ones ^ joined).to_bytes(len(data), "big") + b"\1"
+
+
+@lru_cache(maxsize=4096)
+def _is_simple(char: str) -> bool:
+    """True if a character is joined to others only if both are letters for `re`, too, or a line's end."""
+    return char.isascii() or (_ALONE.match(char) is not None and (_WORD.match(char) is not None) == char.isalnum())
 
 
 def _check(quote: Quote) -> None:

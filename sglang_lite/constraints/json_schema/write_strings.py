@@ -100,7 +100,7 @@ def _options(nodes: list[Node]) -> list[Node]:
 def _written(node: Node) -> Node:
     match node:
         case CharSet():
-            return _character(node)
+            return character(node)
         case LiteralText(text):
             return LiteralText(_JSON(text)[1:-1])
         case Substring():
@@ -118,11 +118,12 @@ def _written_substring(node: Substring) -> Substring:
         texts += node.text[at : match.start()], escape
         cuts += node.cuts[at : match.end()], bytes(len(escape) - 1)
         at = match.end()
-    return Substring("".join((*texts, node.text[at:])), b"".join((*cuts, node.cuts[at:])))
+    return Substring("".join((*texts, node.text[at:])), b"".join((*cuts, node.cuts[at:])), _ANY_CHARACTERS)
 
 
 @lru_cache(maxsize=1024)
-def _character(characters: CharSet) -> Node:
+def character(characters: CharSet) -> Node:
+    """A character of a set, as written."""
     if characters == ANY_CHAR:
         return _ANY_CHARACTER
     escapes = [literal(text) for code, text in _ESCAPED.items() if any(a <= code <= b for a, b in characters.ranges)]

@@ -306,7 +306,7 @@ class LanguageEndings:
         state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
         return None if state is None else replace(self, start=state)
 
-    def _known(self, place: Place) -> tuple[LanguageStates, LanguageCompletions, State] | None:
+    def known(self, place: Place) -> tuple[LanguageStates, LanguageCompletions, State] | None:
         """The states and completions, and the state there; None if there are too many."""
         made = self.language.made()
         if made is None:
@@ -317,7 +317,7 @@ class LanguageEndings:
         return (*made, state if states is made[0] else made[0].adopt(state, states))
 
     def after(self, state: Place, token: int) -> Place | None:
-        found = self._known(state)
+        found = self.known(state)
         after = None if found is None else found[0].after_drawn(found[2], token)
         return None if after is None or found is None else (after, found[0])
 
@@ -328,25 +328,25 @@ class LanguageEndings:
         if state == _START:
             spelled = None if self.language.shortest is None else self.spell(self.language.shortest)
             return UNKNOWN if spelled is None else len(spelled)
-        found = self._known(state)
+        found = self.known(state)
         return UNKNOWN if found is None else found[1].count(found[2])
 
     def text(self, state: Place) -> bytes | None:
         if state == _START:
             return self.language.shortest
-        found = self._known(state)
+        found = self.known(state)
         return None if found is None else found[1].text(found[2])
 
     def advance(self, state: Place, text: bytes) -> Place | None:
         place: Place | None = state
         for start in range(0, len(text) or 1, PIECE):  # in pieces, as a long text may need too many states
-            found = None if place is None else self._known(place)
+            found = None if place is None else self.known(place)
             at = None if found is None else found[0].advance(found[2], text[start : start + PIECE])
             place = None if at is None or found is None else (at, found[0])
         return place
 
     def characters(self, state: Place) -> Iterable[tuple[str, Place]]:
-        found = self._known(state)
+        found = self.known(state)
         return [] if found is None else [(char, (at, found[0])) for char, at in found[1].characters(found[2])]
 
     def spell(self, text: bytes) -> list[int] | None:
@@ -355,11 +355,11 @@ class LanguageEndings:
     def within(self, state: Place, limit: int) -> list[int] | None:
         if state == _START and self.count(state) <= limit:
             return None if self.language.shortest is None else self.spell(self.language.shortest)
-        found = self._known(state)
+        found = self.known(state)
         return None if found is None else found[1].within(found[2], limit)
 
     def fewest(self, state: Place) -> int | None:
         if state == _START:
             return self.language.fewest
-        found = self._known(state)
+        found = self.known(state)
         return None if found is None else found[1].fewest(found[2])

@@ -20,6 +20,7 @@ from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.nodes import Language, substrings
 from sglang_lite.constraints.formal.shortest_texts import LongestRest, ShortestTexts
+from sglang_lite.constraints.json_schema.any_strings import with_any_strings
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
@@ -30,6 +31,7 @@ from sglang_lite.runtime.structured_output.language_endings import CompletedLang
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.own_classes import unpickled
+from sglang_lite.runtime.structured_output.quotes import QuoteGrammar, QuoteTokens
 from sglang_lite.runtime.structured_output.token_texts import TokenTexts
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
 
@@ -57,6 +59,7 @@ MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
+LONG_SOURCES = 20_000  # characters of documents, from which on llguidance does not compile them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Prepared:
         shortest: shortest text of the language, or None if none is known.
         rest: longest of the shortest completions from all places: the fields of a LongestRest.
         sources: texts that parts of its texts are copied from.
+        strings: grammar in which any string may stand for a quote, if the sources are long: `text` is then empty.
         parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
@@ -80,6 +84,7 @@ class Prepared:
     shortest: str | None
     rest: tuple[float, bool]
     sources: tuple[str, ...] = ()
+    strings: Prepared | None = None
     parser_bytes: int = 0
 
 
@@ -150,15 +155,12 @@ class LlguidanceMatcher:
         return id(self) if self.states is None or self.state is None else (id(self.states), self.state)
 
     def cached_mask(self) -> Mask | None:
-        mask = self._current_mask()
-        if mask is not None and self.states is not None:
-            self.states.hits += 1
-        return mask
-
-    def _current_mask(self) -> Mask | None:
         if self.states is None or self.state is None:
             return self._mask
-        return self.states.masks.get(self.state)
+        mask = self.states.masks.get(self.state)
+        if mask is not None:
+            self.states.hits += 1
+        return mask
 
     def set_mask(self, mask: Mask) -> None:
         if self.states is None or self.state is None:
@@ -175,8 +177,9 @@ class LlguidanceMatcher:
         return copied
 
     def accept(self, token: int) -> bool:
-        mask, self._mask, self._last = self._current_mask(), None, token
+        self._mask, self._last = None, token
         if self.states is not None and self.state is not None:
+            mask = self.states.masks.get(self.state)
             self.state = self.states.after(self.state, token) if self.states.worth_tracking else None
             if self.state is not None and mask is not None and mask[token >> 5] >> (token & 31) & 1:
                 self._unconsumed.append(token)
@@ -283,7 +286,7 @@ class LlguidanceGrammar:
     def combinable(self) -> LlguidanceGrammar:
         """Returns the grammar without forced tokens, as forced text would allow only the tokenizer's own split."""
         if self._combinable is None:
-            self._combinable = self._engine.load(_unforced(self._prepared))
+            self._combinable = self._engine.load_text(_unforced(self._prepared))
         return self._combinable
 
     def endings(self) -> LanguageEndings | None:
@@ -336,19 +339,38 @@ class LlguidanceEngine:
         tokens: list[int] = self._tokenizer.tokenize_bytes(text)
         return tokens if self._tokenizer.decode_bytes(tokens) == text else None
 
-    def compile(self, constraint: Constraint) -> LlguidanceGrammar:
+    @cached_property
+    def quote_tokens(self) -> QuoteTokens:
+        return QuoteTokens(self._token_bytes or (), self._special, self.vocab_size)
+
+    def compile(self, constraint: Constraint) -> LlguidanceGrammar | QuoteGrammar:
         return self.load(_prepared(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
         """Prepares a constraint, and compiles it and computes a mask as a test: the engine's fuel limits both."""
-        prepared = _prepared(constraint)
+        return self._tried(_prepared(constraint))
+
+    def _tried(self, prepared: Prepared) -> Prepared:
+        pickled = replace(prepared, language=pickle.dumps(prepared.language, protocol=5))
+        if prepared.strings is not None:
+            return replace(pickled, strings=self._tried(prepared.strings))
         before = allocated()
-        loaded = self.load(prepared)
+        loaded = self.load_text(prepared)
         grown = allocated() - before  # accurate, as nothing else runs in a worker
         del loaded
-        return replace(prepared, language=pickle.dumps(prepared.language, protocol=5), parser_bytes=max(grown, 0))
+        return replace(pickled, parser_bytes=max(grown, 0))
 
-    def load(self, prepared: Prepared) -> LlguidanceGrammar:
+    def load(self, prepared: Prepared) -> LlguidanceGrammar | QuoteGrammar:
+        if prepared.strings is None:
+            return self.load_text(prepared)
+        endings = self.endings(prepared)
+        if endings is None or endings.language.made() is None:
+            return self.load_text(_of(_unpacked(prepared.language)))
+        strings = self.load_text(prepared.strings)
+        return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
+
+    def load_text(self, prepared: Prepared) -> LlguidanceGrammar:
+        """Loads a grammar whose text llguidance knows in full. Raises as `load`."""
         began = time.perf_counter()
         start = self.parser(prepared.text)
         quick = time.perf_counter() - began < _QUICK
@@ -379,19 +401,19 @@ class LlguidanceEngine:
         self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
         return states
 
-    def endings(self, prepared: Prepared, first: Mask) -> LanguageEndings | None:
+    def endings(self, prepared: Prepared, first: Mask | None = None) -> LanguageEndings | None:
         """Returns endings of the texts of a grammar, or None if the model's tokens have no text.
 
         Args:
             prepared: prepared form of the grammar.
-            first: mask of the start.
+            first: mask of the start, if the states of the masks may be used; None for states of the endings' own.
         """
         if self._token_bytes is None:
             return None
         shortest = None if prepared.shortest is None else prepared.shortest.encode()
 
         def make_states() -> LanguageStates | None:
-            return self.states(prepared, first) or self.new_states(prepared)
+            return (None if first is None else self.states(prepared, first)) or self.new_states(prepared)
 
         return LanguageEndings(
             CompletedLanguage(
@@ -419,11 +441,20 @@ class LlguidanceEngine:
 
 def _prepared(constraint: Constraint) -> Prepared:
     language = language_of(constraint)
+    strings = None
+    if language.size > LONG_SOURCES and sum(len(each.text) for each in substrings(language)) > LONG_SOURCES:
+        strings = with_any_strings(language)
+    return _of(language, None if strings is None else _of(strings))
+
+
+def _of(language: Language, strings: Prepared | None = None) -> Prepared:
     shortest = ShortestTexts(language.rules)
-    text = byte_matcher.grammar_text(language, shortest.longest_forced)
-    sources = sorted(each.text for each in substrings(language)) if byte_matcher.substring_characters(text) else ()
+    text = "" if strings is not None else byte_matcher.grammar_text(language, shortest.longest_forced)
+    copies = strings is not None or byte_matcher.substring_characters(text)
+    sources = tuple(sorted(each.text for each in substrings(language))) if copies else ()
     length, nests = shortest.longest_rest
-    return Prepared(text, language, shortest.lengths, shortest.text(language.start), (length, nests), tuple(sources))
+    least = shortest.text(language.start)
+    return Prepared(text, language, shortest.lengths, least, (length, nests), sources, strings)
 
 
 def _unpacked(language: Language | bytes) -> Language:

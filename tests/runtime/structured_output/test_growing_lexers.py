@@ -28,7 +28,7 @@ def written(grammar, engine, text):
 def test_of_a_long_document(engine, monkeypatch):
     monkeypatch.setattr(llguidance, "MAX_GROWN", 1_000_000)
     made = LlguidanceEngine(engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids))
-    constraint = value_type(Annotated[str, sgl.quote(" ".join(WORDS))]).constraint
+    constraint = value_type(Annotated[str, sgl.quote(" ".join(WORDS), min_words=2)]).constraint
     assert constraint is not None
     grammar = made.compile(constraint)
     before = grammar.size

@@ -1,0 +1,35 @@
+"""Places in the sources of an automaton from which a text is being copied."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.terms import State
+
+Copied: TypeAlias = "tuple[int, tuple[int, ...]]"  # number of a source, and indexes of its text
+
+
+def copied(automaton: Automaton, state: State) -> list[Copied]:
+    """Indexes that a text may have reached in each source that it is copied from; empty if it is not copied."""
+    kind, *rest = automaton.term(state)
+    match kind:
+        case "source":
+            return [(rest[0], rest[1])]
+        case ".":
+            return copied(automaton, rest[0])
+        case "|":
+            return [each for part in rest for each in copied(automaton, part)]
+        case "&":
+            return [_continued(automaton, state, each) for part in rest for each in copied(automaton, part)]
+    return []
+
+
+def _continued(automaton: Automaton, state: State, found: Copied) -> Copied:
+    """Indexes with which an intersection can continue by a character."""
+    source, indexes = found
+    text, continued = automaton.sources[source].text, set[int]()
+    for char in {text[i] for i in indexes if i < len(text)}:
+        after = copied(automaton, automaton.step(state, automaton.class_of(char)))
+        continued.update(i for number, reached in after if number == source for i in reached)
+    return source, tuple(i for i in indexes if i + 1 in continued)

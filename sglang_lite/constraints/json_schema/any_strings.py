@@ -1,0 +1,110 @@
+"""Languages of JSON in which any string may stand for a quote.
+
+An engine takes long for the substrings of a long document, and little for any string. What it then allows too much has
+to be refused where the text is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.copies import copied
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    Alternation,
+    Complement,
+    Concat,
+    Intersection,
+    Language,
+    Node,
+    Substring,
+    alternation,
+    children,
+    concat,
+    mapped,
+    references,
+)
+from sglang_lite.constraints.formal.terms import DEAD
+from sglang_lite.constraints.json_schema.quotes import BLANK
+from sglang_lite.constraints.json_schema.write_strings import character
+from sglang_lite.protocol import ConstraintError
+
+_COMPARED = 64  # beginnings of two alternatives that are compared
+
+
+def with_any_strings(language: Language) -> Language | None:
+    """Language in which each quote may be any string that begins like one.
+
+    None if a text could begin with a string that is no quote and still be in the language of any strings: in strings
+    that have other demands beside, such as a number of words, and where a text need not have a quote in the same place.
+    """
+    try:
+        rules = {name: _widened(body) for name, body in language.rules.items()}
+        quoting = {name for name, body in rules.items() if body is not language.rules[name]}
+        while more := {name for name, body in rules.items() if name not in quoting and references(body) & quoting}:
+            quoting |= more
+        apart = all(_are_apart(each, language.rules) for name in quoting for each in _choices(rules[name], quoting))
+    except (_NarrowedError, ConstraintError, RecursionError):
+        return None
+    return Language(language.start, rules, language.sealed) if apart else None
+
+
+class _NarrowedError(Exception):
+    """Raised where a quote has other demands."""
+
+
+def _widened(node: Node) -> Node:
+    match node:
+        case Intersection((Concat((before, inner, after)), outside)) if outside == _no_quotes(before, after):
+            if (superset := _superset(inner)) is not None:
+                return Intersection((concat(before, superset, after), outside))
+        case Substring():
+            raise _NarrowedError
+    below = children(node)
+    found = [_widened(each) for each in below]
+    if all(new is old for new, old in zip(found, below)):
+        return node
+    if isinstance(node, Intersection | Complement):
+        raise _NarrowedError
+    parts = iter(found)
+    return mapped(node, lambda _: next(parts))
+
+
+def _superset(node: Node) -> Node | None:
+    """Superset of a quote's texts, or None if a node is no quote."""
+    options = node.options if isinstance(node, Alternation) else (node,)
+    found = {option.superset if isinstance(option, Substring) else None for option in options}
+    return found.pop() if len(found) == 1 else None
+
+
+def _no_quotes(before: Node, after: Node) -> Node:
+    """Texts that are no quote: the empty one is excluded, and those that begin with a blank."""
+    return Complement(alternation([concat(before, after), concat(before, character(BLANK), ANY_TEXT)]))
+
+
+def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
+    """Alternatives of which some lead to a quote."""
+    stack = [body]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Alternation) and references(node) & quoting:
+            yield node.options
+        stack += [child for child in children(node) if child.refers]
+
+
+def _are_apart(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
+    """True if a text shows which of some alternatives it is in before it has a quote."""
+    automaton = Automaton(*options, rules=rules)
+    pairs = list(combinations(automaton.starts, 2))
+    seen = set(pairs)
+    for pair in pairs:
+        if len(seen) > _COMPARED or any(automaton.accepting(each) or copied(automaton, each) for each in pair):
+            return False
+        for symbol in automaton.classes:
+            after = automaton.step(pair[0], symbol), automaton.step(pair[1], symbol)
+            if DEAD not in after and after not in seen:
+                seen.add(after)
+                pairs.append(after)
+    return True

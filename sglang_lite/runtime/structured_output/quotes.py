@@ -1,0 +1,316 @@
+"""Grammars of JSON with quotes from long documents.
+
+llguidance follows a text in which any string may stand for a quote, and its masks are narrowed here: inside a quote, to
+the tokens that continue it in a document, at the places to which the text so far leads. The states of the language know
+these places.
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from bisect import bisect_right
+from collections.abc import Container, Hashable, Iterable, Sequence
+from copy import copy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.constraints.formal.copies import Copied, copied
+from sglang_lite.constraints.formal.nodes import Substring
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, next_mask
+from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, Place
+from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
+from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of, without
+
+_QUOTE = ord('"')
+_MANY = 64  # places in documents, from which on a mask is kept
+_KEPT_BYTES = 16 << 20  # of masks
+
+
+class QuoteTokens:
+    """Tokens of a vocabulary as parts of quotes.
+
+    Args:
+        token_bytes: bytes of each token.
+        special: tokens that have no text.
+        size: number of tokens of a mask.
+
+    Attributes:
+        token_bytes, size: the arguments of these names.
+        opening: mask of the tokens that begin with a quotation mark.
+        passing: mask of the tokens with a quotation mark that is not their end: a quote may begin in them.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], special: Container[int], size: int) -> None:
+        self.token_bytes, self.size = token_bytes, size
+        texts = [(b"" if token in special else text) for token, text in enumerate(token_bytes)]
+        whole: dict[bytes, list[int]] = {}
+        self._closing: dict[bytes, list[int]] = {}  # tokens by a text before a quotation mark in them
+        for token, text in enumerate(texts):
+            if text:
+                whole.setdefault(text, []).append(token)
+            for at, byte in enumerate(text):
+                if byte == _QUOTE:
+                    self._closing.setdefault(text[:at], []).append(token)
+        self.opening = mask_of(self._closing.pop(b"", []), size)
+        self.passing = mask_of((token for token, text in enumerate(texts) if _QUOTE in text[:-1]), size)
+        self._longest, self._longest_closing = (max(map(len, each), default=0) for each in (whole, self._closing))
+        self._before_closing = {text[:1] for text in self._closing}
+        self._special = frozenset(token for token, text in enumerate(texts) if not text)
+        self._texts = sorted(whole)
+        self._tokens = [whole[text] for text in self._texts]
+        self._shorter: list[int] = []  # index of the longest other text that each one begins with, or -1
+        for index, text in enumerate(self._texts):
+            shorter = index - 1
+            while shorter >= 0 and not text.startswith(self._texts[shorter]):
+                shorter = self._shorter[shorter]
+            self._shorter.append(shorter)
+
+    def has_text(self, token: int) -> bool:
+        return token < len(self.token_bytes) and token not in self._special
+
+    def continuing(self, document: SourceBytes, places: Iterable[int]) -> set[int]:
+        """Tokens that continue a document from some places in it, indexes of its bytes, and those that end a quote."""
+        text, cuts, texts = document.text, document.cuts, self._texts
+        known, closing = set[int](), set[bytes]()
+        for at in places:
+            following = text[at : at + self._longest]
+            index = bisect_right(texts, following) - 1  # all texts that this one begins with are in its chain
+            while index >= 0 and index not in known:
+                if following.startswith(texts[index]):
+                    known.add(index)
+                index = self._shorter[index]
+            last = at + self._longest_closing + 1
+            end = cuts.find(1, at + 1, last) if text[at : at + 1] in self._before_closing else -1
+            while end >= 0:
+                closing.add(text[at:end])
+                end = cuts.find(1, end + 1, last)
+        found = {token for index in known for token in self._tokens[index]}
+        return found.union(*(self._closing[each] for each in closing & self._closing.keys()))
+
+
+class SourceBytes:
+    """SourceBytes in bytes.
+
+    Args:
+        source: its text as written in JSON.
+
+    Attributes:
+        text: the text.
+        cuts: for each index of the bytes, their end included, 1 if a quote may begin or end there, and else 0.
+        starts: index of the bytes at which each character begins.
+    """
+
+    def __init__(self, source: Substring) -> None:
+        self.text, self.cuts = source.text.encode(), source.cuts
+        self.starts: Sequence[int] = range(len(source.text) + 1)
+        if len(self.text) > len(source.text):
+            codes = np.frombuffer(source.text.encode("utf-32-le"), np.uint32)
+            lengths = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF).astype(np.int64)
+            starts = np.concatenate(([0], np.cumsum(lengths)))
+            self.starts = array("Q", starts.astype(np.uint64).tobytes())  # whose items are ints, quicker than numpy's
+            cuts = np.zeros(len(self.text) + 1, np.uint8)
+            cuts[starts] = np.frombuffer(source.cuts, np.uint8)
+            self.cuts = cuts.tobytes()
+
+
+class QuoteGrammar:
+    """Grammar of JSON with quotes. Makes the masks of its matchers, too.
+
+    Args:
+        strings: grammar in which any string may stand for a quote.
+        maker: maker of its masks.
+        endings: endings of the grammar, whose states are made.
+        tokens: tokens of the vocabulary.
+        sources: documents.
+    """
+
+    def __init__(
+        self,
+        strings: CompiledGrammar,
+        maker: MaskMaker,
+        endings: LanguageEndings,
+        tokens: QuoteTokens,
+        sources: Sequence[str],
+    ) -> None:
+        self.sources = sources
+        self.name, self.vocab_size = maker.name, maker.vocab_size
+        self._strings, self._maker, self._endings, self._tokens = strings, maker, endings, tokens
+        self._bytes: dict[int, SourceBytes] = {}  # by number in the states' automaton
+        # Masks outside of quotes, and where many places continue one, for as long as the states are used.
+        self._kept: weakref.WeakKeyDictionary[LanguageStates, dict[State, Mask]] = weakref.WeakKeyDictionary()
+
+    @property
+    def size(self) -> int:
+        masks = sum(map(len, self._kept.values())) * self.vocab_size // 8
+        return self._strings.size + self._endings.size + masks + 4 * sum(map(len, self.sources))
+
+    def matcher(self) -> QuoteMatcher:
+        return QuoteMatcher(self, self._strings.matcher(), self._endings.start)
+
+    def combinable(self) -> QuoteGrammar:
+        return QuoteGrammar(self._strings.combinable(), self._maker, self._endings, self._tokens, self.sources)
+
+    def endings(self) -> LanguageEndings:
+        return self._endings
+
+    # ------------------------------------------------------------------------------------------ states
+
+    def after(self, place: Place, token: int) -> Place | None:
+        """Place after a token, or None if it is not allowed or there are too many states."""
+        return self._endings.after(place, token) if self._tokens.has_text(token) else place
+
+    def advance(self, place: Place, text: bytes) -> Place | None:
+        """Place after a text, or None if it is not allowed or there are too many states."""
+        return self._endings.advance(place, text)
+
+    # ------------------------------------------------------------------------------------------ masks
+
+    def masks(self, matchers: Sequence[QuoteMatcher]) -> NDArray[np.int32]:
+        new = [each.strings for each in matchers if each.strings.cached_mask() is None]
+        if new:
+            for each, mask in zip(new, self._maker.masks(new)):
+                each.set_mask(mask)
+        return np.stack([self._narrowed(next_mask(each.strings), each.place) for each in matchers])
+
+    def _narrowed(self, mask: Mask, place: Place) -> Mask:
+        """Mask of a place in the language: a part of one that any strings allow."""
+        found = self._endings.known(place)
+        if found is None:
+            return np.zeros_like(mask)
+        states, _, state = found
+        kept = self._kept.setdefault(states, {})
+        if (known := kept.get(state)) is not None:
+            return known
+        places = _places(states, state)
+        if places:
+            mask = mask & self._copying(states, state, places)
+        if wrong := self._wrong(tokens_of(mask & self._tokens.passing), states, state):
+            mask = without(mask, wrong)
+        if len(kept) * mask.nbytes < _KEPT_BYTES and (not places or sum(len(offsets) for _, offsets in places) > _MANY):
+            kept[state] = mask
+        return mask
+
+    def _wrong(self, tokens: Iterable[int], states: LanguageStates, state: State) -> list[int]:
+        """Tokens, of some, that the language does not allow."""
+        known = self._tokens
+        return [
+            token
+            for token in tokens
+            if known.has_text(token) and not self._continues(known.token_bytes[token], states, state)
+        ]
+
+    def _continues(self, text: bytes, states: LanguageStates, state: State) -> bool:
+        """True if a text that any strings would allow is a beginning of the language's texts."""
+        after = states.advance(state, text)
+        if after is None:
+            return False
+        places = _places(states, after)
+        return not places or any(
+            document.text.startswith(after[1], document.starts[offset])
+            for number, offsets in places
+            for document in [self._bytes_of(states, number)]
+            for offset in offsets
+        )
+
+    def _copying(self, states: LanguageStates, state: State, places: Iterable[Copied]) -> Mask:
+        """Tokens that continue or end a quote in a state."""
+        partial, found, ends = state[1], set[int](), False
+        for number, offsets in places:
+            document = self._bytes_of(states, number)
+            starts = (document.starts[offset] for offset in offsets)
+            if partial:
+                starts = (at + len(partial) for at in starts if document.text.startswith(partial, at))
+            reached = list(starts)
+            ends = ends or any(document.cuts[at] for at in reached)
+            found |= self._tokens.continuing(document, reached)
+        mask = mask_of(found, self.vocab_size)
+        if ends:
+            mask |= self._tokens.opening
+        return mask
+
+    def _bytes_of(self, states: LanguageStates, number: int) -> SourceBytes:
+        if number not in self._bytes:
+            self._bytes[number] = SourceBytes(states.automaton.sources[number])
+        return self._bytes[number]
+
+
+def _places(states: LanguageStates, state: State) -> list[Copied]:
+    with states.lock:
+        return copied(states.automaton, state[0])
+
+
+class QuoteMatcher:
+    """Matcher of a text with quotes.
+
+    Args:
+        grammar: its grammar.
+        strings: matcher of the text if any string may stand for a quote.
+        place: place of the text in the language.
+
+    Attributes:
+        strings, place: the arguments of these names.
+    """
+
+    number = None
+
+    def __init__(self, grammar: QuoteGrammar, strings: Matcher, place: Place) -> None:
+        self.engine, self.strings, self.place = grammar, strings, place
+        self._mask: Mask | None = None
+        self._error = ""
+
+    @property
+    def parts(self) -> tuple[QuoteMatcher]:
+        return (self,)
+
+    @property
+    def lock_key(self) -> Hashable:
+        return self.strings.lock_key
+
+    @property
+    def state_key(self) -> Hashable:
+        return id(self)
+
+    def cached_mask(self) -> Mask | None:
+        return self._mask
+
+    def set_mask(self, mask: Mask) -> None:
+        self._mask = mask
+
+    def copy(self) -> QuoteMatcher | None:
+        strings = self.strings.copy()
+        if strings is None:
+            return None
+        twin = copy(self)
+        twin.strings = strings
+        return twin
+
+    def accept(self, token: int) -> bool:
+        return self.strings.accept(token) and self._moved(self.engine.after(self.place, token))
+
+    def advance(self, text: bytes) -> bool:
+        return self.strings.advance(text) and self._moved(self.engine.advance(self.place, text))
+
+    def _moved(self, place: Place | None) -> bool:
+        self._mask = None
+        if place is None:
+            self._error = "the text is in none of the documents, or its language is too complex."
+            return False
+        self.place = place
+        return True
+
+    def forced(self) -> list[int]:
+        return self.strings.forced()
+
+    @property
+    def complete(self) -> bool:
+        return self.strings.complete
+
+    @property
+    def finished(self) -> bool:
+        return self.strings.finished
+
+    @property
+    def error(self) -> str:
+        return self._error or self.strings.error
