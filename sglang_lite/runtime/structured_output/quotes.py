@@ -91,7 +91,7 @@ class QuoteTokens:
 
 
 class SourceBytes:
-    """SourceBytes in bytes.
+    """Document in bytes.
 
     Args:
         source: its text as written in JSON.
