@@ -185,6 +185,19 @@ def model_file() -> Path:
     return path
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, which has the libraries that are compiled on this machine."""
+    from sglang_lite.runtime.models.resolve import cache_folder
+
+    cache, compiled = tmp_path / "cache", cache_folder() / "compiled"
+    compiled.mkdir(exist_ok=True, parents=True)
+    cache.mkdir()
+    (cache / "compiled").symlink_to(compiled)
+    monkeypatch.setenv("SGLANG_LITE_CACHE", str(cache))
+    return cache
+
+
 @pytest.fixture(scope="session")
 def small_file(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file with the default model's tokenizer and a few random weights."""

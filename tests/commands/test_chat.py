@@ -92,9 +92,9 @@ def test_a_model_can_not_send_escape_sequences_to_the_terminal():
     assert "<b>" in printed
 
 
-def test_the_command_talks_with_a_model(model_file, monkeypatch, capsys):
+def test_the_command_talks_with_a_model(small_file, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO('/json {"enum": ["yes"]}\nIs it?\n'))
-    assert main(["chat", "--model", str(model_file), "--max-tokens", "8"]) == 0
+    assert main(["chat", "--model", str(small_file), "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == 'Answers are JSON of the schema.\n"yes"\n'
 
 

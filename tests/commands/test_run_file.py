@@ -94,7 +94,7 @@ def test_a_terminal_without_utf8_gets_what_it_can_show(file, monkeypatch):
     assert json.loads(out.buffer.getvalue())["return"] == "yesü\u2028"
 
 
-def test_a_model_of_the_command_line_answers(file, model_file, capsys):
-    assert main(["run", str(file), "--arg", "day=1", "--model", str(model_file), "--seed", "3"]) == 0
+def test_a_model_of_the_command_line_answers(file, small_file, capsys):
+    assert main(["run", str(file), "--arg", "day=1", "--model", str(small_file), "--seed", "3"]) == 0
     first = capsys.readouterr().out
     assert json.loads(first)["answer"] != "yes"

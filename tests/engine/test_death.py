@@ -224,7 +224,7 @@ from tests.engine import processes
 from tests.engine.collector import Collector
 
 engine = sgl.Engine(sys.argv[1], **json.loads(sys.argv[2]))
-params = SamplingParams(temperature=0, max_tokens=1_000, ignore_eos=True)
+params = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)
 
 class Stopping(Collector):
     stopped = False
@@ -260,7 +260,7 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
         grown = processes.resident(engine) - before
         send(parent.pid, signal.SIGCONT)
         texts, tokens, events = json.loads(parent.stdout.read())
-    assert (texts, tokens) == (1, 16 * 1_000)
+    assert (texts, tokens) == (1, 16 * 600)
     assert events < tokens / 2  # joined: about 2,700, and 3,700 on a busy machine, fit into the connection before
     assert grown < 32 << 20
 

@@ -17,20 +17,40 @@ from tests.engine.conftest import SETTINGS
 from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+OFTEN_S = 0.6  # between two looks; a process sends a beat meanwhile if it can
 
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Looks at processes from which nothing has come for 0.6 s, in which a process sends a beat if it can."""
+    """Looks at processes from which nothing has come for `OFTEN_S`."""
     found = []
 
     def processor_time(pid, asked=signs_of_life.processor_time):
         found.append(pid)
         return asked(pid)
 
-    monkeypatch.setattr(engine_link, "LOOK_S", 0.6)
+    monkeypatch.setattr(engine_link, "LOOK_S", OFTEN_S)
     monkeypatch.setattr(signs_of_life, "processor_time", processor_time)
     return found
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A pipe that `processors.reads_with_pythons_lock` reads."""
+    path = tmp_path_factory.mktemp("pipe") / "held"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(folders, held):
+    """An engine and its process."""
+    before = set(processes.children())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELD", str(held))
+        patch.setattr(engine_link, "LOOK_S", OFTEN_S)
+        with sgl.Engine(folders[0], **SETTINGS) as engine:
+            yield engine, process_of(before)
 
 
 @pytest.fixture
@@ -52,40 +72,35 @@ def process_of(before):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of other processes")
-def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(folders, looks, lines):
-    before = set(processes.children())
-    with sgl.Engine(folders[0], **SETTINGS) as engine:
-        pid = process_of(before)
-        expected, sink = engine.complete("ab", GREEDY).text, Collector()
-        with stopped(pid):
-            engine.submit("ab", GREEDY, sink=sink)
-            until(lambda: not engine.core.responds)
-            said, looked = lines(), len(looks)
-            with pytest.raises(sgl.RequestTimeoutError):
-                program.run(backend=engine, timeout=0.05)["x"]
-            until(lambda: len(looks) > looked + signs_of_life.LOOKS)
-            assert lines() == said
-            assert f"the engine's process {pid} has given no sign of life for 10 s" in said[-1]
-            assert not sink.events
-        assert sink.end().text == expected
-        assert engine.core.responds
-        assert isinstance(engine.complete("ab", GREEDY), Generation)
+def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(running, looks, lines):
+    engine, pid = running
+    expected, sink = engine.complete("ab", GREEDY).text, Collector()
+    with stopped(pid):
+        engine.submit("ab", GREEDY, sink=sink)
+        until(lambda: not engine.core.responds)
+        said, looked = lines(), len(looks)
+        with pytest.raises(sgl.RequestTimeoutError):
+            program.run(backend=engine, timeout=0.05)["x"]
+        until(lambda: len(looks) > looked + signs_of_life.LOOKS)
+        assert lines() == said
+        assert f"the engine's process {pid} has given no sign of life for 10 s" in said[-1]
+        assert not sink.events
+    assert sink.end().text == expected
+    assert engine.core.responds
+    assert isinstance(engine.complete("ab", GREEDY), Generation)
 
 
-def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(folders, looks, lines, monkeypatch, tmp_path):
+def test_c_code_that_keeps_pythons_lock_is_not_taken_for_it(running, held, looks, lines):
     """And computes nothing."""
-    held = tmp_path / "held"
-    os.mkfifo(held)
-    monkeypatch.setenv("HELD", str(held))
-    with sgl.Engine(folders[0], **SETTINGS) as engine:
-        sink = Collector()
-        engine.submit("ab", SamplingParams(max_tokens=1), logit_processor=processors.reads_with_pythons_lock, sink=sink)
-        with open(held, "wb", buffering=0) as file:  # which waits for who reads it
-            del looks[:]
-            until(lambda: len(looks) > signs_of_life.LOOKS + 1)
-            assert engine.core.responds
-            file.write(b"a token")
-            assert isinstance(sink.end(), Generation)
+    engine, _ = running
+    sink = Collector()
+    engine.submit("ab", SamplingParams(max_tokens=1), logit_processor=processors.reads_with_pythons_lock, sink=sink)
+    with open(held, "wb", buffering=0) as file:  # which waits for who reads it
+        del looks[:]
+        until(lambda: len(looks) > signs_of_life.LOOKS + 1)
+        assert engine.core.responds
+        file.write(b"a token")
+        assert isinstance(sink.end(), Generation)
     assert not lines()
 
 

@@ -113,6 +113,7 @@ def test_a_row_is_computed_as_by_the_merged_model(name, rows):
             close(found[own], hidden(other, slots, None)[own])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("kind", ["packed", "int8", "fp8"])
 def test_quantised_weights_have_adapters_in_sixteen_bits(kind, rows):

@@ -95,13 +95,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def hub(folder, tmp_path, monkeypatch):
+def hub(folder, own_cache, monkeypatch):
     made = Hub(folder)
     made.files |= {"pytorch_model.bin": b"again", "README.md": b"# It"}
     with served(made):
         monkeypatch.setenv("SGLANG_USE_MODELSCOPE", "true")
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", made.url)
-        monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))
         yield made
 
 

@@ -96,6 +96,7 @@ PACKED = ("gptq", "gptq, zeros", "gptq, reordered", "awq", "compressed-tensors",
 
 
 @needs_kernels
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*PACKED, "gptq, 8 bits"])
 def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name, caplog):
     """And computes what it does with the decoded matrices, with one row and with several."""
@@ -385,6 +386,7 @@ def rounded_experts(experts, outputs, inputs):
 
 
 @needs_kernels
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize(
     ("made", "formats"),
