@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 
+_FRAMES = "pixel_values_videos"
 _DECODERS = ("language_model", "text_model")  # names of transformers' modules for the text
 _TINY = {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
          "eos_token_id": None}  # fmt: skip
@@ -74,16 +76,24 @@ class VisionTower:
             images: inputs of each image or video, as the model's processor makes them, of equal shapes; those that the
                 encoder does not name are left out. Copies of pinned memory are not waited for.
         """
-        frames = "pixel_values_videos" in images[0]  # which are pooled
-        encode = self._model.get_video_features if frames else self._model.get_image_features
         inputs = {
             name: torch.cat([self._sent(each[name]) for each in images])
-            for name in images[0] if frames or name in self._inputs
+            for name in images[0] if name in self._inputs or name == _FRAMES
         }  # fmt: skip
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            found = encode(**inputs)
+            if _FRAMES in inputs:
+                return self._pooled(inputs[_FRAMES])
+            found = self._model.get_image_features(**inputs)
             planes = [found.pooler_output, *(found.deepstack_features if self.planes > 1 else ())]
             return list(torch.cat([_rows(plane) for plane in planes], -1).chunk(len(images)))
+
+    def _pooled(self, frames: torch.Tensor) -> list[torch.Tensor]:
+        """Features of videos [videos, T, 3, height, width], as LLaVA-OneVision pools them, with one behind all: some
+        versions of transformers leave it to the whole model."""
+        found = self._model.get_video_features(frames).pooler_output
+        vision = self._model.config.vision_config
+        count = frames.shape[1] * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
+        return [*torch.cat((found[:, :count], self._model.image_newline.expand(len(found), 1, -1)), 1)]
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if values.is_floating_point() else None

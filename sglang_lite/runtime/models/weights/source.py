@@ -131,8 +131,10 @@ def canonical(name: str) -> str:
     """Canonical name of a folder's tensor.
 
     Vision-language models prefix the decoder's names with `language_model.`, `model.language_model.` or
-    `model.text_model.`, and a decoder saved without its head lacks `model.` in front.
+    `model.text_model.`, and a decoder saved without its head lacks `model.` in front. transformers 5.17 saves that of
+    Qwen2-Audio with one `model.` too many.
     """
+    name = name.replace("language_model.model.model.", "language_model.model.", 1)
     name = name.replace("language_model.", "", 1).replace("model.text_model.", "model.", 1)
     return f"model.{name}" if name.startswith(_WITHOUT_HEAD) else name
 
