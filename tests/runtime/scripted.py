@@ -270,6 +270,9 @@ class LateMemory:
     def write(self, slots, pages):
         self._add(self._memory.write, slots, pages)
 
+    def close(self):
+        self._memory.close()
+
     def _add(self, copy, source, target):
         self.launched += 1
         self._waiting.append((copy, source.copy(), target.copy()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,11 +192,24 @@ class CudaGraphs:
         """Captures what a function launches. Returns the graph and the tensor that it computes at each replay."""
         graph = torch.cuda.CUDAGraph()
         # Only the mode "relaxed" allows loading kernels that have not been launched before.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
             logits = compute()
         if self._pool is None:
             self._pool = graph.pool()
         return graph, logits
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps Python's collector away from a capture: what it frees may have to wait for the device, as pinned memory of
+    another engine does, and a device that captures can't be waited for."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass(slots=True)

@@ -55,6 +55,9 @@ class CpuPageMemory:
         self.launched += 1
         self._copy(torch.from_numpy(pages), torch.from_numpy(slots), to_host=True)
 
+    def close(self) -> None:
+        """Does nothing: the memory goes with this."""
+
     def write(self, slots: Ints, pages: Ints) -> None:
         """Copies slots of this memory, int32 [N], to pages."""
         began = time.perf_counter()
@@ -85,7 +88,8 @@ class GpuPageMemory:
             pinned = device.type == "cuda"  # else interpreted
             self._memory = pin_memory(slots * size) if pinned else torch.empty(slots * size, dtype=torch.uint8)
             if pinned:
-                weakref.finalize(self, unpin_memory, self._memory.data_ptr()).atexit = False
+                self._unpin = weakref.finalize(self, unpin_memory, self._memory.data_ptr())
+                self._unpin.atexit = False
         except (RuntimeError, OSError) as error:
             raise ModelError(
                 f"{slots * size / 2**30:.1f} GiB of the host's memory can't be pinned: {error}",
@@ -125,6 +129,11 @@ class GpuPageMemory:
         self._launch_gathered()
         self.launched += 1
         self._launch(pages, slots, to_host=False)
+
+    def close(self) -> None:
+        """Unpins the memory when all copies have ended. None may be asked for afterwards."""
+        if self._stream is not None:
+            self._unpin()
 
     def _launch_gathered(self) -> None:
         if self._gathered:

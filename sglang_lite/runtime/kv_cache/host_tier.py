@@ -39,6 +39,10 @@ class PageMemory(Protocol):
         """Starts copying slots of this memory, int32 [N], to pages of the device."""
         ...
 
+    def close(self) -> None:
+        """Gives back what the device needs of the memory. No copy may be asked for afterwards."""
+        ...
+
 
 class HostTier:
     """Names of the pages in a host memory.

@@ -338,12 +338,14 @@ class Tiers:
         self.host.clear()
 
     def close(self) -> None:
-        """Waits for the files that are to be written, unless their store takes longer than its deadline."""
+        """Waits for the files that are to be written, unless their store takes longer than its deadline, and closes the
+        host's memory."""
         if self.disk is not None:
             while self._writes and not self.disk.off:
                 self._move_files()
                 time.sleep(_CLOSE_S)
             self.disk.close()
+        self.host.memory.close()
 
     # -------------------------------------------------------------------------------------------- files
 

@@ -55,6 +55,17 @@ def test_planes_come_back_bit_for_bit(layout, dtype, page_size, memory_of):
         assert not new[:, [2, 4, 5]].any()
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="no GPU")
+def test_a_closed_memory_is_no_longer_pinned():
+    memory = GpuPageMemory(random_cache(LAYOUTS["heads"], 16, torch.float32, DEVICE).planes, 16, 5)
+    memory.read(np.array([1, 2], np.int32), np.array([0, 1], np.int32))
+    memory.completed()
+    assert torch.from_numpy(memory.rows).is_pinned()
+    memory.close()
+    assert not torch.from_numpy(memory.rows).is_pinned()
+    memory.close()
+
+
 @pytest.mark.parametrize("memory_of", [CpuPageMemory, GpuPageMemory], ids=lambda kind: kind.__name__)
 def test_of_two_copies_to_a_slot_the_last_one_counts(memory_of):
     device = DEVICE if memory_of is GpuPageMemory else torch.device("cpu")

@@ -12,7 +12,7 @@ from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.radix import RadixTree
 from tests.counts import some
-from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended
+from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended, loaded
 
 ACTIONS = some(60, 3000)  # requests of each case, with some three actions each
 POLICIES = ["write_through", "write_through_selective", "write_back"]
@@ -95,6 +95,17 @@ def test_copies_that_were_slow_once_are_tried_again():
 def test_what_nobody_has_used_again_is_not_copied_by_the_selective_policy():
     tiers, prompts = engine(hicache_write_policy="write_through_selective"), [[1 + i] * 100 for i in range(4)]
     assert [one(tiers, prompt) for prompt in prompts * 2] == [0] * 8
+
+
+def test_an_engine_that_closes_gives_back_what_the_device_has_of_the_hosts_memory(monkeypatch):
+    closed = []
+    monkeypatch.setattr(
+        "sglang_lite.runtime.executor.page_memory.CpuPageMemory.close", lambda memory: closed.append(memory)
+    )
+    with sgl.Engine.of(loaded(), enable_hierarchical_cache=True, max_total_tokens=192) as opened:
+        opened.complete([1, 2, 3], SamplingParams(max_tokens=1))
+        assert closed == []
+    assert len(closed) == 1
 
 
 def test_namespaces_share_nothing():
