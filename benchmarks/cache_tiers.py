@@ -182,7 +182,7 @@ def first_tokens(loaded: LoadedModel, tokens: int, folder: str | None, repeat: i
             one = {"computed": asked(engine, 10 * i), "device": asked(engine, 10 * i)}
             asked(engine, 10 * i + 1), asked(engine, 10 * i + 2)
             if folder is not None:
-                time.sleep(1.0)  # until the files are written
+                time.sleep(3.0)  # until the files are written
             one["host"] = asked(engine, 10 * i)
             if folder is not None:
                 engine.flush_cache()
@@ -234,6 +234,7 @@ def session(loaded: LoadedModel, tokens: int, repeat: int) -> None:
         for _ in range(repeat):
             with Engine.of(loaded, **sizes(tokens)) as engine:
                 asked(engine, 1)  # warms up
+                time.sleep(0.5)  # until it has been copied to the host, which a new process has no need of
                 began = time.perf_counter()
                 engine.import_prefix(path, trust_cache=True)
                 read = time.perf_counter() - began
