@@ -20,6 +20,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 GROUP: Final = "sglang_lite.page_stores"  # of the entry points that register a class
 _SUFFIX: Final = ".kv"
 _KEPT: Final = 0.9  # share of the limit that is kept when it is reached
+_FRESH_S: Final = 60  # a younger file is not marked as used again, which writes to the disk
 _ABANDONED_S: Final = 3600  # a temporary file that is so old has no writer any more
 
 
@@ -107,7 +108,8 @@ class Folder:
         path = self._path(name)
         with open_pages(path) as file:
             yield file
-        os.utime(path)
+        if time.time() - path.stat().st_mtime > _FRESH_S:
+            os.utime(path)
 
     def write(self, name: bytes, rows: Rows, slots: Ints) -> None:
         size = write_pages(self._path(name), name, rows, slots)

@@ -194,6 +194,16 @@ def test_the_least_recently_used_files_go_first(tmp_path):
     assert [disk.find([name]).result() for name in names] == [1, 0, 0, 1, 1]
 
 
+def test_a_file_that_is_read_counts_as_used(tmp_path):
+    rows, slots = np.zeros((1, 8), np.uint8), np.zeros(1, np.int32)
+    disk = DiskTier(Folder(tmp_path, 1_000_000), Inline())
+    disk.write(b"a", rows, slots).result()
+    path = tmp_path / "61.kv"
+    os.utime(path, (1, 1))
+    assert disk.read(b"a", rows, slots, 0).result()
+    assert path.stat().st_mtime > 1
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
