@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING  # the library has no types
@@ -124,6 +123,7 @@ class LlguidanceMatcher:
         self.states, self.state = states, None if states is None else states.start
         self._is_shared = False  # whether a copy may have the same parser
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
+        self._forced: list[int] = []  # tokens that the parser has told to come next
         self._last = -1
 
     @property
@@ -172,23 +172,26 @@ class LlguidanceMatcher:
 
     def copy(self) -> LlguidanceMatcher:
         self._is_shared = True  # most copies end before they need a parser
-        copied = copy(self)
-        vars(copied)["_unconsumed"] = self._unconsumed.copy()
+        copied = object.__new__(LlguidanceMatcher)
+        vars(copied).update(vars(self), _unconsumed=self._unconsumed.copy())
         return copied
 
     def accept(self, token: int) -> bool:
         self._mask, self._last = None, token
+        is_forced = self._forced[:1] == [token]
+        self._forced = self._forced[1:] if is_forced else []
         if self.states is not None and self.state is not None:
             mask = self.states.masks.get(self.state)
             self.state = self.states.after(self.state, token) if self.states.worth_tracking else None
-            if self.state is not None and mask is not None and mask[token >> 5] >> (token & 31) & 1:
+            allowed = is_forced or (mask is not None and mask[token >> 5] >> (token & 31) & 1)
+            if allowed and self.state is not None:
                 self._unconsumed.append(token)
                 return True
         self._lexer.tokens += 1
         return bool(self._to_move().consume_token(token))
 
     def advance(self, text: bytes) -> bool:
-        self._mask = None
+        self._mask, self._forced = None, []
         tokens = self.engine.spell(text)
         if tokens is None or not self._to_move().consume_tokens(tokens):
             return False
@@ -204,7 +207,8 @@ class LlguidanceMatcher:
         key = self.state, self._last
         if key not in self.states.forced:
             self.states.forced[key] = list(self.inner.compute_ff_tokens())
-        return self.states.forced[key]
+        self._forced = self.states.forced[key]
+        return self._forced
 
     @property
     def complete(self) -> bool:
@@ -212,13 +216,13 @@ class LlguidanceMatcher:
 
     @property
     def finished(self) -> bool:
-        if self._unconsumed and self.state is not None and not LanguageStates.is_final(self.state):
-            return False
+        if self._unconsumed and self.state is not None:
+            return LanguageStates.is_final(self.state)
         return bool(self.inner.is_stopped()) and not self.inner.is_error()
 
     @property
     def error(self) -> str:
-        return byte_matcher.error_reason(self.inner)
+        return byte_matcher.error_reason(self._inner)  # what is not consumed is allowed
 
 
 class LlguidanceGrammar:

@@ -90,11 +90,13 @@ def test_copies_go_their_own_ways(llguidance, constraint):
         before, tokens = dice.choice(found)
         if before.finished:
             continue
-        matcher = before.copy()
-        mask = next_mask(before)
-        token = int(dice.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[:9]))
-        assert matcher.accept(token)
-        found.append((matcher, (*tokens, token)))
+        matcher, new = before.copy(), before.forced()
+        if not new or len(tokens) % 2:
+            mask = next_mask(before)
+            new = dice.choices(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[:9].tolist())
+        matcher.forced()
+        assert all(map(matcher.accept, new))
+        found.append((matcher, (*tokens, *new)))
     for matcher, tokens in found:
         alone = llguidance.compile(constraint).matcher()
         assert all(map(alone.accept, tokens))
