@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_lite.runtime.executor.gpu_inputs import MAX_DECODED_ROW_TOKENS
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -203,16 +202,14 @@ class PrefixGroups:
         return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
 
     def _groups_of_rows(self, record: StepRecord) -> tuple[list[Group], Ints]:
-        """Returns a group for each row with more than MAX_DECODED_ROW_TOKENS tokens that is worth it, and the slot of
-        each token of the step."""
-        counts = record.ends - record.starts
-        first = np.cumsum(counts) - counts
-        groups = [
-            Group(
-                np.arange(first[i], first[i] + counts[i], dtype=np.int32),
-                int(record.starts[i]) // self._table.page_size,
-            )
-            for i in np.flatnonzero(counts > MAX_DECODED_ROW_TOKENS)
+        """Returns the tokens of each row with several as a group, if that is worth it, and the slot of each token of
+        the step."""
+        counts, size = record.ends - record.starts, self._table.page_size
+        first, pages = np.cumsum(counts) - counts, record.starts // size
+        if int(((counts - 1) * pages).sum()) * size < self._min_saving_factor * MIN_SAVED_TOKENS:
+            return [], record.slots
+        own = [
+            Group(np.arange(first[i], first[i] + counts[i], dtype=np.int32), int(pages[i]))
+            for i in np.flatnonzero((counts > 1) & (pages > 0))
         ]
-        own = [group for group in groups if _pays(group, self._table.page_size, self._min_saving_factor)]
         return own, record.token_slots
