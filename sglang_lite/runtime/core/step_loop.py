@@ -260,6 +260,8 @@ class StepLoop:
             self.settle()
             return
         step = self._launch(batch)
+        if self.scheduler.drafts is not None:
+            self.scheduler.drafts.record_checked()
         self.settle()
         with self.span("masks"):
             masked = self.masks.make(step.batch, step.patience)

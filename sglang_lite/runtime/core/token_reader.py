@@ -13,7 +13,7 @@ from sglang_lite.runtime.core.step_masks import MaskedRows
 from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor.sampler import Sampled
 from sglang_lite.runtime.requests.output_builder import Finish
-from sglang_lite.runtime.requests.request import Request, WatchedTokens
+from sglang_lite.runtime.requests.request import Request, State, WatchedTokens
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 
@@ -63,6 +63,8 @@ class TokenReader:
         """
         verification = Verification(self._scheduler, batch, drawn, sampled, live) if batch.drafts else None
         which = (live[drawn.rows] & (drawn.offsets == 0)).nonzero()[0]
+        if verification is not None:
+            which = verification.skip(which, drawn.rows)
         while len(which):
             yield from self._read(batch, drawn.rows, which, sampled)
             which = _NO_DRAWS if verification is None else verification.next_draws()
@@ -160,12 +162,38 @@ class Verification:
         self._table, self._drafts, self._batch = scheduler.store.table, scheduler.drafts, batch
         places = zip(drawn.rows.tolist(), drawn.offsets.tolist())
         self._draws = {place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors}
+        self._tokens = sampled.tokens
         # Of each row: number of its drafted tokens that came, and all of them.
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:
             self._drafts.check(batch.requests[row], batch.drafts[row])
         self._limits: dict[int, int] = dict(zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist()))
+
+    def skip(self, which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Records what came of drafts in rows whose tokens nobody looks at, of which none ends a row. Returns the draws
+        to read first: the one behind that.
+
+        Args:
+            which: the first draw of each row.
+            rows: row of each draw.
+        """
+        slots, table, found = self._batch.slots, self._table, which.copy()
+        looked_at = (table.watched[slots] > 0) | (table.paced[slots] > 0) | table.scored[slots]
+        for at, row in enumerate(rows[which].tolist()):
+            request = self._batch.requests[row]
+            if looked_at[row] or row not in self._last or request.state is not State.DECODING:
+                continue
+            count = 0
+            for token in self._drafted[row]:
+                draw = self._draws.get((row, count + 1))
+                if draw is None or self._tokens[found[at]] != token:
+                    break
+                found[at], count = draw, count + 1
+            if count:
+                self._last[row] = count
+                self._drafts.accept(request, count)
+        return found
 
     def next_draws(self) -> NDArray[np.int64]:
         """Draws to read next: the one behind the last token of each row, if it counts. Settles the other drafts."""

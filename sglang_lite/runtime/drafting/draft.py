@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +55,11 @@ class Draft:
         drawn = tuple(place for place in self.drawn if place <= count)
         guesses = tuple(guess for guess in self.guesses if guess.place < count)
         return Draft(self.tokens[:count], guesses, drawn, self.matchers[: len(drawn)])
+
+    def matched(self, came: Sequence[int]) -> int:
+        """Number of its first tokens that came, in a text that may be longer."""
+        tokens = self.tokens.tolist()
+        return next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
 
     def first(self, count: int) -> Draft:
         """The draft of the first `count` guesses, with what is forced behind them."""

@@ -154,21 +154,24 @@ class Drafting:
         record = self._records[drafter, evidence]
         return (record.right + 1) / (record.tried + 2)
 
-    def record(self, draft: Draft, came: Sequence[int], progress: DraftProgress) -> int:
-        """Records what came in the place of a draft, of which more may be known than the draft has, also in the
-        progress of its request. Returns the number of its first tokens that were right."""
-        tokens = draft.tokens.tolist()
-        matched = next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
+    def record(self, draft: Draft, matched: int, came: int, progress: DraftProgress) -> None:
+        """Records what came in the place of a draft, also in the progress of its request.
+
+        Args:
+            draft: the draft.
+            matched: number of its first tokens that came.
+            came: number of tokens that are known to have come in its place.
+            progress: progress of its request.
+        """
         for guess in draft.guesses:
-            self.counts[guess.drafter].drafted += 1
-            self.counts[guess.drafter].accepted += guess.place < matched
-            if guess.place <= matched and guess.place < len(came):
+            right = guess.place < matched
+            counts = self.counts[guess.drafter]
+            counts.drafted, counts.accepted = counts.drafted + 1, counts.accepted + right
+            if guess.place <= matched and guess.place < came:
                 record = self._records[guess.drafter, guess.evidence]
-                record.right = record.right * _KEPT + (guess.place < matched)
-                record.tried = record.tried * _KEPT + 1
+                record.right, record.tried = record.right * _KEPT + right, record.tried * _KEPT + 1
                 progress.hoped = progress.hoped * _KEPT_OF_ROW + guess.chance
-                progress.right = progress.right * _KEPT_OF_ROW + (guess.place < matched)
-        return matched
+                progress.right = progress.right * _KEPT_OF_ROW + right
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counts by drafter, as plain data."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.drafting.drafting import Drafting
@@ -41,6 +42,7 @@ class DraftedRows:
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
         self._steps = self._saved = 0  # drafts that were checked, and draws behind them that counted
+        self._checked: list[Callable[[], None]] = []  # record what came of drafts
 
     @property
     def due(self) -> bool:
@@ -70,6 +72,7 @@ class DraftedRows:
 
     def stats(self) -> dict[str, object]:
         """Counts by drafter, and SGLang's average number of tokens that a row has of a step that checks a draft."""
+        self.record_checked()
         length = 1 + self._saved / max(self._steps, 1)
         return {"drafters": self.drafting.stats(), "avg_spec_accept_length": length}
 
@@ -134,15 +137,28 @@ class DraftedRows:
         progress.steps, progress.drafted = progress.steps + 1, progress.drafted + len(draft.guesses)
         self._steps += 1
 
-    def accept(self, request: Request) -> None:
-        """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn."""
+    def accept(self, request: Request, skipped: int = 0) -> None:
+        """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn.
+
+        Args:
+            request: the request.
+            skipped: number of drafted tokens that came, and are known with this call.
+        """
         table, slot = self._store.table, request.slot
-        request.output.draft.accepted += 1
-        self._saved += 1
+        table.known[slot] += skipped
+        request.output.draft.accepted += max(skipped, 1)
+        self._saved += max(skipped, 1)
         table.computed[slot] = table.known[slot]
         table.length[slot] = table.known[slot] + 1
         if request.state is State.PREFILLING:  # forced text was appended, and it was drafted, too
             self._queues.decode(request)
+
+    def record_checked(self) -> None:
+        """Records what came of the last drafts, by which later guesses are chosen. On a GPU the next step computes
+        meanwhile."""
+        for record in self._checked:
+            record()
+        self._checked = []
 
     def settle(self, request: Request, draft: Draft, start: int) -> None:
         """Records how much of a draft was right, once no more of its draws count, and frees the pages of the rest.
@@ -157,8 +173,9 @@ class DraftedRows:
         else:
             table, slot = self._store.table, request.slot
             known = table.tokens[slot, : table.known[slot]]
-        progress = request.output.draft
-        matched = self.drafting.record(draft, known[start:].tolist(), progress)
+        progress, came = request.output.draft, known[start:].tolist()
+        matched = draft.matched(came)
+        self._checked.append(partial(self.drafting.record, draft, matched, len(came), progress))
         if matched:
             progress.misses = progress.rest = 0
         if request.handle is None:
