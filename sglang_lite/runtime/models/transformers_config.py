@@ -84,6 +84,9 @@ def _read(config: Config, source: str) -> TransformersSpec:
     config_fields.check(whole, _FIELDS, source)
     limits = [whole[name] for name in _LIMITS if whole.get(name) is not None]
     names = config.get("architectures") or ["not named"]
+    if config.get("is_encoder_decoder") and names[0].endswith("ForConditionalGeneration"):
+        problem = f"{names[0]} has an encoder beside its decoder, which alone continues no text."
+        raise ModelError(f"{source}: {problem}", hint="Use a model that generates text.")
     if not limits and (state := next((name for name in _STATES if name in whole), None)):
         raise ModelError(
             f"{source}: architecture {names[0]} keeps the state of {_STATES[state]} (`{state}`) from token to token; "
