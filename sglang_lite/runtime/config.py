@@ -222,6 +222,8 @@ class EngineConfig:
             out.
         tp_size: number of processes, called ranks, that share each layer's matrices (tensor parallelism);
             docs/parallel.md says what works with more than one.
+        ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
+            divides `tp_size`. 1 cuts each expert over all ranks.
         dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
             another; None for 300.
         disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
@@ -311,6 +313,7 @@ class EngineConfig:
     attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
     tp_size: int = 1
+    ep_size: int = 1
     dist_timeout: int | None = None
     disable_custom_all_reduce: bool = False
     seed: int | None = None
@@ -407,7 +410,7 @@ class EngineConfig:
     @property
     def parallel(self) -> Parallel:
         """Layout of the engine's ranks, seen from the one that schedules."""
-        return Parallel(tp=self.tp_size)
+        return Parallel(tp=self.tp_size, ep=self.ep_size)
 
     @property
     def drafters(self) -> tuple[str, ...]:

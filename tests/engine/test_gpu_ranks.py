@@ -32,12 +32,15 @@ def model(folder, kind="dense"):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_ranks_give_the_tokens_of_one_gpu(kind, tmp_path):
+@pytest.mark.parametrize("by_number", [False, True], ids=["each expert cut", "experts by number"])
+def test_ranks_give_the_tokens_of_one_gpu(kind, by_number, tmp_path):
+    if by_number and kind == "dense":
+        pytest.skip("it has no experts")
     folder = model(tmp_path / "model", kind)
     with sgl.Engine(folder, **SETTINGS) as engine:
         expected = answers(engine)
     for tp in SIZES:
-        with sgl.Engine(folder, **SETTINGS, tp_size=tp) as engine:
+        with sgl.Engine(folder, **SETTINGS, tp_size=tp, ep_size=min(tp, 4) if by_number else 1) as engine:
             compare(answers(engine), expected)
 
 

@@ -30,7 +30,7 @@ MAX_PAIRWISE_TOKENS_FEW_BITS = 4  # the same for weights in 4 and 8 bits
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """Weights of a layer's experts, contiguous. E experts, hidden size H, intermediate size I.
+    """Weights of a layer's experts, or of those that a rank has, contiguous. E experts, hidden size H, inner size I.
 
     Attributes:
         gate_up: [E, 2 I, H], gates first; in 4 bits [E * 2 I, H].
@@ -39,6 +39,7 @@ class ExpertMatrices:
         down_bias: [E, H] or None.
         gate_up_scales: float32 [E, 2 I / 128, H / 128] for 8-bit weights (e4m3), else None.
         down_scales: float32 [E, H / 128, I / 128] for 8-bit weights, else None.
+        of: number of experts of which these are some, others being on other ranks; None if they are all.
     """
 
     gate_up: torch.Tensor | PackedWeight
@@ -47,6 +48,12 @@ class ExpertMatrices:
     down_bias: torch.Tensor | None = None
     gate_up_scales: torch.Tensor | None = None
     down_scales: torch.Tensor | None = None
+    of: int | None = None
+
+    @property
+    def partial(self) -> bool:
+        """True if other ranks have other experts."""
+        return self.of is not None
 
 
 def apply_experts(
@@ -67,7 +74,8 @@ def apply_experts(
 
     Args:
         x: [T, H], contiguous.
-        ids, weights: int32 and float32 [T, top], contiguous, from `experts_route`.
+        ids, weights: int32 and float32 [T, top], contiguous, from `experts_route`; ids of experts that other ranks have
+            are E.
         matrices: weights of the layer's experts.
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
         alpha, limit: parameters of "clamped".
@@ -79,7 +87,7 @@ def apply_experts(
     own, top = matrices, ids.shape[1]
     if isinstance(own.gate_up, PackedWeight):
         y = _packed(x, ids, weights, own, activation, alpha, limit, base)
-        return y if parts or y.dim() == 2 else experts_sum(y)
+        return y if y.dim() == 2 else _out(y, own, base, parts=parts)
     assert isinstance(own.down, torch.Tensor), "in 4 bits are both or none"
     eight = own.gate_up_scales is not None
     if len(x) <= (MAX_PAIRWISE_TOKENS_FEW_BITS if eight else MAX_PAIRWISE_TOKENS) or not (
@@ -87,18 +95,28 @@ def apply_experts(
     ):
         hidden = experts_gate_up_few(
             x, own.gate_up, ids, activation,
-            scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
+            scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit, partial=own.partial,
         )  # fmt: skip
-        return experts_down_few(hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base)
-    blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, len(own.gate_up)))
+        return experts_down_few(
+            hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base, partial=own.partial
+        )
+    blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, own.of or len(own.gate_up)))
     hidden = experts_gate_up(
         (quantised or quantise_rows(x, FLOAT8)) if eight else x, own.gate_up, blocks, top, activation,
         scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
     )  # fmt: skip
     y = experts_down(
         quantise_rows(hidden, FLOAT8) if eight else hidden, own.down, blocks, weights,
-        scales=own.down_scales, bias=own.down_bias, base=base,
+        scales=own.down_scales, bias=own.down_bias, base=None if own.partial else base, partial=own.partial,
     )  # fmt: skip
+    return _out(y, own, base, parts=parts)
+
+
+def _out(y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool) -> torch.Tensor:
+    """Output of the experts' parts [top, T, H]; those of a rank lack the base, as it may not have a token's first
+    expert."""
+    if own.partial and base is not None:
+        y[0] += base
     return y if parts else experts_sum(y)
 
 
@@ -116,13 +134,16 @@ def _packed(
     assert isinstance(own.gate_up, PackedWeight)
     assert isinstance(own.down, PackedWeight)
     top, experts = ids.shape[1], own.gate_up.shape[0] // (2 * own.down.inputs)
-    if len(x) <= MAX_PAIRWISE_TOKENS_FEW_BITS and own.gate_up.table is None:
+    if len(x) <= MAX_PAIRWISE_TOKENS_FEW_BITS and own.gate_up.table is None and not own.partial:
         hidden = packed_gate_up_few(
             x, own.gate_up, experts, ids, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
         )
         return packed_down_few(hidden, own.down, experts, ids, weights, bias=own.down_bias, base=base)
-    blocks = experts_order(ids, experts, min(block_rows(len(x), top, experts), MAX_BLOCK))
+    blocks = experts_order(ids, experts, min(block_rows(len(x), top, own.of or experts), MAX_BLOCK))
     hidden = packed_gate_up(
         x, own.gate_up, experts, blocks, top, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
     )
-    return packed_down(hidden, own.down, experts, blocks, weights, bias=own.down_bias, base=base)
+    return packed_down(
+        hidden, own.down, experts, blocks, weights,
+        bias=own.down_bias, base=None if own.partial else base, partial=own.partial,
+    )  # fmt: skip

@@ -4,7 +4,8 @@
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
 
 A pair is token * top + j, as in `experts_order`. Programs of tokens that chose the same expert run next to each other,
-so that most of its weights are read from memory once. Sums are in float32 and always in the same order.
+so that most of its weights are read from memory once. Sums are in float32 and always in the same order. Experts that
+another rank has, with the number E, count as zeros, of which nothing is read.
 
 Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128.
 """
@@ -34,6 +35,15 @@ def _weights(at, valid, inside, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def _inside(at, END: tl.constexpr, expert, EXPERTS: tl.constexpr):
+    """True where `at` is below END. With EXPERTS, false for all of an expert of at least that number."""
+    if EXPERTS:
+        return at < tl.where(expert < EXPERTS, END, 0)
+    else:
+        return at < END
+
+
+@triton.jit
 def _runs(matrix, value, RUN: tl.constexpr):
     """Sums products [N, K] over runs of RUN columns: [N, K / RUN]. With 8-bit weights, a run of 16 lies in one thread,
     so the sums over experts and columns take few registers."""
@@ -46,12 +56,13 @@ def _runs(matrix, value, RUN: tl.constexpr):
 def _gate_up(
     x, ids, w, scales, bias, out, alpha, limit,
     TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
+    whole: tl.constexpr = N % BLOCK_N == 0 and EXPERTS == 0
     run: tl.constexpr = 16 if SCALED else 1
     runs = tl.arange(0, BLOCK_K // run) * run
     expert = tl.load(ids + pair).to(tl.int64)
@@ -60,16 +71,16 @@ def _gate_up(
     gate = tl.zeros((BLOCK_N, BLOCK_K // run), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K // run), tl.float32)
     for at in tl.static_range(0, K, BLOCK_K):
-        inside = at + k < K
-        gate_weights = _weights(gates + at, n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
-        up_weights = _weights(gates + (N * K + at), n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
+        inside = _inside(at + k, K, expert, EXPERTS)
+        gate_weights = _weights(gates + at, n < N, inside, whole and at + BLOCK_K <= K)
+        up_weights = _weights(gates + (N * K + at), n < N, inside, whole and at + BLOCK_K <= K)
         value = tl.load(row + at + k, mask=inside, other=0.0).to(tl.float32)
         gate_sums = _runs(gate_weights, value, run)
         up_sums = _runs(up_weights, value, run)
         if SCALED:  # a program's outputs are in one row of blocks
             first = tl.program_id(1) * BLOCK_N
             own = scales + expert * ((2 * N // 128) * (K // 128)) + (at + runs) // 128
-            here = at + runs < K
+            here = _inside(at + runs, K, expert, EXPERTS)
             gate_sums *= tl.load(own + first // 128 * (K // 128), mask=here, other=0.0)[None, :]
             up_sums *= tl.load(own + (N + first) // 128 * (K // 128), mask=here, other=0.0)[None, :]
         gate += gate_sums
@@ -78,8 +89,9 @@ def _gate_up(
     gates = tl.sum(gate, 1)
     ups = tl.sum(up, 1)
     if BIAS:
-        gates += tl.load(bias + expert * (2 * N) + n, mask=n < N, other=0.0).to(tl.float32)
-        ups += tl.load(bias + expert * (2 * N) + N + n, mask=n < N, other=0.0).to(tl.float32)
+        valid = _inside(n, N, expert, EXPERTS)
+        gates += tl.load(bias + expert * (2 * N) + n, mask=valid, other=0.0).to(tl.float32)
+        ups += tl.load(bias + expert * (2 * N) + N + n, mask=valid, other=0.0).to(tl.float32)
     result = gated_pair(gates, ups, alpha, limit, KIND)
     tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
@@ -89,17 +101,19 @@ def _gate_up(
 def _down(
     hidden, ids, weights, w, scales, bias, base, out,
     TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
+    whole: tl.constexpr = N % BLOCK_N == 0 and EXPERTS == 0
     run: tl.constexpr = 16 if SCALED else 1
     runs = tl.arange(0, BLOCK_K // run) * run
     # The ids are older than the previous kernel, and no kernel writes weights, so the first weights are loaded before
     # the wait.
-    first = w + tl.load(ids + token * TOP).to(tl.int64) * (N * K) + n[:, None] * K + k[None, :]
-    matrix = _weights(first, n < N, k < K, N % BLOCK_N == 0 and BLOCK_K <= K)
+    first = tl.load(ids + token * TOP).to(tl.int64)
+    rows = w + first * (N * K) + n[:, None] * K + k[None, :]
+    matrix = _weights(rows, n < N, _inside(k, K, first, EXPERTS), whole and BLOCK_K <= K)
     wait(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K // run), tl.float32)
     total = tl.zeros((BLOCK_N,), tl.float32)
@@ -111,17 +125,19 @@ def _down(
         weight = tl.load(weights + pair)
         rows = w + expert * (N * K) + n[:, None] * K + k[None, :]
         for at in tl.static_range(0, K, BLOCK_K):
-            inside = at + k < K
+            inside = _inside(at + k, K, expert, EXPERTS)
             if j > 0 or at > 0:
-                matrix = _weights(rows + at, n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
+                matrix = _weights(rows + at, n < N, inside, whole and at + BLOCK_K <= K)
             value = tl.load(hidden + pair * K + at + k, mask=inside, other=0.0).to(tl.float32)
             sums = _runs(matrix, value, run) * weight
             if SCALED:
                 own = scales + (expert * (N // 128) + tl.program_id(1) * BLOCK_N // 128) * (K // 128)
-                sums *= tl.load(own + (at + runs) // 128, mask=at + runs < K, other=0.0)[None, :]
+                here = _inside(at + runs, K, expert, EXPERTS)
+                sums *= tl.load(own + (at + runs) // 128, mask=here, other=0.0)[None, :]
             acc += sums
         if BIAS:
-            total += weight * tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)
+            own_bias = tl.load(bias + expert * N + n, mask=_inside(n, N, expert, EXPERTS), other=0.0)
+            total += weight * own_bias.to(tl.float32)
     start_next(PDL)
     total += tl.sum(acc, 1)
     tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
@@ -137,6 +153,7 @@ def experts_gate_up_few(
     bias: torch.Tensor | None = None,
     alpha: float = 1.0,
     limit: float = 0.0,
+    partial: bool = False,
 ) -> torch.Tensor:
     """Returns act(gate) * up of each token for each of its experts. Reads 2 N K elements of weights for each chosen
     expert.
@@ -149,6 +166,7 @@ def experts_gate_up_few(
         scales: float32 [E, 2 N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, 2 N] or None.
         alpha, limit: parameters of "clamped".
+        partial: whether ids may be E, for an expert that another rank has.
 
     Returns:
         [T * top, N], by pair.
@@ -159,7 +177,8 @@ def experts_gate_up_few(
     _gate_up[(pairs, cdiv(outputs, block_n))](
         x, ids, weight, scales, bias, out, alpha, limit,
         TOP=ids.shape[1], K=inputs, N=outputs, SCALED=scales is not None, BIAS=bias is not None, KIND=activation,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **pdl_options(x.device),
+        EXPERTS=len(weight) if partial else 0, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -173,6 +192,7 @@ def experts_down_few(
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
+    partial: bool = False,
 ) -> torch.Tensor:
     """Returns the weighted sum over each token's experts of their outputs. Reads N K elements of weights for each
     chosen expert.
@@ -184,6 +204,7 @@ def experts_down_few(
         scales: float32 [E, N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the sum, or None.
+        partial: as for `experts_gate_up_few`.
 
     Returns:
         [T, N].
@@ -195,7 +216,8 @@ def experts_down_few(
         hidden, ids, weights, weight, scales, bias, base, out,
         TOP=ids.shape[1], K=inputs, N=outputs,
         SCALED=scales is not None, BIAS=bias is not None, BASE=base is not None,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **pdl_options(hidden.device),
+        EXPERTS=len(weight) if partial else 0, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, **pdl_options(hidden.device),
     )  # fmt: skip
     return out
 

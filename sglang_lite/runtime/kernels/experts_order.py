@@ -102,8 +102,8 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
     """Returns the blocks of the pairs in `ids`. Reads T top integers for each expert, from the cache.
 
     Args:
-        ids: int32 [T, top], contiguous, each below `experts`.
-        experts: number of experts of the layer.
+        ids: int32 [T, top], contiguous. Pairs of the expert `experts`, which another rank has, are in no block.
+        experts: number of experts of the layer, or of those that a rank has.
         size: rows of a block, a power of two.
     """
     blocks = ExpertBlocks.empty(ids, experts, size)

@@ -145,6 +145,7 @@ def packed_down(
     *,
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
+    partial: bool = False,
 ) -> torch.Tensor:
     """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller must add up.
 
@@ -156,12 +157,14 @@ def packed_down(
         weights: float32 [T, top], contiguous.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the output of each token's first expert, or None.
+        partial: as for `experts_down`.
 
     Returns:
         [top, T, N].
     """
     outputs, count = len(weight.words) // experts, len(blocks.experts)
-    out = hidden.new_empty((weights.shape[1], len(weights), outputs))
+    make = hidden.new_zeros if partial else hidden.new_empty
+    out = make((weights.shape[1], len(weights), outputs))
     _down[(count * cdiv(outputs, _OUTPUTS),)](
         hidden, weight.words, weight.scales, weight.table, bias, weights, base, blocks.pairs, blocks.experts, out,
         count, weights.numel(), len(weight.words), blocks_of(weight),

@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.sizes import power_of_2
 @cached_launch
 @triton.jit
 def _route(
-    logits, correction, ids, weights, scale, PARTS: tl.constexpr,
+    logits, correction, local_ids, ids, weights, scale, PARTS: tl.constexpr, LOCAL: tl.constexpr,
     SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISE: tl.constexpr, TOP: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_TOP: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -81,6 +81,8 @@ def _route(
         own_weights = own_weights / (tl.sum(own_weights, 0) + 1e-20)
     own_ids = tl.where(bad, k, own_ids)
     own_weights = tl.where(bad, float("nan"), own_weights * scale)
+    if LOCAL:
+        own_ids = tl.load(local_ids + own_ids, mask=k < TOP, other=0)
     tl.store(ids + row * TOP + k, own_ids, mask=k < TOP)
     tl.store(weights + row * TOP + k, own_weights, mask=k < TOP)
 
@@ -96,6 +98,7 @@ def experts_route(
     group_top: int = 1,
     normalise: bool = True,
     scale: float = 1.0,
+    local_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the experts of each token and their weights. Reads T E elements, writes 2 T top_k.
 
@@ -109,6 +112,7 @@ def experts_route(
         group_top: number of best choices of a group whose sum is its rank.
         normalise: whether to divide weights by their sum.
         scale: factor of all weights.
+        local_ids: number to return for each expert, int32 [E], where a rank has some of them; None for its own.
 
     Returns:
         Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score of NaN gets the first
@@ -120,7 +124,8 @@ def experts_route(
     size = experts // groups
     block = power_of_2(groups) * power_of_2(size)
     _route[(tokens,)](
-        logits, correction, ids, weights, scale, PARTS=len(logits) if logits.dim() == 3 else 1,
+        logits, correction, local_ids, ids, weights, scale,
+        PARTS=len(logits) if logits.dim() == 3 else 1, LOCAL=local_ids is not None,
         SIGMOID=scoring == "sigmoid", CORRECTED=correction is not None, NORMALISE=normalise, TOP=top_k,
         GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
         BLOCK_G=power_of_2(groups), BLOCK_S=power_of_2(size),

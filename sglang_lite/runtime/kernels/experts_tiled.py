@@ -208,6 +208,7 @@ def experts_down(
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
+    partial: bool = False,
 ) -> torch.Tensor:
     """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller must add up. Reads N
     K elements of weights and a block of hidden states for each used block.
@@ -220,6 +221,7 @@ def experts_down(
         scales: float32 [E, N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the output of each token's first expert, or None.
+        partial: whether pairs may be in no block, as their experts are on other ranks: their output is zero.
 
     Returns:
         [top, T, N], in the data type of the result of `experts_gate_up`.
@@ -227,7 +229,8 @@ def experts_down(
     _, outputs, inputs = weight.shape
     pairs, count = weights.numel(), len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
-    out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
+    make = torch.zeros if partial else torch.empty
+    out = make((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = down_launch(properties_of(out.device), blocks.size, values.element_size())
     _down[(count * cdiv(outputs, block_n),)](
         tensor_descriptor(values, inputs, (blocks.size, block_k)), row_scales,

@@ -1,8 +1,9 @@
 """Cuts of a model's parameters over ranks: one rule for each role. Needs no torch.
 
 Heads are cut with the keys and values that they read, feed-forwards (also each expert's) by their inner size, embedding
-and head by the vocabulary; everything else is whole on every rank. So a layer needs two sums: of what the ranks' heads
-give, and of what their feed-forwards give.
+and head by the vocabulary; everything else is whole on every rank. With `ep`, experts are cut by number, and each by its
+inner size over the ranks that have it alone. So a layer needs two sums: of what the ranks' heads give, and of what their
+feed-forwards give.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.parameters import ParameterSpec
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LatentSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.parallel.layout import Parallel
 
 _GRAINS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # elements that quantised formats keep together, the largest first
@@ -38,8 +39,8 @@ class RankPart:
 
 
 def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
-    """Specification of a rank's part of a model: its heads, and its part of each feed-forward. Vocabulary, hidden size
-    and the number of experts stay whole.
+    """Specification of a rank's part of a model: its heads, its part of each feed-forward, and the experts that it has.
+    Vocabulary, hidden size and the number of experts to choose from stay whole.
 
     Args:
         spec: the model.
@@ -51,26 +52,39 @@ def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
     """
     if parallel.tp == 1:
         return spec
-    problem = _problem(spec, parallel.tp, even=even)
+    _check_experts(spec, parallel.ep)
+    problem = _problem(spec, parallel, even=even)
     if problem is not None:
-        sizes = [str(tp) for tp in range(1, 129) if _problem(spec, tp, even=even) is None]
+        layouts = [Parallel(tp=tp, ep=parallel.ep) for tp in range(parallel.ep, 129, parallel.ep)]
+        sizes = [str(each.tp) for each in layouts if _problem(spec, each, even=even) is None]
         raise ParameterError(
-            "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes)}."
+            "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes) or 1}."
         )
     return replace(spec, layers=tuple(_of_rank(layer, parallel) for layer in spec.layers))
 
 
-def _problem(spec: ModelSpec, tp: int, *, even: bool) -> str | None:
+def _check_experts(spec: ModelSpec, ep: int) -> None:
+    """Raises ParameterError if groups of ranks can't share out the experts of a model."""
+    counts = [layer.feed_forward.count for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if ep > min(counts, default=1):
+        problem = f"{ep} is more than the model's {min(counts)} experts." if counts else "the model has no experts."
+        raise ParameterError("ep_size", problem, hint="Leave it out.")
+
+
+def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
     """Reason why ranks can't share a model, as the object of "can't share"; None if they can."""
+    tp = parallel.tp
     for layer in spec.layers:
         a, fed = layer.attention, layer.feed_forward
         kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
         uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
         if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
             return f"{a.heads} heads" + (f" with {kv_heads} of keys and values" if kv_heads != a.heads else "")
-        sizes = (fed.size,) if isinstance(fed, DenseSpec) else (fed.size, fed.shared_size)
-        for size in filter(None, sizes):
-            if size < tp or (even and size % tp):
+        sizes = [(fed.size, tp)]
+        if isinstance(fed, ExpertsSpec):
+            sizes = [(fed.size, parallel.same_experts.tp), (fed.shared_size, tp)]
+        for size, ranks in sizes:
+            if size and (size < ranks or (even and size % ranks)):
                 return f"a feed-forward of {size}"
     return None if spec.vocab_size >= tp else f"{spec.vocab_size} tokens"
 
@@ -85,8 +99,9 @@ def _of_rank(layer: LayerSpec, parallel: Parallel) -> LayerSpec:
     )
     if isinstance(fed, DenseSpec):
         return replace(layer, attention=attention, feed_forward=replace(fed, size=len(_inner(fed.size, parallel))))
-    size, shared = len(_inner(fed.size, parallel)), len(_inner(fed.shared_size, parallel))
-    return replace(layer, attention=attention, feed_forward=replace(fed, size=size, shared_size=shared))
+    own = None if parallel.ep == 1 else tuple(parallel.experts(fed.count))
+    size, shared = len(_inner(fed.size, parallel.same_experts)), len(_inner(fed.shared_size, parallel))
+    return replace(layer, attention=attention, feed_forward=replace(fed, size=size, shared_size=shared, own=own))
 
 
 def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
@@ -139,6 +154,13 @@ def cut(
         return _times("outputs", vocabulary_part(spec.vocab_size, parallel, block)) if role in _VOCABULARY else None
     layer = spec.layers[parameter.layer]
     matrix = role.removesuffix("_bias")
+    if parameter.expert is not None:
+        assert isinstance(layer.feed_forward, ExpertsSpec), "it has an expert"
+        if parameter.expert not in parallel.experts(layer.feed_forward.count):
+            return RankPart("outputs", 0, 0)
+        parallel = parallel.same_experts
+        if parallel.tp == 1:
+            return None
     if matrix in ("o", "down", "expert_down", "shared_down"):  # a sum needs the bias once
         if matrix != role:
             return None if parallel.rank == 0 else RankPart("outputs", 0, 0)

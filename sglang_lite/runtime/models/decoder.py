@@ -112,6 +112,8 @@ class Decoder:
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
+        if ranks.parallel.ep > 1:
+            reader.skip_others()
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
         self.plan_small_batches()

@@ -6,7 +6,7 @@ from a model's files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
@@ -221,6 +221,7 @@ class ExpertsSpec:
         shared_size: intermediate size of the shared expert that every token passes through; 0 for none.
         shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learnt projection of the
             token.
+        own: experts whose matrices a rank has, in order; None for all.
     """
 
     count: int
@@ -240,15 +241,21 @@ class ExpertsSpec:
     limit: float = 0.0
     shared_size: int = 0
     shared_gate: bool = False
+    own: tuple[int, ...] | None = None
+
+    @property
+    def experts(self) -> Sequence[int]:
+        """Experts whose matrices there are."""
+        return range(self.count) if self.own is None else self.own
 
     def weight_elements(self, hidden: int, experts: float | None = None) -> int:
         """Number of elements of the weight matrices.
 
         Args:
             hidden: size of the hidden state.
-            experts: number of experts to count, or None for all.
+            experts: number of experts to count, or None for those whose matrices there are.
         """
-        chosen = self.count if experts is None else experts
+        chosen = len(self.experts) if experts is None else experts
         return int(hidden * (3 * (chosen * self.size + self.shared_size) + self.count + self.shared_gate))
 
 

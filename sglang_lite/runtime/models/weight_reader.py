@@ -189,6 +189,11 @@ class WeightReader:
         """Weight of the norm before the head, in the form described in `Layer`, or ones if the model has none."""
         return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
+    def skip_others(self) -> None:
+        """Marks tensors that other ranks alone have as used. Comes last, as one may hold parts of this rank, too."""
+        for parameter in parameters(self.spec):
+            self._tensors.has_part(parameter)
+
     def layer(self, index: int) -> Layer:
         spec = self.of_rank.layers[index]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
@@ -302,9 +307,18 @@ class WeightReader:
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
-            return GpuExperts(spec, router, correction, self._expert_matrices(table, spec), shared, shared_gate)
-        experts = tuple(self._feed_forward(table, "expert_", spec, expert) for expert in range(spec.count))
-        return Experts(spec, router, correction, experts, shared, shared_gate)
+            matrices = self._expert_matrices(table, spec)
+            return GpuExperts(spec, router, correction, matrices, shared, shared_gate, self._places(spec))
+        experts = tuple(self._feed_forward(table, "expert_", spec, expert) for expert in spec.experts)
+        return Experts(spec, router, correction, experts, shared, shared_gate, self._places(spec))
+
+    def _places(self, spec: ExpertsSpec) -> torch.Tensor | None:
+        """Place of each expert among those of this rank, and their number for the others; None if it has all."""
+        if spec.own is None:
+            return None
+        places = torch.full((spec.count,), len(spec.own), dtype=torch.int32)
+        places[list(spec.own)] = torch.arange(len(spec.own), dtype=torch.int32)
+        return places.to(self.device)
 
     def _router(self, table: Table) -> Linear:
         piece = self._tensors.slice_of(table["router", None])
@@ -317,21 +331,22 @@ class WeightReader:
         return self.linears.float32(weight, self._tensors.bias(table, ("router",)))
 
     def _expert_matrices(self, table: Table, spec: ExpertsSpec) -> ExpertMatrices:
-        """Matrices of all experts in the form that the GPU kernels take."""
+        """Matrices of the experts in the form that the GPU kernels take."""
         from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker  # needs Triton
 
         self._expert_stacker = self._expert_stacker or ExpertStacker(self.precision, self.device)
-        gates_and_ups, experts = ("expert_gate", "expert_up"), range(spec.count)
+        gates_and_ups, experts = ("expert_gate", "expert_up"), spec.experts
         return self._expert_stacker.matrices(
             [self._tensors.matrices([table[role, expert] for role in gates_and_ups]) for expert in experts],
             [self._tensors.matrices([table["expert_down", expert]]) for expert in experts],
             self._biases(table, gates_and_ups, spec),
             self._biases(table, ("expert_down",), spec),
+            None if spec.own is None else spec.count,
         )
 
     def _biases(self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec) -> torch.Tensor | None:
-        """Biases of all experts [experts, outputs], or None if they have none."""
-        biases = [self._tensors.bias(table, roles, expert) for expert in range(spec.count)]
+        """Biases of the experts [experts, outputs], or None if they have none."""
+        biases = [self._tensors.bias(table, roles, expert) for expert in spec.experts]
         given = [bias for bias in biases if bias is not None]
         return torch.stack(given).to(self.device, self.precision.weights) if given else None
 

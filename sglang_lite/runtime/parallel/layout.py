@@ -17,11 +17,13 @@ class Parallel:
         tp: number of ranks that share each layer (tensor parallelism).
         pp: number of ranks in a row, each with some of the layers (pipeline parallelism).
         dp: number of whole engines behind one intake (data parallelism).
-        ep: number of ranks that share the experts of a layer (expert parallelism).
+        ep: number of groups of ranks that share out the experts of a layer by number (expert parallelism). The ranks of
+            a group, tp / ep of them, share each of its experts.
         rank: place of this process among the `tp` ranks; 0 schedules and draws.
 
     Raises:
-        ParameterError: a size is no whole number from 1 to 1,024, or the rank is none of the layout.
+        ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, or the rank is none of the
+            layout.
     """
 
     tp: int = 1
@@ -35,12 +37,25 @@ class Parallel:
             size = getattr(self, field.name)
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
                 raise ParameterError(f"{field.name}_size", f"{size!r} is not a whole number from 1 to {MAX_RANKS}.")
+        if self.tp % self.ep:
+            sizes = ", ".join(str(ep) for ep in range(1, self.tp + 1) if self.tp % ep == 0)
+            raise ParameterError("ep_size", f"{self.ep} does not divide tp_size={self.tp}.", hint=f"It can be {sizes}.")
         if self.rank not in range(self.tp):
             raise ParameterError("rank", f"{self.rank!r} is not one of the {self.tp} ranks.")
 
     def of(self, rank: int) -> Parallel:
         """Returns the same layout as another rank sees it."""
         return replace(self, rank=rank)
+
+    @property
+    def same_experts(self) -> Parallel:
+        """Layout of the ranks that have the same experts as this one."""
+        each = self.tp // self.ep
+        return Parallel(tp=each, rank=self.rank % each)
+
+    def experts(self, count: int) -> range:
+        """Returns the experts that this rank has, or has a part of, of `count`."""
+        return self.share(count, self.ep, self.rank * self.ep // self.tp)
 
     def share(self, count: int, ranks: int | None = None, rank: int | None = None) -> range:
         """Returns this rank's share of some units; where they don't divide, earlier ranks have one more.

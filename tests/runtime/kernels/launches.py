@@ -1,7 +1,7 @@
 """Every kernel launched on tensors without memory: what `variants.collecting_variants` can compile for a GPU that is not there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -336,6 +336,9 @@ def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
     for tokens in (4, 16, 512, 2048):  # by pairs, and in blocks of 16, 64 and 128 rows
         ids, shares = experts_route(empty(tokens, count, dtype=dtype), top)
         apply_experts(empty(tokens, hidden, dtype=dtype), ids, shares, matrices, "silu")
+    few = empty(4, count, dtype=dtype)
+    ids, shares = experts_route(few, top, local_ids=empty(count, dtype=torch.int32))
+    apply_experts(empty(4, hidden, dtype=dtype), ids, shares, replace(matrices, of=2 * count), "silu")
 
 
 def around(dtype: torch.dtype) -> None:

@@ -7,6 +7,7 @@ from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from tests.runtime.kernels.test_kernels import DEVICE, normal
 
 EXPERT_IDS = torch.tensor([[1, 4], [4, 0], [1, 3], [4, 1], [3, 1]], dtype=torch.int32, device=DEVICE)
+SOME_ELSEWHERE = EXPERT_IDS.masked_fill(EXPERT_IDS == 4, 5)  # of five experts here
 
 
 def packed_matrices():
@@ -79,11 +80,13 @@ def packed_gated(run):
 
 
 def packed_downs(run):
-    blocks, results = experts_order(EXPERT_IDS, 5, 16), []
+    blocks, some = (experts_order(ids, 5, 16) for ids in (EXPERT_IDS, SOME_ELSEWHERE))
+    results = []
     for _, down, (_, bias) in packed_stacks():
         weights, hidden = torch.rand(5, 2, device=DEVICE), normal(len(blocks.pairs), down.inputs)
         for base in (None, normal(5, down.shape[0] // 5)):
             results.append(run(hidden, down, 5, blocks, weights, bias=bias, base=base))
+        results.append(run(hidden, down, 5, some, weights, bias=bias, partial=True))
     return results
 
 

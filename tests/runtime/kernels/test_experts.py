@@ -188,6 +188,24 @@ def test_parts_of_the_output_add_up_to_it():
     assert torch.equal(parts.sum(0), apply_experts(x, ids, weights, own, "silu", base=base))
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("biases", [False, True])
+def test_what_ranks_with_some_of_the_experts_give_adds_up_to_the_layer(tokens, biases):
+    whole = layer(7, 32, 16, torch.float32, biases=biases)
+    x, base, logits = normal(tokens, 32), normal(tokens, 32), normal(tokens, 7)
+    out = torch.zeros_like(x)
+    for own in ([0, 1, 2], [3, 4, 5, 6]):
+        local_ids = torch.full((7,), len(own), dtype=torch.int32, device=DEVICE)
+        local_ids[own] = torch.arange(len(own), dtype=torch.int32, device=DEVICE)
+        parts = (whole.gate_up, whole.down, whole.gate_up_bias, whole.down_bias)
+        some: list[Any] = [part if part is None else part[own] for part in parts]
+        ids, weights = experts_route(logits, 2, local_ids=local_ids)
+        matrices = ExpertMatrices(*some, of=7)
+        out += apply_experts(x, ids, weights, matrices, "silu", base=base if own[0] else None)
+    close(out, plain(x, *experts_route(logits, 2), whole, "silu", base=base))
+
+
 def test_matrices_whose_rows_are_no_whole_16_bytes_work():
     own = layer(4, 18, 6, torch.float32, biases=True)
     x, (ids, weights) = normal(9, 18), experts_route(normal(9, 4), 2)

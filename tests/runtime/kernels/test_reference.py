@@ -417,15 +417,17 @@ def routed(run):
         run(logits, 3, scoring="sigmoid", correction=normal(24), groups=4, kept_groups=2, group_top=2, scale=2.5),
         run(logits, 3, groups=4, kept_groups=2, normalise=False),
         run(normal(3, 4, 24), 3),
+        run(logits, 3, local_ids=torch.randperm(24, dtype=torch.int32, device=DEVICE)),
     ]
 
 
 EXPERT_IDS = [[1, 4], [4, 0], [1, 3], [4, 1], [3, 1]]
+SOME_ELSEWHERE = [[1, 5], [5, 0], [1, 3], [5, 5], [5, 1]]  # of five experts here
 
 
 def ordered(run):
-    blocks = run(numbers(*EXPERT_IDS), 6, 2)
-    return blocks.experts, blocks.pairs[: int((blocks.experts >= 0).sum()) * blocks.size]
+    both = run(numbers(*EXPERT_IDS), 6, 2), run(numbers(*SOME_ELSEWHERE), 5, 2)
+    return [(each.experts, each.pairs[: int((each.experts >= 0).sum()) * each.size]) for each in both]
 
 
 def by_experts(dtype=torch.float32):
@@ -444,25 +446,33 @@ def gated_few(run):
         run(
             normal(2, gate_up.shape[2]),
             gate_up,
-            numbers(*EXPERT_IDS[:2]),
+            numbers(*ids[:2]),
             kind,
             scales=by,
             bias=bias,
             alpha=1.7,
             limit=1.0,
+            partial=partial,
         )
         for gate_up, _, by, _, bias, _ in by_experts()
-        for kind in ("silu", "clamped")
+        for kind, ids, partial in (
+            ("silu", EXPERT_IDS, False),
+            ("clamped", EXPERT_IDS, False),
+            ("silu", SOME_ELSEWHERE, True),
+        )
     ]
 
 
 def summed_few(run):
-    ids, weights = numbers(*EXPERT_IDS[:2]), torch.rand(2, 2, device=DEVICE)
+    weights = torch.rand(2, 2, device=DEVICE)
     return [
-        run(normal(4, down.shape[2]), down, ids, weights, scales=by, bias=bias, base=base and normal(2, down.shape[1]))
+        run(
+            normal(4, down.shape[2]), down, numbers(*ids[:2]), weights, scales=by, bias=bias,
+            base=base and normal(2, down.shape[1]), partial=partial,
+        )
         for _, down, _, by, _, bias in by_experts()
-        for base in (None, True)
-    ]
+        for base, ids, partial in ((None, EXPERT_IDS, False), (True, EXPERT_IDS, False), (True, SOME_ELSEWHERE, True))
+    ]  # fmt: skip
 
 
 def gated_by_tiles(run):
@@ -485,13 +495,15 @@ def gated_by_tiles(run):
 
 
 def down_by_tiles(run):
-    blocks, results = experts_order(numbers(*EXPERT_IDS), 5, 16), []
+    blocks, some = (experts_order(numbers(*ids), 5, 16) for ids in (EXPERT_IDS, SOME_ELSEWHERE))
+    results = []
     for _, down, _, by, _, bias in by_experts():
         hidden = normal(len(blocks.pairs), down.shape[2])
         weights = torch.rand(5, 2, device=DEVICE)
         hidden = hidden if by is None else quantise_rows(hidden, FLOAT8)
         results.append(run(hidden, down, blocks, weights, scales=by, bias=bias))
         results.append(run(hidden, down, blocks, weights, scales=by, bias=bias, base=normal(5, down.shape[1])))
+        results.append(run(hidden, down, some, weights, scales=by, bias=bias, partial=True))
     return results
 
 

@@ -1,10 +1,12 @@
 """A model that is cut over ranks gives what the whole one gives."""
 
+import json
 from concurrent.futures import Future
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from sglang_lite.protocol import ModelError, SamplingParams
@@ -12,6 +14,12 @@ from tests.runtime.models import packings, small_gguf, test_fp8
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine, prompts
 from tests.runtime.models.tiny import randomise, save
 from tests.runtime.parallel.threads import engine_of_ranks
+
+
+EXPERTS = [
+    "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
+    "glm4-moe-lite",
+]  # fmt: skip
 
 
 def folder_of(name, where, **more):
@@ -46,10 +54,31 @@ def test_on_a_cpu_heads_feed_forwards_and_tokens_need_not_divide(name, tp, tmp_p
     compare(folder_of(name, tmp_path / "model", **odd), tp, tmp_path / "meeting")
 
 
-def compare(folder, tp, meeting):
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("tp", "ep"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_by_number_give_the_logits_of_one_process(name, tp, ep, tmp_path):
+    """Those of Mixtral, of which there are six, also where four groups have one or two each."""
+    compare(folder_of(name, tmp_path / "model"), tp, tmp_path / "meeting", ep=ep)
+
+
+def test_experts_in_8_bits_are_taken_with_their_scales(tmp_path):
+    folder = folder_of("qwen3-moe", tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if ".experts." in name]:
+        scales = state[name].abs().amax(1, keepdim=True) / 448
+        state |= {name: (state[name] / scales).to(torch.float8_e4m3fn), f"{name}_scale": scales}
+    save_file(state, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    compare(folder, 2, tmp_path / "meeting", ep=2)
+
+
+def compare(folder, tp, meeting, ep=1):
     with engine(folder, step_tokens=16) as whole:
         expected = answers(whole)
-    with engine_of_ranks(folder, tp, meeting, dtype="float32", max_running=4, step_tokens=16) as ranks:
+    with engine_of_ranks(folder, tp, meeting, ep=ep, dtype="float32", max_running=4, step_tokens=16) as ranks:
         torch.testing.assert_close(answers(ranks), expected, rtol=1e-5, atol=1e-5)
 
 

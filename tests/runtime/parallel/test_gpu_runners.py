@@ -63,13 +63,16 @@ def on_gpus(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
 
 
-@pytest.mark.parametrize(("kind", "tp"), [("dense", 2), ("experts", 2), ("latents", 2), ("dense", 4)])
-@pytest.mark.sampled(4)
-def test_ranks_give_the_tokens_of_one_process(kind, tp, tmp_path, on_gpus):
+@pytest.mark.parametrize(
+    ("kind", "tp", "ep"),
+    [("dense", 2, 1), ("experts", 2, 1), ("latents", 2, 1), ("dense", 4, 1), ("experts", 2, 2), ("latents", 2, 2)],
+)
+@pytest.mark.sampled(6)
+def test_ranks_give_the_tokens_of_one_process(kind, tp, ep, tmp_path, on_gpus):
     folder = saved(tmp_path / "model", kind, vocab_size=(tp - 1) * BLOCK + 100)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
         expected = answers(engine)
-    with threads.engine_of_ranks(folder, tp, tmp_path / "meeting", device="cpu", **SETTINGS) as engine:
+    with threads.engine_of_ranks(folder, tp, tmp_path / "meeting", ep=ep, device="cpu", **SETTINGS) as engine:
         found = answers(engine)
     compare(found, expected)
 

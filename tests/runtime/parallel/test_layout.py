@@ -19,8 +19,8 @@ from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models.test_families import FAMILIES, SHAPE
 
 
-def ranks(tp):
-    return [Parallel(tp=tp, rank=rank) for rank in range(tp)]
+def ranks(tp, ep=1):
+    return [Parallel(tp=tp, ep=ep, rank=rank) for rank in range(tp)]
 
 
 def spec_of(name):
@@ -34,6 +34,15 @@ def test_shares_are_consecutive_even_and_cover_all(count, tp):
     shares = [rank.share(count) for rank in ranks(tp)]
     assert [unit for share in shares for unit in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 60))
+def test_each_expert_is_on_the_ranks_of_one_group(ep, each, more):
+    count, layout = ep + more, ranks(ep * each, ep)
+    own = [rank.experts(count) for rank in layout]
+    assert [expert for rank in own[::each] for expert in rank] == list(range(count))
+    assert all(experts == own[i - i % each] for i, experts in enumerate(own))
+    assert [rank.same_experts for rank in layout] == ranks(each) * ep
 
 
 @given(st.integers(1, 500), st.integers(1, 5), st.sampled_from([1, 7, 64]))
@@ -58,10 +67,18 @@ def test_each_head_is_computed_once_with_the_keys_that_it_reads(kv_heads, querie
 
 
 @pytest.mark.parametrize("name", ["phi3", "qwen2-moe", "gpt-oss", "deepseek-v2", "cohere-norms", "olmo2"])
-def test_the_parts_of_a_parameter_cover_it(name):
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_parts_of_a_parameter_cover_it(name, ep):
     spec = spec_of(name)
     for parameter in parameters(spec):
-        parts = [cut(parameter, spec, rank) for rank in ranks(2)]
+        layout = ranks(2)
+        if ep > 1 and parameter.expert is not None:
+            layout = ranks(4, ep)
+            own = parameter.expert // (spec.layers[parameter.layer].feed_forward.count // 2) * 2
+            parts = [cut(parameter, spec, rank) for rank in layout]
+            assert all(part.size == 0 for i, part in enumerate(parts) if i not in (own, own + 1))
+            layout = layout[own : own + 2]
+        parts = [cut(parameter, spec, rank) for rank in layout]
         if any(part is None for part in parts):
             assert all(part is None or (part.size == 0 and parameter.role.endswith("_bias")) for part in parts)
             continue
@@ -76,6 +93,9 @@ def test_the_parts_of_a_parameter_cover_it(name):
         (dict(tp_size=0), "tp_size: 0 is not a whole number from 1 to 1024"),
         (dict(tp_size=2.0), "tp_size: 2.0 is not a whole number"),
         (dict(tp_size=None), "tp_size: None is not a whole number"),
+        (dict(ep_size=2), "ep_size: 2 does not divide tp_size=1. It can be 1"),
+        (dict(tp_size=6, ep_size=4), "ep_size: 4 does not divide tp_size=6. It can be 1, 2, 3, 6"),
+        (dict(tp_size=2, ep_size=0), "ep_size: 0 is not a whole number"),
         (dict(seed="a"), "seed: 'a' is not a whole number of at least 0"),
         (dict(seed=-1), "seed: -1 is not a whole number of at least 0"),
         (dict(seed=1 << 64), "seed: 18446744073709551616 is more than"),
@@ -102,6 +122,20 @@ def test_settings_that_do_not_fit_are_refused_by_name(settings, message):
 def test_sizes_that_divide_nothing_are_refused_with_those_that_work(tp, even, message):
     with pytest.raises(ParameterError, match=f"tp_size: {message}"):
         rank_spec(spec_of("qwen2"), Parallel(tp=tp), even=even)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "ep", "message"),
+    [
+        ("qwen2", 2, 2, "ep_size: the model has no experts. Leave it out"),
+        ("mixtral", 8, 8, "ep_size: 8 is more than the model's 6 experts"),
+        ("mixtral", 12, 6, "tp_size: 12 ranks can't share 4 heads with 2 of keys and values. It can be 1."),
+        ("mixtral", 16, 2, "tp_size: 16 ranks can't share 4 heads with 2 of keys and values. It can be 2, 4."),
+    ],
+)
+def test_experts_that_can_not_be_shared_out_are_refused_by_name(name, tp, ep, message):
+    with pytest.raises(ParameterError, match=message):
+        rank_spec(spec_of(name), Parallel(tp=tp, ep=ep), even=False)
 
 
 class OnAnotherDevice(WeightSource):

@@ -64,14 +64,14 @@ def told(sink):
     return sorted(found, key=str)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "qwen2-moe", "deepseek-v2"])
-@pytest.mark.sampled(3)
-def test_random_requests_get_the_same_tokens(name, tmp_path):
+@pytest.mark.parametrize(("name", "ep"), [("smollm2", 1), ("qwen2-moe", 1), ("deepseek-v2", 1), ("qwen3-moe", 2)])
+@pytest.mark.sampled(4)
+def test_random_requests_get_the_same_tokens(name, ep, tmp_path):
     folder = folder_of(name, tmp_path / "model")
     with engine(folder, **SETTINGS) as whole:
         expected = tokens_of(whole, 0)
         assert whole.stats()["prompt_tokens_cached"]
-    with engine_of_ranks(folder, 2, tmp_path / "meeting", **SETTINGS) as ranks:
+    with engine_of_ranks(folder, 2, tmp_path / "meeting", ep=ep, **SETTINGS) as ranks:
         found = tokens_of(ranks, 0)
         assert ranks.stats()["drafters"]
     both = [(a, b) for a, b in zip(found, expected) if a is not None and b is not None]

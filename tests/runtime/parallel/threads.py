@@ -27,20 +27,20 @@ class ThreadLinks:
     Args:
         config: settings of all ranks.
         path: folder or file of the model.
-        tp: number of ranks.
+        parallel: layout of the ranks, as rank 0 sees it.
         meeting: path of a file that is not there yet.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, tp: int, meeting: Path) -> None:
+    def __init__(self, config: EngineConfig, path: Path, parallel: Parallel, meeting: Path) -> None:
         self._config, self._path, self._meeting = config, path, meeting
-        self._queues: list[queue.Queue] = [queue.Queue() for _ in range(tp - 1)]
+        self._queues: list[queue.Queue] = [queue.Queue() for _ in range(parallel.tp - 1)]
         self._threads = [
-            threading.Thread(target=self._run, args=(Parallel(tp=tp, rank=rank), self._queues[rank - 1]))
-            for rank in range(1, tp)
+            threading.Thread(target=self._run, args=(parallel.of(rank), self._queues[rank - 1]))
+            for rank in range(1, parallel.tp)
         ]
         for thread in self._threads:
             thread.start()
-        self.collectives = GlooCollectives(Parallel(tp=tp), meeting, TIMEOUT_S)
+        self.collectives = GlooCollectives(parallel, meeting, TIMEOUT_S)
 
     def _run(self, parallel: Parallel, messages: queue.Queue) -> None:
         ranks = GlooCollectives(parallel, self._meeting, TIMEOUT_S)
@@ -71,9 +71,9 @@ class ThreadLinks:
             thread.join(TIMEOUT_S)
 
 
-def engine_of_ranks(folder: Path, tp: int, meeting: Path, **settings: Any) -> sgl.Engine:
-    """Engine in this process whose model is cut over `tp` ranks."""
+def engine_of_ranks(folder: Path, tp: int, meeting: Path, *, ep: int = 1, **settings: Any) -> sgl.Engine:
+    """Engine in this process whose model is cut over `tp` ranks, in `ep` groups with experts of their own."""
     config = EngineConfig.make(model=str(folder), **settings)
-    links = ThreadLinks(config, folder, tp, meeting)
+    links = ThreadLinks(config, folder, Parallel(tp=tp, ep=ep), meeting)
     loaded = replace(load_model(config, folder, iter, ranks=links.collectives), ranks=links)
     return sgl.Engine.of(loaded, **{"model": str(folder), **settings})

@@ -18,6 +18,7 @@ def experts_gate_up_few(
     bias: torch.Tensor | None = None,
     alpha: float = 1.0,
     limit: float = 0.0,
+    partial: bool = False,
 ) -> torch.Tensor:
     experts = ids.flatten().long()
     rows = x.float().repeat_interleave(ids.shape[1], 0)
@@ -34,6 +35,7 @@ def experts_down_few(
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
+    partial: bool = False,
 ) -> torch.Tensor:
     y = _product(hidden.float(), weight, ids.flatten().long(), scales, bias)
     total = (y.view(*ids.shape, -1) * weights.unsqueeze(-1)).sum(1)
@@ -48,8 +50,13 @@ def _product(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """Returns rows [P, K] times the matrices of experts [P], in float32: [P, N]."""
-    y = torch.stack([decoded(weight, scales, int(e)) @ row for e, row in zip(experts, rows, strict=True)])
-    return y if bias is None else y + bias.float()[experts]
+    y = rows.new_zeros((len(rows), weight.shape[1]))
+    here = experts < len(weight)  # others, which come with `partial`, give zeros
+    for pair in here.nonzero()[:, 0].tolist():
+        y[pair] = decoded(weight, scales, int(experts[pair])) @ rows[pair]
+    if bias is not None:
+        y[here] += bias.float()[experts[here]]
+    return y
 
 
 def decoded(weight: torch.Tensor, scales: torch.Tensor | None, expert: int) -> torch.Tensor:

@@ -35,8 +35,10 @@ def packed_down(
     *,
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
+    partial: bool = False,
 ) -> torch.Tensor:
-    return experts_down(hidden, stacked(weight, experts, hidden.dtype), blocks, weights, bias=bias, base=base)
+    wide = stacked(weight, experts, hidden.dtype)
+    return experts_down(hidden, wide, blocks, weights, bias=bias, base=base, partial=partial)
 
 
 def stacked(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:

@@ -16,6 +16,7 @@ def experts_route(
     group_top: int = 1,
     normalise: bool = True,
     scale: float = 1.0,
+    local_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = logits.sum(0) if logits.dim() == 3 else logits  # sum of parts
     score = logits.float().sigmoid() if scoring == "sigmoid" else logits.float().softmax(-1)
@@ -31,4 +32,5 @@ def experts_route(
     if normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     ids = torch.where(bad, torch.arange(top_k, device=ids.device), ids)
-    return ids.int(), (weights * scale).masked_fill(bad, torch.nan)
+    ids = ids.int() if local_ids is None else local_ids[ids]
+    return ids, (weights * scale).masked_fill(bad, torch.nan)

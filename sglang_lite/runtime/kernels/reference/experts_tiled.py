@@ -42,9 +42,10 @@ def experts_down(
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
+    partial: bool = False,
 ) -> torch.Tensor:
     values, dtype = _decoded_rows(hidden)
-    out = torch.empty((weights.numel(), weight.shape[1]), device=values.device)  # by pair
+    out = torch.zeros((weights.numel(), weight.shape[1]), device=values.device)  # by pair
     for rows, pairs, expert in _rows(blocks, weights.numel()):
         y = values[rows] @ decoded(weight, scales, expert).T
         if bias is not None:

@@ -36,27 +36,29 @@ class ExpertStacker:
         down: list[list[Weight]],
         gate_up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
+        of: int | None = None,
     ) -> ExpertMatrices:
-        """Matrices of all experts of a layer.
+        """Matrices of experts of a layer.
 
         Args:
             gate_up, down: matrices of each expert, to be stacked along their outputs.
             gate_up_bias, down_bias: biases [experts, outputs], or None.
+            of: as of ExpertMatrices.
         """
         p, parts = self._precision, [part for expert in (*gate_up, *down) for part in expert]
         if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
             if not any(size % BLOCK for part in parts for size in part.shape):
                 (gate_up_8, gate_up_scales), (down_8, down_scales) = map(self._block_quantised, (gate_up, down))
-                return ExpertMatrices(gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales)
+                return ExpertMatrices(gate_up_8, down_8, gate_up_bias, down_bias, gate_up_scales, down_scales, of)
             if not self._stay_wide:
                 self._stay_wide = True
                 logger.warning("experts of %d by %d stay in 16 bits: no multiples of %d.", *parts[0].shape, BLOCK)
         if (packed := self._packed(gate_up)) is not None and (packed_down := self._packed(down)) is not None:
-            return ExpertMatrices(packed, packed_down, gate_up_bias, down_bias)
+            return ExpertMatrices(packed, packed_down, gate_up_bias, down_bias, of=of)
         if (p.int8 or p.rounding is not None) and not self._stay_wide:
             self._stay_wide = True
             logger.warning("experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding or "int8")
-        return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias)
+        return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias, of=of)
 
     def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
         """Matrices of all experts in 4 bits, or None if they have more, or are to have."""

@@ -43,9 +43,10 @@ class Experts:
         spec: specification of the experts.
         router: product that gives logits of the experts.
         correction: float32 [count], added to scores for the choice of experts, or None.
-        experts: feed-forward of each expert.
+        experts: feed-forward of each expert that this rank has.
         shared: shared expert that every row passes through, or None.
         shared_gate: product that gives the logit of the shared expert's weight, or None for a weight of 1.
+        local_ids: int32 [count], as for `experts_route`; None if this rank has all experts.
     """
 
     spec: ExpertsSpec
@@ -54,14 +55,15 @@ class Experts:
     experts: tuple[FeedForward, ...]
     shared: FeedForward | None
     shared_gate: Linear | None
+    local_ids: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        chosen, weights = route(self.router(x), self.spec, self.correction)
+        chosen, weights = route(self.router(x), self.spec, self.correction, self.local_ids)
         out = torch.zeros(x.shape)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
         counts = flat.bincount(minlength=len(self.experts)).tolist()
-        for expert, pairs in zip(self.experts, order.split_with_sizes(counts)):
+        for expert, pairs in zip(self.experts, order.split_with_sizes(counts)):  # others' pairs come last
             if len(pairs):
                 rows = pairs // self.spec.top_k
                 out.index_add_(0, rows, expert(x[rows]).float() * weights.flatten()[pairs].unsqueeze(1))
@@ -72,7 +74,7 @@ class Experts:
 
 
 def route(
-    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None
+    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None, local_ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses experts for rows: indices int64 [T, top_k] and weights float32 [T, top_k].
 
@@ -80,10 +82,12 @@ def route(
         logits: logits of the router [T, count].
         spec: specification of the experts.
         correction: float32 [count], added to scores for the choice, or None.
+        local_ids: place that is returned for each expert, int32 [count]; None for its number.
     """
     chosen, weights = experts_route(
         logits, spec.top_k, scoring=spec.scoring, correction=correction, groups=spec.groups,
         kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
+        local_ids=local_ids,
     )  # fmt: skip
     return chosen.long(), weights
 

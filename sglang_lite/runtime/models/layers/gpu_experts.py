@@ -21,8 +21,8 @@ class GpuExperts:
 
     Attributes:
         spec: specification of the experts.
-        router, correction, shared, shared_gate: as in `experts.Experts`.
-        matrices: matrices of all experts.
+        router, correction, shared, shared_gate, local_ids: as in `experts.Experts`.
+        matrices: matrices of the experts that this rank has.
     """
 
     spec: ExpertsSpec
@@ -31,6 +31,7 @@ class GpuExperts:
     matrices: ExpertMatrices
     shared: FeedForward | None
     shared_gate: Linear | None
+    local_ids: torch.Tensor | None = None
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
         """8-bit type in which so many input rows are of use, or None; the router needs the 16-bit rows, too."""
@@ -50,6 +51,7 @@ class GpuExperts:
         chosen, weights = experts_route(
             logits, spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
             kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
+            local_ids=self.local_ids,
         )  # fmt: skip
         if self.shared is not None:
             gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=None)

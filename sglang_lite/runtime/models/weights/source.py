@@ -205,8 +205,10 @@ class WeightSource(ABC):
         return weight
 
     def ignore(self, name: str) -> None:
-        """Marks a tensor as used without reading it; does nothing if the checkpoint has no tensor of that name."""
-        self._unused.pop(name, None)
+        """Marks a tensor and its scales as used without reading them; does nothing if the checkpoint has no tensor of
+        that name."""
+        for suffix in ("", "_scale", "_scale_inv"):
+            self._unused.pop(name + suffix, None)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
         """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by layer and "k" or "v".
