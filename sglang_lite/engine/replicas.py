@@ -329,5 +329,5 @@ def _started(
 
 def _own(config: EngineConfig, rank: int) -> EngineConfig:
     """Settings of a replica: its GPU and its seeds."""
-    gpu = 0 if config.device == "cpu" else config.base_gpu_id + rank * config.parallel.tp * config.gpu_id_step
+    gpu = 0 if config.device == "cpu" else config.base_gpu_id + rank * config.parallel.ranks * config.gpu_id_step
     return replace(config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank)

@@ -224,6 +224,8 @@ class EngineConfig:
             docs/parallel.md says what works with more than one.
         ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
             divides `tp_size`. 1 cuts each expert over all ranks.
+        pp_size: number of processes in a row, each with a run of the layers (pipeline parallelism), which compute a step
+            one after another. Not with `tp_size`.
         dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
             another; None for 300.
         disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
@@ -314,6 +316,7 @@ class EngineConfig:
     threads: int | None = None
     tp_size: int = 1
     ep_size: int = 1
+    pp_size: int = 1
     dist_timeout: int | None = None
     disable_custom_all_reduce: bool = False
     seed: int | None = None
@@ -410,7 +413,7 @@ class EngineConfig:
     @property
     def parallel(self) -> Parallel:
         """Layout of the engine's ranks, seen from the one that schedules."""
-        return Parallel(tp=self.tp_size, ep=self.ep_size)
+        return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -536,13 +539,15 @@ class Capacity:
 
 def _check_parallel(config: EngineConfig) -> None:
     """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
-    ranks = config.parallel.tp
+    parallel = config.parallel
     _check_replicas(config)
-    if ranks == 1:
+    if parallel.ranks == 1:
         return
+    if parallel.tp > 1 and parallel.pp > 1:
+        raise ParameterError("pp_size", f"is not here with tp_size={parallel.tp}.", hint="Leave one out.")
     for name in _OF_ONE_RANK:
         if getattr(config, name) not in (False, "auto"):
-            raise ParameterError(name, f"is not here with tp_size={config.tp_size}.", hint="Leave one out.")
+            raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")
 
 
 def _check_replicas(config: EngineConfig) -> None:
@@ -552,7 +557,7 @@ def _check_replicas(config: EngineConfig) -> None:
         if getattr(config, name) > _MAX_REPLICAS:
             raise ParameterError(name, f"{getattr(config, name):,} is more than {_MAX_REPLICAS:,}.")
     _, _, number = config.device.partition(":")
-    processes = config.dp_size * config.tp_size
+    processes = config.dp_size * config.parallel.ranks
     if number and processes > 1:
         hint = f'Use device="cuda" with base_gpu_id={number}.'
         raise ParameterError("device", f"{config.device!r} is one GPU, for {processes} processes.", hint=hint)

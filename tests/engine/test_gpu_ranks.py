@@ -25,22 +25,26 @@ pytestmark = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 SIZES = [tp for tp in (2, 4, 8) if tp <= max(GPUS, 2)]
 
 
-def model(folder, kind="dense"):
+def model(folder, kind="dense", **more):
     own = {"dense": {"head_dim": 64}, "experts": {"head_dim": 64, "moe_intermediate_size": 128}}
     own["latents"] = {"num_key_value_heads": 8, "moe_intermediate_size": 128}
-    return str(saved(folder, kind, vocab_size=7 * BLOCK + 100, **WIDE | own[kind]))
+    return str(saved(folder, kind, vocab_size=7 * BLOCK + 100, **WIDE | own[kind], **more))
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("by_number", [False, True], ids=["each expert cut", "experts by number"])
-def test_ranks_give_the_tokens_of_one_gpu(kind, by_number, tmp_path):
-    if by_number and kind == "dense":
-        pytest.skip("it has no experts")
-    folder = model(tmp_path / "model", kind)
+@pytest.mark.parametrize(("kind", "cut"), [
+    *((kind, "matrices") for kind in MODELS), ("experts", "experts"), ("latents", "experts"), ("dense", "layers"),
+    ("latents", "layers"),
+])  # fmt: skip
+def test_ranks_give_the_tokens_of_one_gpu(kind, cut, tmp_path):
+    folder = model(tmp_path / "model", kind, num_hidden_layers=SIZES[-1] if cut == "layers" else 1)
     with sgl.Engine(folder, **SETTINGS) as engine:
         expected = answers(engine)
-    for tp in SIZES:
-        with sgl.Engine(folder, **SETTINGS, tp_size=tp, ep_size=min(tp, 4) if by_number else 1) as engine:
+    for count in SIZES:
+        layout = {
+            "matrices": {"tp_size": count}, "experts": {"tp_size": count, "ep_size": min(count, 4)},
+            "layers": {"pp_size": count},
+        }[cut]  # fmt: skip
+        with sgl.Engine(folder, **SETTINGS, **layout) as engine:
             compare(answers(engine), expected)
 
 

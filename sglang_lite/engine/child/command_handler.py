@@ -177,7 +177,8 @@ def _loaded(
     start: Start, outgoing: Outgoing, compiler: CompileProcess | None, crash: Callable[[SglError], None]
 ) -> EngineCore | EmbeddingCore:
     config, path = EngineConfig(**start.config), Path(start.model_path)
-    ranks = RankProcesses(config, path, crash) if config.tp_size > 1 else None  # they start while torch is imported
+    several = config.parallel.ranks > 1
+    ranks = RankProcesses(config, path, crash) if several else None  # they start while torch is imported
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
     from sglang_lite.runtime.loading.load_model import load
 

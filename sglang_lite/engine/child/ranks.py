@@ -49,9 +49,9 @@ class RankProcesses:
         self._meeting = _meeting()
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self._children: dict[int, SpawnedProcess] = {}
-        self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.tp)}
+        self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.ranks)}
         for rank in self._loaded:
-            name = f"rank {rank} of {self._parallel.tp}"
+            name = f"rank {rank} of {self._parallel.ranks}"
             arguments = rank, os.fspath(self._meeting)
             child = self._children[rank] = SpawnedProcess("sglang_lite.engine.child.rank", name, *arguments)
             with contextlib.suppress(OSError):  # it has ended already, and its reader notices that
@@ -73,7 +73,8 @@ class RankProcesses:
     def wait_loaded(self) -> None:
         for rank, loaded in self._loaded.items():
             if not loaded.wait(self._timeout) and self._error is None:
-                problem = f"rank {rank} of {self._parallel.tp} has not loaded its part {self._timeout} s after rank 0."
+                name = f"rank {rank} of {self._parallel.ranks}"
+                problem = f"{name} has not loaded its part {self._timeout} s after rank 0."
                 self._end(BackendError(problem, hint="Raise dist_timeout, or free what the machine lacks."))
             if self._error is not None:
                 raise self._error
@@ -85,7 +86,7 @@ class RankProcesses:
 
     def fail(self, error: BaseException) -> NoReturn:
         self._ended.wait(_REASON_S)
-        self._end(BackendError(f"rank 0 of {self._parallel.tp} failed: {type(error).__name__}: {error}"))
+        self._end(BackendError(f"rank 0 of {self._parallel.ranks} failed: {type(error).__name__}: {error}"))
         assert self._error is not None
         raise self._error from error
 
@@ -98,7 +99,7 @@ class RankProcesses:
 
     def _read(self, rank: int, child: SpawnedProcess) -> None:
         """Reads a rank's frames until it ends, and then ends all others."""
-        name, silent, used = f"rank {rank} of {self._parallel.tp}", 0, processor_time(child.pid)
+        name, silent, used = f"rank {rank} of {self._parallel.ranks}", 0, processor_time(child.pid)
         error: SglError | None = None
 
         def look() -> None:

@@ -301,7 +301,8 @@ class EngineCore:
         """
         self.gate.check_open()
         if type(call) in _OF_ONE_RANK and isinstance(self.runner, LeadRunner):
-            raise CapabilityError(f"{call.__struct_config__.tag}: is not here with tp_size above 1.", hint=_ONE_RANK)
+            several = f"{self.config.parallel.setting} above 1"
+            raise CapabilityError(f"{call.__struct_config__.tag}: is not here with {several}.", hint=_ONE_RANK)
         if type(call) not in self._answers:
             raise not_an_encoder_error(self.model_name)
         return self._answers[type(call)](self, call)

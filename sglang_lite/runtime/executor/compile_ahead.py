@@ -107,7 +107,8 @@ def collect_variants(
     """
     layers = runner.spec.layers
     unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones share kernels
-    spec = replace(runner.spec, layers=(layers[0], *unlike))  # a separate first layer, which adds no residual
+    once = layers[0], *unlike  # a separate first layer, which adds no residual
+    spec = replace(runner.spec, layers=once * runner.parallel.pp)  # of each stage
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
@@ -135,7 +136,7 @@ def collect_variants(
 
 def _ranks_without_memory(spec: ModelSpec, runner: RunnerShape, nowhere: torch.device) -> Collectives:
     """Collectives of the runner's rank, whose kernels can be determined but not launched."""
-    count = runner.parallel.tp
+    count = runner.parallel.ranks
     if count == 1:
         return ONE_PROCESS
     shape = memory_shape(count, spec.hidden_size * runner.precision.compute.itemsize)

@@ -103,8 +103,9 @@ def load(
             raise ParameterError("model_checksum", why, hint="Leave it out.")
         check_files(path, Path(config.model_checksum), _files_read(config, path))
     if is_encoder(path):
-        if config.tp_size > 1:
-            raise ParameterError("tp_size", "a model that reads texts has one rank.", hint="Leave it out.")
+        if config.parallel.ranks > 1:
+            problem = "a model that reads texts has one rank."
+            raise ParameterError(config.parallel.setting, problem, hint="Leave it out.")
         bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
     if ranks is None:
@@ -216,8 +217,8 @@ def _tower(
 
 def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
     """True if the attention of a configuration reads media of this format. Logs if it doesn't."""
-    if config.tp_size > 1:
-        logger.warning("%s reads text alone with tp_size=%d.", config.model, config.tp_size)
+    if config.parallel.ranks > 1:
+        logger.warning("%s reads text alone with %s=%d.", config.model, config.parallel.setting, config.parallel.ranks)
         return False
     able = not config.deterministic and config.attention_backend in ("auto", *BUILTIN_BACKENDS)
     if able or not media.block or device.type == "cpu":
@@ -234,7 +235,8 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
     for name, plain in (
-        ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("cpu_offload_gb", 0),
+        ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("pp_size", 1),
+        ("cpu_offload_gb", 0),
     ):  # fmt: skip
         if getattr(config, name) != plain:
             raise ParameterError(
@@ -290,8 +292,9 @@ def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
     """Source of the weights of a running engine."""
     from sglang_lite.runtime.models.weights.instance import InstanceSource  # imports torch.distributed
 
-    if config.tp_size > 1:
-        raise ParameterError("load_format", "'remote_instance' is for one rank.", hint="Leave tp_size out.")
+    if config.parallel.ranks > 1:
+        hint = f"Leave {config.parallel.setting} out."
+        raise ParameterError("load_format", "'remote_instance' is for one rank.", hint=hint)
     patience = config.dist_timeout or DIST_TIMEOUT_S
     return InstanceSource(
         Seed(*seed_of(config), timeout_s=patience), config.weight_version, device,
@@ -322,7 +325,7 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
         return torch.device("cpu")
     name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
-    if reason is None and parallel.tp > 1:
+    if reason is None and parallel.ranks > 1:
         return _rank_device(config, parallel)
     if reason is None:
         return torch.device(name)
@@ -343,7 +346,7 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
         device: this rank's device.
         row_bytes: bytes of a row of hidden states.
     """
-    if ranks.parallel.tp == 1:
+    if ranks.parallel.ranks == 1:
         return ranks
     if device.type == "cpu":
         return cpu_ranks.connect(ranks)
@@ -354,17 +357,18 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
 
 def _rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
     """GPU of a rank. All ranks raise the same error if there is none for one of them, or if they differ."""
-    indices = [config.base_gpu_id + config.gpu_id_step * rank for rank in range(parallel.tp)]
+    indices = [config.base_gpu_id + config.gpu_id_step * rank for rank in range(parallel.ranks)]
     count = torch.cuda.device_count()
     if max(indices) >= count:
         named = ", ".join(map(str, dict.fromkeys(indices)))
         raise ParameterError(
-            "tp_size", f"{parallel.tp} ranks need GPUs {named}; there are {count}.",
+            parallel.setting, f"{parallel.ranks} ranks need GPUs {named}; there are {count}.",
             hint='Use fewer ranks, or device="cpu".',
         )  # fmt: skip
     kinds = sorted({torch.cuda.get_device_name(index) for index in indices})
     if len(kinds) > 1:
-        raise ParameterError("tp_size", f"the ranks' GPUs differ: {' and '.join(kinds)}.", hint="Use GPUs of one kind.")
+        problem = f"the ranks' GPUs differ: {' and '.join(kinds)}."
+        raise ParameterError(parallel.setting, problem, hint="Use GPUs of one kind.")
     return torch.device("cuda", indices[parallel.rank])
 
 

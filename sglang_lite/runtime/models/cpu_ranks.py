@@ -53,7 +53,7 @@ def connect(host: Collectives) -> Collectives:
     if not all(map(any, swap(host, bytes([library is not None])))):
         return host
     assert library is not None
-    size = memory_size(parallel.tp)
+    size = memory_size(parallel.ranks)
     own = os.memfd_create("sglang_lite-sums") if parallel.rank == 0 else None
     if own is not None:
         os.ftruncate(own, size)
@@ -64,4 +64,4 @@ def connect(host: Collectives) -> Collectives:
     swap(host, b"")  # all have opened it
     if own is not None:
         os.close(own)
-    return CpuRanks(host, SharedSums(library, memory, parallel.rank, parallel.tp, _TIMEOUT_S))
+    return CpuRanks(host, SharedSums(library, memory, parallel.rank, parallel.ranks, _TIMEOUT_S))

@@ -1,14 +1,15 @@
 """Cuts of a model's parameters over ranks: one rule for each role. Needs no torch.
 
 Heads are cut with the keys and values that they read, feed-forwards (also each expert's) by their inner size, embedding
-and head by the vocabulary; everything else is whole on every rank. With `ep`, experts are cut by number, and each by its
-inner size over the ranks that have it alone. So a layer needs two sums: of what the ranks' heads give, and of what their
-feed-forwards give.
+and head by the vocabulary; everything else is whole on every rank. With `ep`, experts are cut by number, and each by
+its inner size over the ranks that have it alone. So a layer needs two sums: of what the ranks' heads give, and of what
+their feed-forwards give. With `pp`, layers are cut by number, and only a stage's ranks share one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from sglang_lite.protocol import ParameterError
@@ -38,6 +39,9 @@ class RankPart:
         return self.stop - self.start
 
 
+NOTHING = RankPart("outputs", 0, 0)
+
+
 def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
     """Specification of a rank's part of a model: its heads, its part of each feed-forward, and the experts that it has.
     Vocabulary, hidden size and the number of experts to choose from stay whole.
@@ -50,8 +54,10 @@ def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
     Raises:
         ParameterError: the ranks can't share the model.
     """
-    if parallel.tp == 1:
+    if parallel.ranks == 1:
         return spec
+    if parallel.pp > 1:
+        _check_stages(spec, parallel)
     _check_experts(spec, parallel.ep)
     problem = _problem(spec, parallel, even=even)
     if problem is not None:
@@ -60,7 +66,36 @@ def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
         raise ParameterError(
             "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes) or 1}."
         )
-    return replace(spec, layers=tuple(_of_rank(layer, parallel) for layer in spec.layers))
+    layers = [spec.layers[i] for i in stage_layers(spec, parallel)]
+    return replace(spec, layers=tuple(_of_rank(layer, parallel.in_stage) for layer in layers))
+
+
+def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
+    """Layers of a rank's stage: one of `pp` runs with about as many weights."""
+    sums = [0, *accumulate(layer.weight_elements(spec.hidden_size) for layer in spec.layers)]
+    count, pp, ends = len(spec.layers), parallel.pp, [0]
+    for stage in range(1, pp):  # each has a layer at least
+        free = range(ends[-1] + 1, count - pp + stage + 1)
+        ends.append(min(free, key=lambda end: abs(sums[end] * pp - sums[-1] * stage)))
+    ends.append(count)
+    return range(ends[parallel.stage], ends[parallel.stage + 1])
+
+
+def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
+    """Raises ParameterError if stages can't share out the layers of a model."""
+    problem = None
+    if parallel.pp > len(spec.layers):
+        problem = f"{parallel.pp} is more than the model's {len(spec.layers)} layers."
+    elif len({_windows(spec, parallel.of(stage * parallel.tp)) for stage in range(parallel.pp)}) > 1:
+        problem = f"{parallel.pp} stages would have layers with unlike windows."
+    if problem is not None:
+        raise ParameterError("pp_size", problem, hint="Take a smaller one, or tp_size.")
+
+
+def _windows(spec: ModelSpec, parallel: Parallel) -> int | None:
+    """Longest window of a stage's layers, or None."""
+    layers = stage_layers(spec, parallel)
+    return replace(spec, layers=spec.layers[layers.start : layers.stop]).kv_layout.window
 
 
 def _check_experts(spec: ModelSpec, ep: int) -> None:
@@ -86,7 +121,7 @@ def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
         for size, ranks in sizes:
             if size and (size < ranks or (even and size % ranks)):
                 return f"a feed-forward of {size}"
-    return None if spec.vocab_size >= tp else f"{spec.vocab_size} tokens"
+    return None if spec.vocab_size >= parallel.ranks else f"{spec.vocab_size} tokens"
 
 
 def _of_rank(layer: LayerSpec, parallel: Parallel) -> LayerSpec:
@@ -129,8 +164,8 @@ def _inner(size: int, parallel: Parallel) -> range:
 def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
     """A rank's part of the vocabulary; its bounds are multiples of `block`, and the last rank has the rest. Where that
     would be nothing, every rank has the whole."""
-    each = -(-size // (block * parallel.tp)) * block
-    if each * (parallel.tp - 1) >= size:
+    each = -(-size // (block * parallel.ranks)) * block
+    if each * (parallel.ranks - 1) >= size:
         return range(size)
     return range(each * parallel.rank, min(each * (parallel.rank + 1), size))
 
@@ -141,29 +176,32 @@ def cut(
     """Part of a parameter that a rank has; None for the whole.
 
     Args:
-        parameter: the parameter.
+        parameter: the parameter, of no layer or one of the rank's stage.
         spec: the whole model.
         parallel: layout of the ranks, and the place of this one.
         block: tokens that the vocabulary is cut into multiples of.
         embedding: whether the table of embeddings is cut.
     """
-    if parallel.tp == 1 or (parameter.role == "embedding" and not embedding):
+    if parallel.ranks == 1 or (parameter.role == "embedding" and not embedding):
         return None
     role = parameter.role
     if parameter.layer is None:
         return _times("outputs", vocabulary_part(spec.vocab_size, parallel, block)) if role in _VOCABULARY else None
+    parallel = parallel.in_stage
+    if parallel.tp == 1:
+        return None
     layer = spec.layers[parameter.layer]
     matrix = role.removesuffix("_bias")
     if parameter.expert is not None:
         assert isinstance(layer.feed_forward, ExpertsSpec), "it has an expert"
         if parameter.expert not in parallel.experts(layer.feed_forward.count):
-            return RankPart("outputs", 0, 0)
+            return NOTHING
         parallel = parallel.same_experts
         if parallel.tp == 1:
             return None
     if matrix in ("o", "down", "expert_down", "shared_down"):  # a sum needs the bias once
         if matrix != role:
-            return None if parallel.rank == 0 else RankPart("outputs", 0, 0)
+            return None if parallel.rank == 0 else NOTHING
         of_heads = head_shares(layer.attention, parallel)[0]
         return (
             _times("inputs", of_heads, layer.attention.value_size) if matrix == "o" else _fed(layer, matrix, parallel)
@@ -187,7 +225,7 @@ def _of_attention(a: AttentionSpec | LatentSpec, matrix: str, parallel: Parallel
     name, _, head = matrix.partition(".")
     of_rank = kv_heads if name in ("k", "v", "k_norm") else heads
     if head:  # the norm of one head
-        return None if int(head) in of_rank else RankPart("outputs", 0, 0)
+        return None if int(head) in of_rank else NOTHING
     norm = {"whole": a.key_size, "heads": 1}.get(a.qk_norm)  # a norm of each head with the same weights is whole
     size = {"q": a.key_size, "k": a.key_size, "v": a.value_size, "sinks": 1, "q_norm": norm, "k_norm": norm}.get(name)
     return None if size is None else _times("outputs", of_rank, size)

@@ -19,18 +19,19 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
-from sglang_lite.runtime.models.cuts import vocabulary_part
+from sglang_lite.runtime.models.cuts import rank_spec, vocabulary_part
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.offload import Offload
+from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.weight_memory import WeightMemory
@@ -49,12 +50,13 @@ class Decoder:
         max_positions: longest sequence that will be run, in tokens.
         progress: wraps the iteration over layer indices while weights are read, for example to show progress.
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
-        ranks: collectives of the ranks that share the model, each of which loads its part.
+        ranks: collectives of the ranks that have parts of the model, each of which loads its own.
         offload: what keeps the weights of the last layers in the host's memory, if they are not to be on the GPU.
 
     Attributes:
         spec: shape of the rank's part of the model; only its vocabulary is the whole one.
         vocabulary: tokens whose embeddings and logits this rank has.
+        layer_ranks: collectives of the ranks that share its layers.
         linears: builder of its linear layers.
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
         both_ways: whether tokens of images see later ones.
@@ -91,20 +93,24 @@ class Decoder:
             cuts_embedding=self.cuts_embedding,
         )  # fmt: skip
         self.spec = reader.of_rank
-        self._parts = [
-            vocabulary_part(spec.vocab_size, ranks.parallel.of(r), self.vocab_block) for r in range(ranks.parallel.tp)
-        ]
+        self.layer_ranks = ranks if ranks.parallel.pp == 1 else ONE_PROCESS
+        every = list(map(ranks.parallel.of, range(ranks.parallel.ranks)))
+        self._parts = [vocabulary_part(spec.vocab_size, each, self.vocab_block) for each in every]
+        # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
+        layouts = [rank_spec(spec, each, even=self.fused).kv_layout for each in every]
+        self._token_numbers = max(layout.numbers for layout in layouts)
+        self._window_numbers = min(layout.window_numbers for layout in layouts)
         self.vocabulary = self._parts[ranks.parallel.rank]
         # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
-        for i in progress(range(len(spec.layers))):
+        for i in progress(reader.layers):
             self.layers.append(reader.layer(i))
             if offload is not None:
                 offload.take(i, self.layers[i], vars(reader.linears).values())
-            left = len(spec.layers) - 1 - i
+            left = reader.layers.stop - 1 - i
             if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
                 trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
         if offload is not None:
@@ -112,8 +118,8 @@ class Decoder:
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
-        if ranks.parallel.ep > 1:
-            reader.skip_others()
+        if ranks.parallel.ranks > 1:
+            reader.tensors.skip_others(parameters(spec))
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
         self.plan_small_batches()
@@ -126,7 +132,7 @@ class Decoder:
     def plan_small_batches(self) -> None:
         """Chooses how steps of few tokens are computed; called again when layers have been replaced."""
         args = self.spec, self.precision, self.layers, self.norm, self.device, self.ranks
-        self._small_batch = None if self.fused else small_batch_step(*args)
+        self._small_batch = None if self.fused or self.ranks.parallel.pp > 1 else small_batch_step(*args)
 
     def forget_small_batches(self) -> None:
         """Frees what steps of few tokens keep of the layers."""
@@ -150,11 +156,11 @@ class Decoder:
 
     @property
     def token_bytes(self) -> int:
-        return self.kv_layout.numbers * self.precision.cache.itemsize
+        return self._token_numbers * self.precision.cache.itemsize
 
     @property
     def window_bytes(self) -> int:
-        return self.kv_layout.window_numbers * self.precision.cache.itemsize
+        return self._window_numbers * self.precision.cache.itemsize
 
     @property
     def window(self) -> int | None:
@@ -186,6 +192,18 @@ class Decoder:
         cos_sin = [rope.at(positions) for rope in self.ropes]
         if not deep and self._small_batch is not None and self._small_batch.supports(plan):
             return self._small_batch(x, cos_sin, plan, cache)
+        x = in_turn(self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache))
+        return self._norm(x, self.norm)
+
+    def _run_layers(
+        self,
+        x: torch.Tensor,
+        deep: list[torch.Tensor],
+        cos_sin: list[tuple[torch.Tensor, torch.Tensor]],
+        plan: AttentionPlan,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Rows [T, hidden_size] behind this rank's layers; arguments as `_embedded` and `forward` make them."""
         for i, layer in enumerate(self.layers):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
@@ -193,12 +211,12 @@ class Decoder:
             h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
             if layer.spec.parallel:
                 mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-                x = x + self._added(layer, self.ranks.sum(h + _feed_forward(layer, mlp_input, lora)))
+                x = x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora)))
                 continue
-            x = x + self._added(layer, self._norm(self.ranks.sum(h), layer.post_attention_norm))
-            h = self.ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora))
+            x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
+            h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora))
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
-        return self._norm(x, self.norm)
+        return x
 
     def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Embeddings [T, hidden_size], and what is added to them behind each of the first layers."""
@@ -271,7 +289,7 @@ class Decoder:
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Normalises queries and keys separately; the first `queries` entries of axis 1 are queries, the rest keys."""
         q, k = qk[:, :queries], qk[:, queries:]
-        if qk.dim() == 2 and self.ranks.parallel.tp > 1:
+        if qk.dim() == 2 and self.layer_ranks.parallel.tp > 1:
             return self._whole_qk_norm(layer, q, k)
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
 
@@ -279,8 +297,9 @@ class Decoder:
         """`_qk_norm` over all ranks' queries and keys, of which this rank has `q` and `k`."""
         assert layer.q_norm is not None
         assert layer.k_norm is not None
-        squares = self.ranks.sum(torch.stack([x.float().square().sum(1) for x in (q, k)], 1))
-        sizes = self.ranks.sum(torch.tensor([q.shape[1], k.shape[1]], dtype=torch.float32))  # keys may be repeated
+        squares = self.layer_ranks.sum(torch.stack([x.float().square().sum(1) for x in (q, k)], 1))
+        own = torch.tensor([q.shape[1], k.shape[1]], dtype=torch.float32)  # keys may be repeated
+        sizes = self.layer_ranks.sum(own)
         scale = torch.rsqrt(squares / sizes + self.spec.rms_eps)
         parts = ((q, layer.q_norm), (k, layer.k_norm))
         return torch.cat([(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1)

@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
-from sglang_lite.runtime.kernels.lora import lora_rows
+from sglang_lite.runtime.kernels.lora import LoraRows, lora_rows
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
@@ -31,6 +31,8 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer
+from sglang_lite.runtime.parallel.collectives import in_turn
+from sglang_lite.runtime.parallel.layout import Parallel
 
 
 class GpuDecoder(Decoder):
@@ -49,13 +51,14 @@ class GpuDecoder(Decoder):
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         ranks = kwargs.get("ranks")
-        self.gpu_ranks = ranks if isinstance(ranks, GpuRanks) else None
-        if self.gpu_ranks is not None:
-            _check_ranks(spec, self.gpu_ranks.parallel.tp)
+        every = ranks if isinstance(ranks, GpuRanks) else None
+        self.gpu_ranks = None if every is None or every.parallel.pp > 1 else every  # that share a layer
+        if every is not None:
+            _check_ranks(spec, every.parallel)
         super().__init__(spec, *args, **kwargs)
         if self.offload is not None:  # a step takes as long as its copies, so that launches of kernels cost nothing
             self.uncapturable = "they copy weights from the host's memory"
-        self.parts = None if self.gpu_ranks is None else LogitParts(self.gpu_ranks, tuple(map(len, self._parts)))
+        self.parts = None if every is None else LogitParts(every, tuple(map(len, self._parts)))
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
         self._alone = self._plain and all(map(_norms_in_products, spec.layers)) and all(map(_fuses_one, self.layers))
 
@@ -103,6 +106,22 @@ class GpuDecoder(Decoder):
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
         rows = None if plan.lora is None else lora_rows(plan.lora, plan.slots)
         residual = embed(plan, self.embedding, self.embedding_scale, self.features)
+        if self.ranks.parallel.pp == 1:
+            return self._run_stage(residual, rows, plan, cache, attention)[0]
+        args = rows, plan, cache, attention
+        residual = in_turn(self.ranks, residual, lambda x: self._run_stage(x, *args)[1])
+        return norm(residual, self.norm, self.spec.rms_eps)
+
+    def _run_stage(
+        self, residual: torch.Tensor, rows: LoraRows | None, plan: DevicePlan, cache: KVCache, attention: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [T, hidden_size] behind this rank's layers: after the last norm, and as the residual.
+
+        Args:
+            residual: rows before the layers, which are overwritten.
+            rows: rows of adapters, or None.
+            plan, cache, attention: as for `run`.
+        """
         if len(residual) == 1 and self._alone and rows is None:
             return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None
@@ -117,7 +136,7 @@ class GpuDecoder(Decoder):
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
                     normed = self._in_norm(layer.mlp_norm, None, residual, None, None, eight=second)
-                residual.add_(self._added(layer, self.ranks.sum(layer.output(seen))))
+                residual.add_(self._added(layer, self.layer_ranks.sum(layer.output(seen))))
             else:
                 x, scales = self._last(layer.output, seen, peers)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
@@ -126,7 +145,7 @@ class GpuDecoder(Decoder):
             x, scales = self._feed_forward(layer, normed, peers, len(residual))
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
-        return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
+        return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers), residual
 
     def _streamed(self) -> Iterable[Layer]:
         """The layers, each when its weights are on the device."""
@@ -246,8 +265,10 @@ class GpuDecoder(Decoder):
         activate = gate_up.ungated if plain else gate_up.gated
         return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers)
 
-    def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""
+    def _run_one(
+        self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_run_stage` for a single token; norms and activations are fused into adjacent products."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._streamed()):
@@ -256,15 +277,15 @@ class GpuDecoder(Decoder):
             if residual is not None:
                 self._add_plane(i, plan, residual)
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
-            x = self.ranks.sum(layer.output(self._attend(i, layer, qkv, None, plan, cache, attention)))
+            x = self.layer_ranks.sum(layer.output(self._attend(i, layer, qkv, None, plan, cache, attention)))
             fed = layer.feed_forward
             assert isinstance(fed, FeedForward)
             gated_up, residual = matrix(fed.gate_up).one(
                 x, residual=total, norm=layer.mlp_norm, eps=eps, gate=fed.spec.activation
             )
-            x = self.ranks.sum(fed.down(gated_up))
+            x = self.layer_ranks.sum(fed.down(gated_up))
         assert residual is not None
-        return add_norm(x, residual, self.norm, eps)
+        return add_norm(x, residual, self.norm, eps), residual
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping, of this rank's part of the
@@ -342,15 +363,17 @@ def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
     return spec.top_k * (spec.size + hidden) + 3 * spec.shared_size + hidden
 
 
-def _check_ranks(spec: ModelSpec, tp: int) -> None:
+def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
     """Raises ParameterError if ranks on GPUs can't share a model."""
-    problem = None
-    if any(isinstance(layer.attention, AttentionSpec) and layer.attention.qk_norm == "whole" for layer in spec.layers):
+    problem, count = None, parallel.ranks
+    heads = [layer.attention for layer in spec.layers if isinstance(layer.attention, AttentionSpec)]
+    if parallel.tp > 1 and any(each.qk_norm == "whole" for each in heads):
         problem = "a norm over all heads"
-    if spec.vocab_size <= (tp - 1) * BLOCK:
+    if spec.vocab_size <= (count - 1) * BLOCK:
         problem = f"{spec.vocab_size} tokens, of which each takes multiples of {BLOCK}"
     if problem is not None:
-        raise ParameterError("tp_size", f"{tp} GPUs can't share {problem}.", hint='Use tp_size=1, or device="cpu".')
+        setting = parallel.setting
+        raise ParameterError(setting, f"{count} GPUs can't share {problem}.", hint=f'Use {setting}=1, or device="cpu".')
 
 
 def _is_plain(layer: LayerSpec) -> bool:

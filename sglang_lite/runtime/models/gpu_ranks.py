@@ -67,11 +67,11 @@ class GpuRanks:
         if peers is not None:
             return gather_ranks(x, peers)
         if self.nccl is not None:
-            out = x.new_empty((self.parallel.tp, *x.shape))
+            out = x.new_empty((self.parallel.ranks, *x.shape))
             self.nccl.gather(out, x)
             return out
         parts = [gather_ranks(piece, self._pieces) for piece in self._cut(x)]
-        return torch.cat(parts, 1).view(self.parallel.tp, *x.shape)
+        return torch.cat(parts, 1).view(self.parallel.ranks, *x.shape)
 
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         parts = self.stack(F.pad(x, (0, max(sizes) - x.shape[1])))
@@ -84,7 +84,7 @@ class GpuRanks:
 
     def _most(self, peers: Peers) -> int:
         """Most bytes that are exchanged by stores at once: each rank sends them to all others."""
-        return min(ONE_SHOT // (self.parallel.tp - 1), peers.max_bytes)
+        return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes)
 
     @property
     def _pieces(self) -> Peers:
@@ -146,8 +146,8 @@ class _Nccl:
 
         module: Any = distributed  # whose types lack these names
         group = module.ProcessGroupNCCL
-        store = module.FileStore(meeting, parallel.tp)
-        self._group = group(store, parallel.rank, parallel.tp, group.Options())
+        store = module.FileStore(meeting, parallel.ranks)
+        self._group = group(store, parallel.rank, parallel.ranks, group.Options())
         with torch.cuda.device(device):
             for size in _FIRST:
                 self.sum(torch.zeros(size, dtype=torch.uint8, device=device))
@@ -180,7 +180,7 @@ def connect(host: Collectives, device: torch.device, row_bytes: int, *, own_sum:
         logger.warning("not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows.")
     peers = None
     if shared or (own_sum and all_reach):
-        peers = share_memory(parallel.rank, parallel.tp, row_bytes, device, partial(swap, host))
+        peers = share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
     if shared:
         return GpuRanks(parallel, peers)
     # A file without a name, which ends with rank 0's process.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -75,6 +75,11 @@ class ParameterTensors:
         for piece in parameter.slices:
             self._source.ignore(piece.name)
         return False
+
+    def skip_others(self, parameters: Iterable[ParameterSpec]) -> None:
+        """Marks tensors that other ranks alone have as used. Comes last, as they may hold parts of this rank, too."""
+        for parameter in parameters:
+            self.has_part(parameter)
 
     def _whole(self, parameter: ParameterSpec) -> Weight:
         piece = self.slice_of(parameter)

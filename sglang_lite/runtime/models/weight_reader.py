@@ -12,7 +12,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
-from sglang_lite.runtime.models.cuts import cut, rank_spec, vocabulary_part
+from sglang_lite.runtime.models.cuts import NOTHING, cut, rank_spec, stage_layers, vocabulary_part
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import (
@@ -110,6 +110,7 @@ class WeightReader:
 
     Attributes:
         of_rank: specification of the rank's part.
+        layers: the rank's layers, by number.
     """
 
     def __init__(
@@ -127,12 +128,14 @@ class WeightReader:
     ) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
         self.fused = fused
-        self.of_rank = rank_spec(spec, parallel, even=fused)
+        self.of_rank, self.layers = rank_spec(spec, parallel, even=fused), stage_layers(spec, parallel)
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}
         self._ropes = spec.ropes
         self._vocabulary = vocabulary_part(spec.vocab_size, parallel, vocab_block)
         rule = partial(cut, spec=spec, parallel=parallel, block=vocab_block, embedding=cuts_embedding)
-        self._tensors = ParameterTensors(source, rule)
+        self._tensors = ParameterTensors(
+            source, lambda each: rule(each) if each.layer is None or each.layer in self.layers else NOTHING
+        )
         self.linears = linears or LinearBuilder(precision, device, fused=fused)
         self._expert_stacker: ExpertStacker | None = None
 
@@ -189,19 +192,19 @@ class WeightReader:
         """Weight of the norm before the head, in the form described in `Layer`, or ones if the model has none."""
         return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
-    def skip_others(self) -> None:
-        """Marks tensors that other ranks alone have as used. Comes last, as one may hold parts of this rank, too."""
-        for parameter in parameters(self.spec):
-            self._tensors.has_part(parameter)
+    @property
+    def tensors(self) -> ParameterTensors:
+        """Tensors of the rank's parameters."""
+        return self._tensors
 
     def layer(self, index: int) -> Layer:
-        spec = self.of_rank.layers[index]
+        spec = self.of_rank.layers[index - self.layers.start]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
         return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
         """Functions that build the attributes of a layer which hold weights; no tensor has a part in two of them."""
-        spec = self.of_rank.layers[index]
+        spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
         sinks, attention, fed = table.get(("sinks", None)), spec.attention, spec.feed_forward
 
@@ -308,17 +311,9 @@ class WeightReader:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
             matrices = self._expert_matrices(table, spec)
-            return GpuExperts(spec, router, correction, matrices, shared, shared_gate, self._places(spec))
+            return GpuExperts(spec, router, correction, matrices, shared, shared_gate, _local_ids(spec, self.device))
         experts = tuple(self._feed_forward(table, "expert_", spec, expert) for expert in spec.experts)
-        return Experts(spec, router, correction, experts, shared, shared_gate, self._places(spec))
-
-    def _places(self, spec: ExpertsSpec) -> torch.Tensor | None:
-        """Place of each expert among those of this rank, and their number for the others; None if it has all."""
-        if spec.own is None:
-            return None
-        places = torch.full((spec.count,), len(spec.own), dtype=torch.int32)
-        places[list(spec.own)] = torch.arange(len(spec.own), dtype=torch.int32)
-        return places.to(self.device)
+        return Experts(spec, router, correction, experts, shared, shared_gate, _local_ids(spec, self.device))
 
     def _router(self, table: Table) -> Linear:
         piece = self._tensors.slice_of(table["router", None])
@@ -357,6 +352,15 @@ def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
         return make()
     finally:
         tensors.forget_stacks()
+
+
+def _local_ids(spec: ExpertsSpec, device: torch.device) -> torch.Tensor | None:
+    """Number of each expert among those of this rank, and how many these are for the others; None if it has all."""
+    if spec.own is None:
+        return None
+    numbers = torch.full((spec.count,), len(spec.own), dtype=torch.int32)
+    numbers[list(spec.own)] = torch.arange(len(spec.own), dtype=torch.int32)
+    return numbers.to(device)
 
 
 def first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:

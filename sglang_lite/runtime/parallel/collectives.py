@@ -5,7 +5,7 @@ Each engine has groups of its own: torch's default group, of which a process has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,8 +76,8 @@ class GlooCollectives:
         options = group._Options()  # noqa: SLF001  # torch has no other name for it
         options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001  # the same
         options._devices = [group.create_device(hostname="127.0.0.1")]  # noqa: SLF001  # seen by this machine alone
-        store = module.FileStore(str(meeting), parallel.tp)
-        self._group = group(store, parallel.rank, parallel.tp, options)
+        store = module.FileStore(str(meeting), parallel.ranks)
+        self._group = group(store, parallel.rank, parallel.ranks, options)
         self.sum(torch.zeros(1))  # all have met: the file may go
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -93,9 +93,24 @@ class GlooCollectives:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
 
+def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Rows that have passed through the ranks' stages, one after another, on every rank.
+
+    Args:
+        ranks: the ranks, of which a stage has one.
+        x: rows that the first stage begins with, of every rank.
+        compute: function by which this rank's stage makes rows of rows, and may overwrite them.
+    """
+    if ranks.parallel.pp == 1:
+        return compute(x)
+    for stage in range(ranks.parallel.pp):
+        x = ranks.sum(compute(x) if stage == ranks.parallel.stage else torch.zeros_like(x))
+    return x
+
+
 def swap(ranks: Collectives, content: bytes) -> list[bytes]:
     """Passes bytes to all ranks, which all call this. Returns those of all, in their order."""
-    count = ranks.parallel.tp
+    count = ranks.parallel.ranks
     lengths = ranks.gather(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[0].tolist()
     own = torch.zeros((1, max(*lengths, 1)), dtype=torch.int32)
     own[0, : len(content)] = torch.tensor(list(content), dtype=torch.int32)

@@ -15,11 +15,11 @@ class Parallel:
 
     Attributes:
         tp: number of ranks that share each layer (tensor parallelism).
-        pp: number of ranks in a row, each with some of the layers (pipeline parallelism).
+        pp: number of stages: groups of `tp` ranks in a row, each with a run of the layers (pipeline parallelism).
         dp: number of whole engines behind one intake (data parallelism).
         ep: number of groups of ranks that share out the experts of a layer by number (expert parallelism). The ranks of
             a group, tp / ep of them, share each of its experts.
-        rank: place of this process among the `tp` ranks; 0 schedules and draws.
+        rank: place of this process among all ranks, one stage behind another; 0 schedules and draws.
 
     Raises:
         ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, or the rank is none of the
@@ -40,8 +40,28 @@ class Parallel:
         if self.tp % self.ep:
             sizes = ", ".join(str(ep) for ep in range(1, self.tp + 1) if self.tp % ep == 0)
             raise ParameterError("ep_size", f"{self.ep} does not divide tp_size={self.tp}.", hint=f"It can be {sizes}.")
-        if self.rank not in range(self.tp):
-            raise ParameterError("rank", f"{self.rank!r} is not one of the {self.tp} ranks.")
+        if self.rank not in range(self.ranks):
+            raise ParameterError("rank", f"{self.rank!r} is not one of the {self.ranks} ranks.")
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that have parts of the model."""
+        return self.tp * self.pp
+
+    @property
+    def setting(self) -> str:
+        """Name of the setting that asks for several ranks, for messages."""
+        return "tp_size" if self.pp == 1 else "pp_size"
+
+    @property
+    def stage(self) -> int:
+        """Place of this rank's stage."""
+        return self.rank // self.tp
+
+    @property
+    def in_stage(self) -> Parallel:
+        """Layout of the ranks that have the same layers as this one."""
+        return Parallel(tp=self.tp, ep=self.ep, rank=self.rank % self.tp)
 
     def of(self, rank: int) -> Parallel:
         """Returns the same layout as another rank sees it."""
@@ -58,7 +78,7 @@ class Parallel:
         return self.share(count, self.ep, self.rank * self.ep // self.tp)
 
     def share(self, count: int, ranks: int | None = None, rank: int | None = None) -> range:
-        """Returns this rank's share of some units; where they don't divide, earlier ranks have one more.
+        """Returns this rank's share of some units, of a stage; where they don't divide, earlier ranks have one more.
 
         Args:
             count: number of units.

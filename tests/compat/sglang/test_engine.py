@@ -169,8 +169,9 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
 @pytest.mark.parametrize(
     ("given", "settings"),
     [
-        ({"model_path": "m", "random_seed": 3, "pp_size": 1}, {"model": "m", "seed": 3}),
+        ({"model_path": "m", "random_seed": 3, "dcp_size": 1}, {"model": "m", "seed": 3}),
         ({"tensor_parallel_size": 2, "dist_timeout": 9}, {"tp_size": 2, "dist_timeout": 9}),
+        ({"pipeline_parallel_size": 2}, {"pp_size": 2}),
         ({"chunked_prefill_size": 64, "max_running_requests": 8}, {"step_tokens": 64, "max_running": 8}),
         ({"mem_fraction_static": 0.8}, {"mem_fraction": 0.8}),
         ({"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"}, {"kv_dtype": "fp8", "quantization": "fp8"}),
@@ -192,7 +193,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pp_size": 2}, "pp_size: 2 is not supported, only 1"),
+        ({"dcp_size": 2}, "dcp_size: 2 is not supported, only 1"),
         ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
         ({"lora_strict_loading": True}, "lora_strict_loading: True is not supported"),
         ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm: 'EAGLE' is SGLang's.* Use \"NGRAM\""),

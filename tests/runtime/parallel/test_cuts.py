@@ -9,13 +9,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
-from sglang_lite.protocol import ModelError, SamplingParams
+from sglang_lite.protocol import ModelError, ParameterError, SamplingParams
+from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models import packings, small_gguf, test_fp8
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine, prompts
 from tests.runtime.models.tiny import randomise, save
 from tests.runtime.parallel.threads import engine_of_ranks
 
-
+UNLIKE_WINDOWS = {"qwen2-window", "smollm3"}  # in the layers of two stages
 EXPERTS = [
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
     "glm4-moe-lite",
@@ -43,7 +44,18 @@ def answers(running):
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ranks_give_the_logits_of_one_process(name, tp, tmp_path):
-    compare(folder_of(name, tmp_path / "model"), tp, tmp_path / "meeting")
+    compare(folder_of(name, tmp_path / "model"), Parallel(tp=tp), tmp_path / "meeting")
+
+
+@pytest.mark.sampled(40)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ranks_in_a_row_give_the_logits_of_one_process(name, tmp_path):
+    folder = folder_of(name, tmp_path / "model")
+    if name in UNLIKE_WINDOWS:
+        with pytest.raises(ParameterError, match="pp_size: 2 stages would have layers with unlike windows"):
+            compare(folder, Parallel(pp=2), tmp_path / "meeting")
+    else:
+        compare(folder, Parallel(pp=2), tmp_path / "meeting")
 
 
 @pytest.mark.sampled(9)
@@ -51,7 +63,7 @@ def test_ranks_give_the_logits_of_one_process(name, tp, tmp_path):
 @pytest.mark.parametrize("name", ["smollm2", "qwen2-moe", "youtu"])
 def test_on_a_cpu_heads_feed_forwards_and_tokens_need_not_divide(name, tp, tmp_path):
     odd = dict(hidden_size=40, num_attention_heads=5, num_key_value_heads=5, intermediate_size=49)
-    compare(folder_of(name, tmp_path / "model", **odd), tp, tmp_path / "meeting")
+    compare(folder_of(name, tmp_path / "model", **odd), Parallel(tp=tp), tmp_path / "meeting")
 
 
 @pytest.mark.sampled(12)
@@ -59,7 +71,7 @@ def test_on_a_cpu_heads_feed_forwards_and_tokens_need_not_divide(name, tp, tmp_p
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_by_number_give_the_logits_of_one_process(name, tp, ep, tmp_path):
     """Those of Mixtral, of which there are six, also where four groups have one or two each."""
-    compare(folder_of(name, tmp_path / "model"), tp, tmp_path / "meeting", ep=ep)
+    compare(folder_of(name, tmp_path / "model"), Parallel(tp=tp, ep=ep), tmp_path / "meeting")
 
 
 def test_experts_in_8_bits_are_taken_with_their_scales(tmp_path):
@@ -72,13 +84,13 @@ def test_experts_in_8_bits_are_taken_with_their_scales(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
     (folder / "config.json").write_text(json.dumps(config))
-    compare(folder, 2, tmp_path / "meeting", ep=2)
+    compare(folder, Parallel(tp=2, ep=2), tmp_path / "meeting")
 
 
-def compare(folder, tp, meeting, ep=1):
+def compare(folder, parallel, meeting):
     with engine(folder, step_tokens=16) as whole:
         expected = answers(whole)
-    with engine_of_ranks(folder, tp, meeting, ep=ep, dtype="float32", max_running=4, step_tokens=16) as ranks:
+    with engine_of_ranks(folder, parallel, meeting, dtype="float32", max_running=4, step_tokens=16) as ranks:
         torch.testing.assert_close(answers(ranks), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -89,11 +101,11 @@ def logprobs(running):
     return [entry.logprob for entry in future.result(timeout=60).prompt_logprobs]
 
 
-def compare_logprobs(folder, tp, meeting, **settings):
+def compare_logprobs(folder, parallel, meeting, **settings):
     settings = {"dtype": "float32", "max_running": 2, **settings}
     with engine(folder, **settings) as whole:
         expected = logprobs(whole)
-    with engine_of_ranks(folder, tp, meeting, **settings) as ranks:
+    with engine_of_ranks(folder, parallel, meeting, **settings) as ranks:
         assert logprobs(ranks) == pytest.approx(expected, abs=1e-4)
 
 
@@ -104,9 +116,10 @@ def test_packed_matrices_are_cut_in_their_own_encoding(name, tmp_path):
     folder, _ = packings.write(tmp_path / "model", packings.FORMATS[name], wide)
     if "reordered" in name:
         with pytest.raises(ModelError, match="can't be cut for a rank: its columns are in an order of their own"):
-            compare_logprobs(folder, 2, tmp_path / "meeting")
+            compare_logprobs(folder, Parallel(tp=2), tmp_path / "meeting")
+        compare_logprobs(folder, Parallel(pp=2), tmp_path / "row")  # no layer is cut
     else:
-        compare_logprobs(folder, 2, tmp_path / "meeting")
+        compare_logprobs(folder, Parallel(tp=2), tmp_path / "meeting")
 
 
 @pytest.mark.parametrize("kind", test_fp8.CONFIGS)
@@ -114,16 +127,16 @@ def test_matrices_in_8_bits_are_cut_with_their_scales(kind, tmp_path, monkeypatc
     refused, _ = test_fp8.write(tmp_path / "refused", test_fp8.CONFIGS[kind][0], kind)  # whose blocks 40 inputs cut
     if kind == "block":
         with pytest.raises(ModelError, match=r"down_proj.weight can't be cut for a rank: columns 0 to 40 cut through"):
-            compare_logprobs(refused, 2, tmp_path / "first")
+            compare_logprobs(refused, Parallel(tp=2), tmp_path / "first")
     monkeypatch.setattr(test_fp8, "TINY", Qwen3Config(**test_fp8.TINY.to_dict() | {"intermediate_size": 128}))
     folder, _ = test_fp8.write(tmp_path / "model", test_fp8.CONFIGS[kind][0], kind)
-    compare_logprobs(folder, 2, tmp_path / "meeting")
+    compare_logprobs(folder, Parallel(tp=2), tmp_path / "meeting")
 
 
 def test_blocks_of_a_gguf_file_are_cut_between_them(model_file, tmp_path):
     """Of a model whose 9 heads, with 3 of keys and values, two ranks share unevenly."""
     file = small_gguf.first_layers(tmp_path / "model.gguf", model_file, 2)
-    compare_logprobs(file, 2, tmp_path / "meeting")
+    compare_logprobs(file, Parallel(tp=2), tmp_path / "meeting")
 
 
 @pytest.mark.sampled(2)
@@ -135,6 +148,6 @@ def test_each_rank_rounds_its_part(settings, tmp_path):
     settings |= {"max_running": 2}
     with engine(folder, **settings) as whole:
         expected = torch.tensor(logprobs(whole))
-    with engine_of_ranks(folder, 2, tmp_path / "meeting", **settings) as ranks:
+    with engine_of_ranks(folder, Parallel(tp=2), tmp_path / "meeting", **settings) as ranks:
         found = torch.tensor(logprobs(ranks))
     assert (found - expected).abs().mean() < 0.1 * expected.std()

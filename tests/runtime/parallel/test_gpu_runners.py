@@ -41,7 +41,7 @@ class GlooAsNccl:
         self.gloo.sum(x)
 
     def gather(self, out, x):
-        count = self.gloo.parallel.tp
+        count = self.gloo.parallel.ranks
         out.copy_(self.gloo.gather(x.reshape(1, -1), [x.numel()] * count).view(out.shape))
 
 
@@ -64,15 +64,21 @@ def on_gpus(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tp", "ep"),
-    [("dense", 2, 1), ("experts", 2, 1), ("latents", 2, 1), ("dense", 4, 1), ("experts", 2, 2), ("latents", 2, 2)],
-)
-@pytest.mark.sampled(6)
-def test_ranks_give_the_tokens_of_one_process(kind, tp, ep, tmp_path, on_gpus):
-    folder = saved(tmp_path / "model", kind, vocab_size=(tp - 1) * BLOCK + 100)
+    ("kind", "layout"),
+    [
+        ("dense", Parallel(tp=2)), ("experts", Parallel(tp=2)), ("latents", Parallel(tp=2)), ("dense", Parallel(tp=4)),
+        ("experts", Parallel(tp=2, ep=2)), ("latents", Parallel(tp=2, ep=2)), ("dense", Parallel(pp=2)),
+        ("latents", Parallel(pp=2)),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.sampled(8)
+def test_ranks_give_the_tokens_of_one_process(kind, layout, tmp_path, on_gpus):
+    vocabulary = (layout.ranks - 1) * BLOCK + 100
+    folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
         expected = answers(engine)
-    with threads.engine_of_ranks(folder, tp, tmp_path / "meeting", ep=ep, device="cpu", **SETTINGS) as engine:
+    with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engine:
         found = answers(engine)
     compare(found, expected)
 

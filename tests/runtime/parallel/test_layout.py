@@ -1,5 +1,6 @@
 """Shares of ranks cover everything once, and what can't be shared is refused by name."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.models.cuts import cut, head_shares, rank_spec, vocabulary_part
+from sglang_lite.runtime.models.cuts import cut, head_shares, rank_spec, stage_layers, vocabulary_part
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -43,6 +44,18 @@ def test_each_expert_is_on_the_ranks_of_one_group(ep, each, more):
     assert [expert for rank in own[::each] for expert in rank] == list(range(count))
     assert all(experts == own[i - i % each] for i, experts in enumerate(own))
     assert [rank.same_experts for rank in layout] == ranks(each) * ep
+
+
+@given(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=30), st.data())
+def test_stages_have_runs_of_layers_with_about_as_many_weights(kinds, data):
+    base = spec_of("qwen3-moe")
+    spec = replace(base, layers=tuple(base.layers[kind] for kind in kinds))
+    pp = data.draw(st.integers(1, len(kinds)))
+    runs = [stage_layers(spec, Parallel(pp=pp, rank=rank)) for rank in range(pp)]
+    assert [layer for run in runs for layer in run] == list(range(len(kinds)))
+    assert all(runs)
+    costs = [layer.weight_elements(base.hidden_size) for layer in spec.layers]
+    assert max(sum(costs[i] for i in run) for run in runs) <= sum(costs) / pp + max(costs)
 
 
 @given(st.integers(1, 500), st.integers(1, 5), st.sampled_from([1, 7, 64]))
@@ -96,6 +109,8 @@ def test_the_parts_of_a_parameter_cover_it(name, ep):
         (dict(ep_size=2), "ep_size: 2 does not divide tp_size=1. It can be 1"),
         (dict(tp_size=6, ep_size=4), "ep_size: 4 does not divide tp_size=6. It can be 1, 2, 3, 6"),
         (dict(tp_size=2, ep_size=0), "ep_size: 0 is not a whole number"),
+        (dict(pp_size=2, tp_size=2), "pp_size: is not here with tp_size=2. Leave one out"),
+        (dict(pp_size=2, enable_lora=True), "enable_lora: is not here with pp_size=2"),
         (dict(seed="a"), "seed: 'a' is not a whole number of at least 0"),
         (dict(seed=-1), "seed: -1 is not a whole number of at least 0"),
         (dict(seed=1 << 64), "seed: 18446744073709551616 is more than"),
@@ -136,6 +151,11 @@ def test_sizes_that_divide_nothing_are_refused_with_those_that_work(tp, even, me
 def test_experts_that_can_not_be_shared_out_are_refused_by_name(name, tp, ep, message):
     with pytest.raises(ParameterError, match=message):
         rank_spec(spec_of(name), Parallel(tp=tp, ep=ep), even=False)
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(ParameterError, match=r"pp_size: 4 is more than the model's 3 layers\. Take a smaller one"):
+        rank_spec(spec_of("qwen2"), Parallel(pp=4), even=False)
 
 
 class OnAnotherDevice(WeightSource):

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Text
 from sglang_lite.protocol import Generation, Played, ProgramResult, Regex, RequestAbortedError, SamplingParams
+from sglang_lite.runtime.parallel.layout import Parallel
 from tests.engine.collector import Collector
 from tests.runtime.models.test_families import engine
 from tests.runtime.models.tiny import VOCAB
@@ -64,14 +65,17 @@ def told(sink):
     return sorted(found, key=str)
 
 
-@pytest.mark.parametrize(("name", "ep"), [("smollm2", 1), ("qwen2-moe", 1), ("deepseek-v2", 1), ("qwen3-moe", 2)])
-@pytest.mark.sampled(4)
-def test_random_requests_get_the_same_tokens(name, ep, tmp_path):
+@pytest.mark.parametrize(("name", "layout"), [
+    ("smollm2", {"tp": 2}), ("qwen2-moe", {"tp": 2}), ("deepseek-v2", {"tp": 2}), ("qwen3-moe", {"tp": 2, "ep": 2}),
+    ("smollm2", {"pp": 2}), ("deepseek-v2", {"pp": 2}),
+], ids=str)  # fmt: skip
+@pytest.mark.sampled(6)
+def test_random_requests_get_the_same_tokens(name, layout, tmp_path):
     folder = folder_of(name, tmp_path / "model")
     with engine(folder, **SETTINGS) as whole:
         expected = tokens_of(whole, 0)
         assert whole.stats()["prompt_tokens_cached"]
-    with engine_of_ranks(folder, 2, tmp_path / "meeting", ep=ep, **SETTINGS) as ranks:
+    with engine_of_ranks(folder, Parallel(**layout), tmp_path / "meeting", **SETTINGS) as ranks:
         found = tokens_of(ranks, 0)
         assert ranks.stats()["drafters"]
     both = [(a, b) for a, b in zip(found, expected) if a is not None and b is not None]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import sglang_lite as sgl
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.ranks import follow, read_message
@@ -33,10 +33,10 @@ class ThreadLinks:
 
     def __init__(self, config: EngineConfig, path: Path, parallel: Parallel, meeting: Path) -> None:
         self._config, self._path, self._meeting = config, path, meeting
-        self._queues: list[queue.Queue] = [queue.Queue() for _ in range(parallel.tp - 1)]
+        self._queues: list[queue.Queue] = [queue.Queue() for _ in range(parallel.ranks - 1)]
         self._threads = [
             threading.Thread(target=self._run, args=(parallel.of(rank), self._queues[rank - 1]))
-            for rank in range(1, parallel.tp)
+            for rank in range(1, parallel.ranks)
         ]
         for thread in self._threads:
             thread.start()
@@ -46,13 +46,13 @@ class ThreadLinks:
         ranks = GlooCollectives(parallel, self._meeting, TIMEOUT_S)
         try:
             model = load_model(self._config, self._path, iter, ranks=ranks).model
-        except ModelError:
+        except (ModelError, ParameterError):
             return  # which rank 0 raises, too
         contents = iter(messages.get, None)
         follow(map(read_message, contents), lambda capacity: make_runner(model, capacity, self._config))
 
     def states(self) -> list[dict[str, int]]:
-        return [{"rank": rank} for rank in range(self.collectives.parallel.tp)]
+        return [{"rank": rank} for rank in range(self.collectives.parallel.ranks)]
 
     def wait_loaded(self) -> None:
         """Does nothing: messages wait in the queues."""
@@ -71,9 +71,9 @@ class ThreadLinks:
             thread.join(TIMEOUT_S)
 
 
-def engine_of_ranks(folder: Path, tp: int, meeting: Path, *, ep: int = 1, **settings: Any) -> sgl.Engine:
-    """Engine in this process whose model is cut over `tp` ranks, in `ep` groups with experts of their own."""
+def engine_of_ranks(folder: Path, parallel: Parallel, meeting: Path, **settings: Any) -> sgl.Engine:
+    """Engine in this process whose model is cut over ranks."""
     config = EngineConfig.make(model=str(folder), **settings)
-    links = ThreadLinks(config, folder, Parallel(tp=tp, ep=ep), meeting)
+    links = ThreadLinks(config, folder, parallel, meeting)
     loaded = replace(load_model(config, folder, iter, ranks=links.collectives), ranks=links)
     return sgl.Engine.of(loaded, **{"model": str(folder), **settings})

@@ -69,7 +69,7 @@ def test_what_says_nothing_changes_nothing(given):
     assert engine_settings(given) == {}
 
 
-@pytest.mark.parametrize("given", [dict(pp_size=True), dict(pp_size=1.5), dict(encoder_urls=["a"])])
+@pytest.mark.parametrize("given", [dict(dcp_size=True), dict(dcp_size=1.5), dict(encoder_urls=["a"])])
 def test_what_looks_like_a_default_is_none(given):
     with pytest.raises(sgl.ParameterError, match="is not supported"):
         engine_settings(given)
@@ -103,7 +103,7 @@ def test_requests_are_logged_by_a_server_and_not_by_an_engine():
     [
         (dict(attention_backend="fa3"), 'Use "auto", for kernels of our own'),
         (dict(load_format="bitsandbytes"), 'Use "auto", which reads safetensors'),
-        (dict(pipeline_parallel_size=2), "Use tp_size; `sglang-lite serve --replicas` starts several engines."),
+        (dict(dcp_size=2), "Use tp_size; `sglang-lite serve --replicas` starts several engines."),
         (dict(cuda_graph_max_bs=8), "Leave it out: `max_running` bounds the batches"),
     ],
 )
@@ -178,7 +178,7 @@ def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
     given = [
         "--model",
         "m",
-        "--pp-size",
+        "--dcp-size",
         "1",
         "--stream-interval",
         "1",
@@ -188,8 +188,8 @@ def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
     ]
     _, engine, _ = flags.read(parser.parse_args(given))
     assert engine_settings(engine)["model"] == "m"
-    assert "pp_size" not in engine_settings(engine)
+    assert "dcp_size" not in engine_settings(engine)
     assert not re.search(r"--watchdog-timeout\b", parser.format_help())
-    _, engine, _ = flags.read(parser.parse_args(["--model", "m", "--pp-size", "2"]))
-    with pytest.raises(sgl.ParameterError, match="pp_size: 2 is not supported"):
+    _, engine, _ = flags.read(parser.parse_args(["--model", "m", "--dcp-size", "2"]))
+    with pytest.raises(sgl.ParameterError, match="dcp_size: 2 is not supported"):
         engine_settings(engine)
