@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sglang_lite.commands import evaluate, mcp_server, quantize, save, warm
 from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
@@ -327,6 +327,8 @@ def _serve(options: argparse.Namespace) -> int:
     from sglang_lite.server import flags
 
     settings, engine, several = flags.read(options)
+    if engine.get("node_rank"):
+        return _serve_node(engine)
     if several.replicas or several.workers:
         if settings.playground:
             raise ParameterError("--playground", "several servers have no page.", hint="Serve one, or leave it out.")
@@ -336,6 +338,17 @@ def _serve(options: argparse.Namespace) -> int:
     from sglang_lite.server.app import serve
 
     return serve(settings, engine)
+
+
+def _serve_node(settings: Mapping[str, Any]) -> int:
+    """Runs the ranks of a machine other than the one with the server."""
+    from sglang_lite.engine.nodes import run_agent
+    from sglang_lite.runtime.config import EngineConfig
+    from sglang_lite.runtime.models.resolve import resolve_served
+    from sglang_lite.server.sglang import server_args
+
+    config = EngineConfig.make(**server_args.engine_settings(settings))
+    return run_agent(config, resolve_served(config.model, config.revision))
 
 
 def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:

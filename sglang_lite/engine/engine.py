@@ -554,6 +554,9 @@ class Engine:
 
 def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     """Core for an engine, ended when the engine is garbage-collected."""
+    if config.node_rank:
+        hint = "Run `sglang-lite serve` there: it starts that machine's ranks."
+        raise ParameterError("node_rank", "an engine is on machine 0.", hint=hint)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
         from sglang_lite.runtime.loading.load_model import load

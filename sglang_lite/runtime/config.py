@@ -14,8 +14,15 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.config_checks import check_int as _check_int
+from sglang_lite.runtime.config_checks import (
+    check_nodes,
+    check_offload,
+    check_replicas,
+    check_scales,
+    check_template,
+    seed_ports,
+)
 from sglang_lite.runtime.config_checks import check_number as _check_number
-from sglang_lite.runtime.config_checks import check_offload, check_scales, check_template, seed_ports
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -49,7 +56,6 @@ LoadBalance: TypeAlias = Literal[
 ]
 DIST_TIMEOUT_S = 300  # where `dist_timeout` is None
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
-_MAX_REPLICAS = 1024
 DRAFTERS = ("again", "node", "prompt")  # in the order of "auto"
 DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
@@ -224,8 +230,11 @@ class EngineConfig:
             docs/parallel.md says what works with more than one.
         ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
             divides `tp_size`. 1 cuts each expert over all ranks.
-        pp_size: number of processes in a row, each with a run of the layers (pipeline parallelism), which compute a step
+        pp_size: number of processes in a row, each with a run of the layers (pipeline parallelism), that compute a step
             one after another. Not with `tp_size`.
+        nnodes: number of machines that the ranks are on, each with as many. Each runs the same `sglang-lite serve`.
+        node_rank: number of this machine; 0 has the engine.
+        dist_init_addr: address of machine 0 and a port, as "10.0.0.1:5000". The two ports behind it are used, too.
         dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
             another; None for 300.
         disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
@@ -317,6 +326,9 @@ class EngineConfig:
     tp_size: int = 1
     ep_size: int = 1
     pp_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str | None = None
     dist_timeout: int | None = None
     disable_custom_all_reduce: bool = False
     seed: int | None = None
@@ -413,7 +425,7 @@ class EngineConfig:
     @property
     def parallel(self) -> Parallel:
         """Layout of the engine's ranks, seen from the one that schedules."""
-        return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size)
+        return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size, nodes=self.nnodes)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -540,7 +552,11 @@ class Capacity:
 def _check_parallel(config: EngineConfig) -> None:
     """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
     parallel = config.parallel
-    _check_replicas(config)
+    check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, parallel.ranks)
+    check_nodes(parallel.nodes, config.node_rank, config.dist_init_addr)
+    for name, plain in (("dp_size", 1), ("restart", False)):
+        if parallel.nodes > 1 and getattr(config, name) != plain:
+            raise ParameterError(name, f"is not here with nnodes={parallel.nodes}.", hint="Leave one out.")
     if parallel.ranks == 1:
         return
     if parallel.tp > 1 and parallel.pp > 1:
@@ -548,21 +564,6 @@ def _check_parallel(config: EngineConfig) -> None:
     for name in _OF_ONE_RANK:
         if getattr(config, name) not in (False, "auto"):
             raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")
-
-
-def _check_replicas(config: EngineConfig) -> None:
-    """Raises ParameterError if settings of replicas are wrong, or don't fit the device."""
-    for name, least in (("dp_size", 1), ("base_gpu_id", 0), ("gpu_id_step", 0)):
-        _check_int(name, getattr(config, name), least)
-        if getattr(config, name) > _MAX_REPLICAS:
-            raise ParameterError(name, f"{getattr(config, name):,} is more than {_MAX_REPLICAS:,}.")
-    _, _, number = config.device.partition(":")
-    processes = config.dp_size * config.parallel.ranks
-    if number and processes > 1:
-        hint = f'Use device="cuda" with base_gpu_id={number}.'
-        raise ParameterError("device", f"{config.device!r} is one GPU, for {processes} processes.", hint=hint)
-    if config.base_gpu_id and (number or config.device == "cpu"):
-        raise ParameterError("base_gpu_id", f"device is {config.device!r}.", hint="Leave one out.")
 
 
 def _check_process(config: EngineConfig) -> None:

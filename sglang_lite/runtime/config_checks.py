@@ -8,7 +8,9 @@ from collections.abc import Callable
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.runtime.parallel.addresses import address
 
+_MAX_REPLICAS = 1024
 _SEED = "remote_instance_weight_loader_"
 
 
@@ -70,3 +72,39 @@ def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
             raise ParameterError("offload_group_size", "is for weights in the host's memory.", hint="cpu_offload_gb=4")
     if gigabytes and saver:
         raise ParameterError("cpu_offload_gb", "is not here with enable_memory_saver.", hint="Leave one out.")
+
+
+def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ranks: int) -> None:
+    """Raises ParameterError if settings of replicas are wrong, or don't fit the device.
+
+    Args:
+        replicas, first_gpu, gpu_step, device: `dp_size`, `base_gpu_id`, `gpu_id_step`, `device`.
+        ranks: number of each replica's ranks.
+    """
+    for name, value, least in (("dp_size", replicas, 1), ("base_gpu_id", first_gpu, 0), ("gpu_id_step", gpu_step, 0)):
+        check_int(name, value, least)
+        if value > _MAX_REPLICAS:
+            raise ParameterError(name, f"{value:,} is more than {_MAX_REPLICAS:,}.")
+    _, _, number = device.partition(":")
+    processes = replicas * ranks
+    if number and processes > 1:
+        hint = f'Use device="cuda" with base_gpu_id={number}.'
+        raise ParameterError("device", f"{device!r} is one GPU, for {processes} processes.", hint=hint)
+    if first_gpu and (number or device == "cpu"):
+        raise ParameterError("base_gpu_id", f"device is {device!r}.", hint="Leave one out.")
+
+
+def check_nodes(nodes: int, own: int, first: str | None) -> None:
+    """Raises ParameterError if settings of several machines are wrong.
+
+    Args:
+        nodes, own, first: `nnodes`, `node_rank`, `dist_init_addr`.
+    """
+    check_int("node_rank", own, 0)
+    if nodes == 1 and (own or first is not None):
+        name = "node_rank" if own else "dist_init_addr"
+        raise ParameterError(name, "is for several machines.", hint="Add nnodes, or leave it out.")
+    if nodes > 1:
+        address(first)
+    if own >= nodes:
+        raise ParameterError("node_rank", f"{own} is none of {nodes} machines, counted from 0.")

@@ -27,7 +27,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     Args:
         descriptor: file descriptor of the process's end of the socket to rank 0.
         rank: this rank.
-        meeting: path of the file by which the ranks find one another.
+        meeting: where the ranks find one another, as for `GlooCollectives`.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where this process is stopped
@@ -40,7 +40,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     assert isinstance(start, Start)
     threading.Thread(target=_beat, args=(connection, start.handle), daemon=True).start()
     try:
-        _follow(connection, contents, start, rank, Path(meeting))
+        _follow(connection, contents, start, rank, meeting)
     except Exception as error:
         traceback.print_exc()  # rank 0 passes on what is printed
         connection.send(frame([StartFailed(failure_of(error))]))
@@ -48,7 +48,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     os._exit(0)
 
 
-def _follow(connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: Path) -> None:
+def _follow(connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: str) -> None:
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.executor import make_runner  # imports torch
     from sglang_lite.runtime.executor.ranks import follow, read_message
@@ -57,7 +57,7 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     from sglang_lite.runtime.parallel.collectives import GlooCollectives
 
     config = EngineConfig(**start.config)
-    share_threads(config.threads, config.tp_size, config.dp_size)
+    share_threads(config.threads, config.parallel.threaded, config.dp_size)
     ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
     loaded = load_model(config, Path(start.model_path), iter, ranks=ranks)
     connection.send(frame([Progress(1, 1)]))

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sglang_lite.engine.frames import HEADER, Progress, Start, StartFailed, frame, reports
+from sglang_lite.engine.nodes import NodeListener, RemoteRank
 from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.parallel.addresses import GLOO, meeting
 from sglang_lite.wire.failure import as_error
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _REASON_S = 2.0  # from a collective that fails until the rank is known that has
 
 
 class RankProcesses:
-    """Ranks 1 and up, in a process each: the `RankLinks` of an engine's process.
+    """Ranks 1 and up, in a process each, on this machine and others: the `RankLinks` of an engine's process.
 
     Args:
         config: settings of the engine, which each rank gets.
@@ -37,7 +39,7 @@ class RankProcesses:
         failed: callback that is told once, on a thread of its own, why a rank has ended; all others have ended, too.
 
     Raises:
-        BackendError: a process can't be started.
+        BackendError: a process can't be started, or other machines' can't be waited for.
     """
 
     def __init__(self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]) -> None:
@@ -46,29 +48,46 @@ class RankProcesses:
         self._error: SglError | None = None
         self._closed = False
         self._ended = threading.Event()
-        self._meeting = _meeting()
+        self._meeting = _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
-        self._children: dict[int, SpawnedProcess] = {}
+        self._children: dict[int, SpawnedProcess | RemoteRank] = {}
         self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.ranks)}
-        for rank in self._loaded:
+        self._nodes = None if self._parallel.nodes == 1 else NodeListener(config, path, self._watch)
+        for rank in range(1, self._parallel.per_node):
             name = f"rank {rank} of {self._parallel.ranks}"
-            arguments = rank, os.fspath(self._meeting)
-            child = self._children[rank] = SpawnedProcess("sglang_lite.engine.child.rank", name, *arguments)
+            child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, self._meeting)
             with contextlib.suppress(OSError):  # it has ended already, and its reader notices that
                 child.connection.send(start)
-            threading.Thread(
-                target=self._read, args=(rank, child), name=f"sglang_lite-rank-{rank}", daemon=True
-            ).start()
+            self._watch(rank, child)
+
+    def _watch(self, rank: int, child: SpawnedProcess | RemoteRank) -> None:
+        """Takes a rank's process in."""
+        with self._lock:
+            self._children[rank] = child
+            ended = self._closed or self._error is not None
+        if ended:
+            child.kill()
+        name = f"sglang_lite-rank-{rank}"
+        threading.Thread(target=self._read, args=(rank, child), name=name, daemon=True).start()
 
     @cached_property
     def collectives(self) -> Collectives:
+        if self._nodes is not None:
+            try:
+                self._nodes.wait(self._timeout, lambda: self._error is not None)
+            except BackendError as error:
+                self._end(error)
+            if self._error is not None:
+                raise self._error
         from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
 
         return GlooCollectives(self._parallel, self._meeting, self._timeout)
 
     def states(self) -> list[dict[str, int]]:
-        pids = {0: os.getpid()} | {rank: child.pid for rank, child in self._children.items()}
-        return [{"rank": rank, "pid": pid} for rank, pid in pids.items()]
+        pids = {0: os.getpid()} | {rank: child.pid for rank, child in sorted(self._children.items())}
+        of_node = {} if self._nodes is None else {rank: {"node": rank // self._parallel.per_node} for rank in pids}
+        known = {rank: {"pid": pid} for rank, pid in pids.items() if pid is not None}
+        return [{"rank": rank} | of_node.get(rank, {}) | known.get(rank, {}) for rank in pids]
 
     def wait_loaded(self) -> None:
         for rank, loaded in self._loaded.items():
@@ -91,20 +110,23 @@ class RankProcesses:
         raise self._error from error
 
     def close(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()
         with self._lock:
             self._closed = True
-        for child in self._children.values():
+            children = list(self._children.values())
+        for child in children:
             child.connection.close()
             child.kill()  # also one that is stopped; ranks keep nothing
 
-    def _read(self, rank: int, child: SpawnedProcess) -> None:
+    def _read(self, rank: int, child: SpawnedProcess | RemoteRank) -> None:
         """Reads a rank's frames until it ends, and then ends all others."""
-        name, silent, used = f"rank {rank} of {self._parallel.ranks}", 0, processor_time(child.pid)
+        name, silent, used = f"rank {rank} of {self._parallel.ranks}", 0, _processor_time(child)
         error: SglError | None = None
 
         def look() -> None:
             nonlocal silent, used, error
-            before, used = used, processor_time(child.pid)
+            before, used = used, _processor_time(child)
             silent = silent + 1 if used == before else 0
             if silent == _LOOKS:
                 error = BackendError(f"{name} has given no sign of life for {_LOOKS * _LOOK_S:g} s, and was ended.")
@@ -120,14 +142,18 @@ class RankProcesses:
                         error = as_error(message.failure)
         how = child.end()
         child.connection.release()
-        self._end(error or BackendError(f"{name} {how}", hint="With restart=True a new engine takes later requests."))
+        hint = (
+            "With restart=True a new engine takes later requests." if self._nodes is None else "Start all nodes again."
+        )
+        self._end(error or BackendError(f"{name} {how}", hint=hint))
 
     def _end(self, error: SglError) -> None:
         """Ends all ranks because of an error, of which the first one counts."""
         with self._lock:
             first = self._error is None and not self._closed
             self._error = self._error or error
-        for child in self._children.values():
+            children = list(self._children.values())
+        for child in children:
             child.kill()
         self._ended.set()
         for loaded in self._loaded.values():
@@ -136,9 +162,14 @@ class RankProcesses:
             self._failed(self._error)
 
 
-def _meeting() -> Path:
+def _processor_time(child: SpawnedProcess | RemoteRank) -> int | None:
+    """`processor_time` of a rank's process, which is not told of one on another machine."""
+    return None if child.pid is None else processor_time(child.pid)
+
+
+def _meeting() -> str:
     """Path of a file by which ranks find one another, and that no other user can read. On Linux it is in no folder, and
     ends with this process, however that ends."""
     if hasattr(os, "memfd_create"):
-        return Path(f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}")
-    return Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"), "meeting")
+        return f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}"
+    return os.fspath(Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"), "meeting"))

@@ -88,7 +88,7 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
     Raises:
         SglError: the model can't be loaded, or the core can't be made.
     """
-    openmp.share_threads(config.threads, config.tp_size, config.dp_size)
+    openmp.share_threads(config.threads, config.parallel.threaded, config.dp_size)
     try:
         return _core(config, load())  # not assigned to a local name, so that a failure releases the model
     except BaseException as error:

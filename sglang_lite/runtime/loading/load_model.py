@@ -45,6 +45,7 @@ from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.parallel.addresses import NCCL, meeting
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -352,24 +353,25 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
         return cpu_ranks.connect(ranks)
     from sglang_lite.runtime.models.gpu_ranks import connect  # imports Triton
 
-    return connect(ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce)
+    where = None if ranks.parallel.nodes == 1 else meeting(config.dist_init_addr, NCCL)
+    return connect(ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce, meeting=where)
 
 
 def _rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
     """GPU of a rank. All ranks raise the same error if there is none for one of them, or if they differ."""
-    indices = [config.base_gpu_id + config.gpu_id_step * rank for rank in range(parallel.ranks)]
+    indices = [config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)]
     count = torch.cuda.device_count()
     if max(indices) >= count:
         named = ", ".join(map(str, dict.fromkeys(indices)))
         raise ParameterError(
-            parallel.setting, f"{parallel.ranks} ranks need GPUs {named}; there are {count}.",
+            parallel.setting, f"{parallel.per_node} ranks need GPUs {named}; there are {count}.",
             hint='Use fewer ranks, or device="cpu".',
         )  # fmt: skip
     kinds = sorted({torch.cuda.get_device_name(index) for index in indices})
     if len(kinds) > 1:
         problem = f"the ranks' GPUs differ: {' and '.join(kinds)}."
         raise ParameterError(parallel.setting, problem, hint="Use GPUs of one kind.")
-    return torch.device("cuda", indices[parallel.rank])
+    return torch.device("cuda", indices[parallel.rank % parallel.per_node])
 
 
 def why_no_gpu(name: str) -> str | None:

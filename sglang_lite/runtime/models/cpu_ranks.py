@@ -47,8 +47,10 @@ class CpuRanks:
 
 
 def connect(host: Collectives) -> Collectives:
-    """Collectives of ranks that all call this; those of the host where there is no compiler."""
+    """Collectives of ranks that all call this; those of the host where there is no compiler, or several machines."""
     parallel = host.parallel
+    if parallel.nodes > 1:
+        return host
     library = cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
     if not all(map(any, swap(host, bytes([library is not None])))):
         return host

@@ -16,13 +16,14 @@ from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, sum_rank
 from sglang_lite.runtime.kernels.peer_memory import share_memory
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.sizes import cdiv
-from sglang_lite.runtime.parallel.collectives import Collectives, swap
+from sglang_lite.runtime.parallel.collectives import Collectives, open_store, swap
 from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
 
 # Most bytes that a rank sends in a sum by stores, if NCCL can do it: on two H200s, 2 MB take NCCL as long.
 ONE_SHOT = 1 << 21
+_TIMEOUT_S = 300.0  # of ranks that look for one another, who have met already
 _FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums: it connects the GPUs then, which no capture should meet
 
 
@@ -137,7 +138,8 @@ class _Nccl:
 
     Args:
         parallel: layout of the ranks.
-        meeting: path of a file by which the ranks find one another, which other users can't read; it stays.
+        meeting: path of a file by which the ranks find one another, which other users can't read and which stays; or as
+            for `GlooCollectives`.
         device: this rank's GPU.
     """
 
@@ -146,7 +148,7 @@ class _Nccl:
 
         module: Any = distributed  # whose types lack these names
         group = module.ProcessGroupNCCL
-        store = module.FileStore(meeting, parallel.ranks)
+        store = open_store(meeting, parallel, _TIMEOUT_S)
         self._group = group(store, parallel.rank, parallel.ranks, group.Options())
         with torch.cuda.device(device):
             for size in _FIRST:
@@ -160,7 +162,9 @@ class _Nccl:
         self._group.allgather([list(out.unbind(0))], [x]).wait()
 
 
-def connect(host: Collectives, device: torch.device, row_bytes: int, *, own_sum: bool = True) -> GpuRanks:
+def connect(
+    host: Collectives, device: torch.device, row_bytes: int, *, own_sum: bool = True, meeting: str | None = None
+) -> GpuRanks:
     """Collectives of ranks that all call this, each with its GPU.
 
     Args:
@@ -168,9 +172,11 @@ def connect(host: Collectives, device: torch.device, row_bytes: int, *, own_sum:
         device: this rank's GPU.
         row_bytes: bytes of a row of hidden states.
         own_sum: whether to exchange rows by stores; False for NCCL alone.
+        meeting: where the ranks of several machines find one another, for NCCL, which then sums all; None on one.
     """
     parallel = host.parallel
-
+    if meeting is not None:
+        return GpuRanks(parallel, None, _Nccl(parallel, meeting, device))
     index = device.index or 0
     devices = [int.from_bytes(each, "big") for each in swap(host, index.to_bytes(4, "big"))]
     shared = len(set(devices)) < len(devices)

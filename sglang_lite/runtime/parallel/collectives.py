@@ -5,6 +5,7 @@ Each engine has groups of its own: torch's default group, of which a process has
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
+
+_TCP = "tcp://"
 
 
 class Collectives(Protocol):
@@ -55,18 +58,19 @@ ONE_PROCESS = OneProcess()
 
 
 class GlooCollectives:
-    """Collectives of processes on the CPUs of one machine.
+    """Collectives of processes on CPUs.
 
     Args:
         parallel: layout of the ranks, and the place of this one.
-        meeting: path of a file in a folder that other users can't read; the ranks find one another by it.
+        meeting: path of a file in a folder that other users can't read, by which ranks of one machine find one another;
+            "tcp://host:port", where rank 0 listens, for those of several.
         timeout_s: time after which an operation fails that not all ranks have begun.
 
     Raises:
         RuntimeError: not all ranks came within `timeout_s`; from a collective, if another rank has ended.
     """
 
-    def __init__(self, parallel: Parallel, meeting: Path, timeout_s: float) -> None:
+    def __init__(self, parallel: Parallel, meeting: Path | str, timeout_s: float) -> None:
         from torch import distributed  # slow to import
 
         module: Any = distributed  # whose types lack these names
@@ -75,8 +79,8 @@ class GlooCollectives:
         self.parallel = parallel
         options = group._Options()  # noqa: SLF001  # torch has no other name for it
         options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001  # the same
-        options._devices = [group.create_device(hostname="127.0.0.1")]  # noqa: SLF001  # seen by this machine alone
-        store = module.FileStore(str(meeting), parallel.ranks)
+        options._devices = [group.create_device(hostname=_own_address(str(meeting)))]  # noqa: SLF001  # the same
+        store = open_store(str(meeting), parallel, timeout_s)
         self._group = group(store, parallel.rank, parallel.ranks, options)
         self.sum(torch.zeros(1))  # all have met: the file may go
 
@@ -91,6 +95,30 @@ class GlooCollectives:
         parts = [torch.empty_like(padded) for _ in sizes]
         self._group.allgather([parts], [padded.contiguous()]).wait()
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
+
+
+def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of torch
+    """Store by which ranks find one another; arguments as for `GlooCollectives`."""
+    from torch import distributed  # slow to import
+
+    module: Any = distributed  # whose types lack some of these names
+    if not meeting.startswith(_TCP):
+        return module.FileStore(meeting, parallel.ranks)
+    host, _, port = meeting.removeprefix(_TCP).rpartition(":")
+    return module.TCPStore(
+        host, int(port), parallel.ranks, parallel.rank == 0, timedelta(seconds=timeout_s), wait_for_workers=False
+    )
+
+
+def _own_address(meeting: str) -> str:
+    """Address at which other ranks reach this one: of this machine alone, or that by which it reaches rank 0."""
+    if not meeting.startswith(_TCP):
+        return "127.0.0.1"
+    host, _, port = meeting.removeprefix(_TCP).rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # which sends nothing
+        probe.connect((host, int(port)))
+        own: str = probe.getsockname()[0]
+        return own
 
 
 def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -19,27 +19,32 @@ class Parallel:
         dp: number of whole engines behind one intake (data parallelism).
         ep: number of groups of ranks that share out the experts of a layer by number (expert parallelism). The ranks of
             a group, tp / ep of them, share each of its experts.
+        nodes: number of machines that the ranks are on, each with as many of them.
         rank: place of this process among all ranks, one stage behind another; 0 schedules and draws.
 
     Raises:
-        ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, or the rank is none of the
-            layout.
+        ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, `nodes` not the ranks, or
+            the rank is none of the layout.
     """
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    nodes: int = 1
     rank: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self)[:-1]:
             size = getattr(self, field.name)
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
-                raise ParameterError(f"{field.name}_size", f"{size!r} is not a whole number from 1 to {MAX_RANKS}.")
+                name = "nnodes" if field.name == "nodes" else f"{field.name}_size"
+                raise ParameterError(name, f"{size!r} is not a whole number from 1 to {MAX_RANKS}.")
         if self.tp % self.ep:
             sizes = ", ".join(str(ep) for ep in range(1, self.tp + 1) if self.tp % ep == 0)
             raise ParameterError("ep_size", f"{self.ep} does not divide tp_size={self.tp}.", hint=f"It can be {sizes}.")
+        if self.ranks % self.nodes:
+            raise ParameterError("nnodes", f"{self.nodes} does not divide {self.ranks} ranks.", hint="Use a divisor.")
         if self.rank not in range(self.ranks):
             raise ParameterError("rank", f"{self.rank!r} is not one of the {self.ranks} ranks.")
 
@@ -47,6 +52,16 @@ class Parallel:
     def ranks(self) -> int:
         """Number of processes that have parts of the model."""
         return self.tp * self.pp
+
+    @property
+    def per_node(self) -> int:
+        """Number of a machine's ranks."""
+        return self.ranks // self.nodes
+
+    @property
+    def threaded(self) -> int:
+        """Number of a machine's ranks that compute at the same time, and so share its threads."""
+        return max(self.tp // self.nodes, 1)
 
     @property
     def setting(self) -> str:

@@ -1,0 +1,37 @@
+"""Entry point for torchrun: `torchrun … -m sglang_lite.worker --model M --tp-size 8` is `sglang-lite serve` with these
+flags, and a rank in each of torchrun's processes. That of rank 0 has the server; each sees one GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sglang_lite.cli import main
+
+
+def arguments(environment: dict[str, str]) -> list[str]:
+    """Flags that tell a process of torchrun its place, by the variables that torchrun sets. Ports follow its own.
+
+    Raises:
+        SystemExit: a variable is missing.
+    """
+    try:
+        rank, count = environment["RANK"], environment["WORLD_SIZE"]
+        address = f"{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT']) + 1}"
+    except KeyError as error:
+        raise SystemExit(
+            f"sglang_lite.worker: {error} is missing, which torchrun sets. Start it by torchrun."
+        ) from error
+    return [] if count == "1" else ["--nnodes", count, "--node-rank", rank, "--dist-init-addr", address]
+
+
+def visible(environment: dict[str, str]) -> str:
+    """Number of the GPU that the process sees, among those that its machine's processes may see."""
+    local, gpus = int(environment.get("LOCAL_RANK", "0")), environment.get("CUDA_VISIBLE_DEVICES")
+    return str(local) if gpus is None else (*gpus.split(","), *[""] * local)[local]
+
+
+if __name__ == "__main__":
+    own = dict(os.environ)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible(own)
+    sys.exit(main(["serve", *sys.argv[1:], *arguments(own)]))

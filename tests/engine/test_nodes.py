@@ -1,0 +1,162 @@
+"""Ranks on several machines, each played by processes of this one: who is let in, what they answer, how they end."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sglang_lite as sgl
+from sglang_lite import worker
+from sglang_lite.engine import nodes
+from sglang_lite.engine.nodes import NodeListener, join, run_agent
+from sglang_lite.protocol import BackendError, EngineClosedError, ParameterError, SamplingParams
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.parallel.addresses import address as host_and_port
+from tests.children import send
+from tests.engine import processes
+from tests.engine.collector import Collector
+
+SETTINGS: dict[str, Any] = dict(device="cpu", dtype="float32", tp_size=2, nnodes=2, max_total_tokens=4096)
+
+
+@pytest.fixture
+def address():
+    """An address on this machine whose port and the two behind it are free."""
+    while True:
+        port = random.randrange(20_000, 60_000)
+        try:
+            for each in range(port, port + 3):
+                socket.create_server(("127.0.0.1", each)).close()
+        except OSError:
+            continue
+        return f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def config(folders, address):
+    return EngineConfig.make(model=str(folders[0]), dist_init_addr=address, **SETTINGS)
+
+
+@pytest.fixture
+def listener(config):
+    """A listener of node 0, and the ranks that have come to it."""
+    joined = []
+    found = NodeListener(config, Path(config.model), lambda rank, child: joined.append((rank, child)))
+    yield found, joined
+    found.close()
+    for _, child in joined:
+        child.connection.release()
+
+
+def test_a_node_that_differs_is_refused_by_name(config, folders, listener, monkeypatch):
+    path, other = Path(config.model), replace(config, node_rank=1)
+    for settings, model, difference in (
+        (replace(other, dtype="bfloat16"), path, "it has dtype='bfloat16', and node 0 has 'float32'"),
+        (other, Path(folders[1]), "it has another model than node 0"),
+    ):
+        with pytest.raises(BackendError, match=f"node 0 at 127.*refuses node 1: {difference}"):
+            run_agent(settings, model)
+    monkeypatch.setattr(nodes, "__version__", "0.0.0")
+    with pytest.raises(BackendError, match=r"it has sglang_lite 0\.0\.0, and node 0 has"):
+        run_agent(other, path)
+    assert listener[1] == []
+
+
+def test_strangers_do_not_keep_nodes_away(config, listener):
+    found, joined = listener
+    for content in (b"", b"GET / HTTP/1.1\r\n\r\n", (3).to_bytes(4, "big") + b"abc"):
+        with socket.create_connection(host_and_port(config.dist_init_addr)) as stranger:
+            stranger.sendall(content)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.recv(1)
+    with pytest.raises(BackendError, match=r"node 1 of 2 has not come to 127.0.0.1:\d+ within 0.01 s.*node_rank=1"):
+        found.wait(0.01, lambda: False)
+    connection = join(config, Path(config.model), 1)
+    found.wait(10, lambda: False)
+    assert [rank for rank, _ in joined] == [1]
+    connection.release()
+
+
+def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch):
+    monkeypatch.setattr(nodes, "DIST_TIMEOUT_S", 0)
+    with pytest.raises(BackendError, match=r"dist_init_addr: node 0 can't be reached at 127.0.0.1:\d+"):
+        run_agent(replace(config, node_rank=1), Path(config.model))
+    with (
+        socket.create_server(host_and_port(config.dist_init_addr)),
+        pytest.raises(BackendError, match=r"dist_init_addr: node 0 can't listen at 127.0.0.1:\d+"),
+    ):
+        NodeListener(config, Path(config.model), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(nnodes=3), "nnodes: 3 does not divide 2 ranks"),
+        (dict(dist_init_addr=None), "dist_init_addr: None is no host and port"),
+        (dict(dist_init_addr="10.0.0.1"), "dist_init_addr: '10.0.0.1' is no host and port"),
+        (dict(dist_init_addr="10.0.0.1:65535"), "dist_init_addr: '10.0.0.1:65535' is no host and port"),
+        (dict(node_rank=2), "node_rank: 2 is none of 2 machines"),
+        (dict(nnodes=1), "dist_init_addr: is for several machines"),
+        (dict(restart=True), "restart: is not here with nnodes=2"),
+        (dict(dp_size=2), "dp_size: is not here with nnodes=2"),
+    ],
+)
+def test_settings_of_machines_that_do_not_fit_are_refused_by_name(settings, message):
+    with pytest.raises(ParameterError, match=message):
+        EngineConfig.make(**{**SETTINGS, "dist_init_addr": "10.0.0.1:5000", **settings})
+
+
+def test_an_engine_is_on_machine_0():
+    with pytest.raises(ParameterError, match="node_rank: an engine is on machine 0"):
+        sgl.Engine(**SETTINGS, dist_init_addr="10.0.0.1:5000", node_rank=1)
+
+
+def test_a_process_of_torchrun_knows_its_place():
+    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000"}
+    flags = ["--nnodes", "4", "--node-rank", "3", "--dist-init-addr", "10.0.0.1:5001"]
+    assert worker.arguments(given) == flags
+    assert worker.arguments(given | {"WORLD_SIZE": "1", "RANK": "0"}) == []
+    assert [worker.visible(given), worker.visible(given | {"CUDA_VISIBLE_DEVICES": "4,6"})] == ["1", "6"]
+    with pytest.raises(SystemExit, match="'RANK' is missing, which torchrun sets"):
+        worker.arguments({})
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("module", ["sglang_lite", "sglang_lite.worker"])
+def test_two_nodes_answer_like_one_process_and_a_dead_rank_is_named(module, folders, own, config, monkeypatch):
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(processes.MARK, mark)
+    host, port = host_and_port(config.dist_init_addr)
+    flags = ["--model", str(folders[0]), "--device", "cpu", "--dtype", "float32", "--tp-size", "2"]
+    if module == "sglang_lite":
+        flags = ["serve", *flags, "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", f"{host}:{port}"]
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(port - 1)}
+    agent = subprocess.Popen([sys.executable, "-m", module, *flags], env={**os.environ, **place})
+    with sgl.Engine(folders[0], dist_init_addr=config.dist_init_addr, **SETTINGS) as engine:
+        greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        prompts = ["ab", "abc" * 20, "b"]
+        assert [engine.complete(p, greedy).text for p in prompts] == [own.complete(p, greedy).text for p in prompts]
+        assert [(each["rank"], each["node"]) for each in engine.stats()["ranks"]] == [(0, 0), (1, 1)]
+        sink = Collector()
+        engine.submit("ab", SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True), sink=sink, stream=True)
+        sink.begun()
+        (victim,) = [pid for pid in processes.marked(mark) if _parent(pid) == agent.pid]
+        send(victim, signal.SIGKILL)
+        error = sink.end()
+        assert isinstance(error, EngineClosedError)
+        assert "rank 1 of 2 was ended by SIGKILL" in str(error)
+    assert agent.wait(60) == 1
+    processes.gone(mark)
+
+
+def _parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
