@@ -129,14 +129,13 @@ def load_shape(
         device, kind = torch.device("cuda:0"), GpuDecoder
     quantization = "fp8" if fp8 else quantization
     formats = precision("auto", device, quantization=quantization, kv_fp8=kv_fp8, batch_invariant=deterministic)
+    matrices = Q4_K if quantization == "gguf" else PLAIN
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling
 
-        compiles = start_compiling(EngineConfig(), spec, formats, spec.max_positions, device)
+        compiles = start_compiling(EngineConfig(), spec, formats, spec.max_positions, device, stored=matrices.format)
     with torch.inference_mode():
-        model = kind(
-            spec, DummySource(device, Q4_K if quantization == "gguf" else PLAIN), formats, device, spec.max_positions
-        )
+        model = kind(spec, DummySource(device, matrices), formats, device, spec.max_positions)
     if kv_fp8:
         model.kv_scales = kv_scales(model, {}, bos=None)
     return LoadedModel(

@@ -52,7 +52,10 @@ from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.models.weights.blocks import Format
+from sglang_lite.runtime.models.weights.dummy import DummySource
+from sglang_lite.runtime.models.weights.quantization_config import Matrices
+from sglang_lite.runtime.models.weights.source import Weight, WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
 
@@ -79,6 +82,7 @@ class RunnerShape:
         draft_tokens: maximum number of guesses in a draft.
         adapters: size of their memory, or None for a runner without.
         parallel: layout of the ranks, of which one runs it.
+        stored: format of the layers' matrices in the checkpoint, as in `Matrices`; None for 16 bits.
     """
 
     spec: ModelSpec
@@ -91,6 +95,7 @@ class RunnerShape:
     draft_tokens: int = 0
     adapters: PoolSize | None = None
     parallel: Parallel = ONE_PROCESS.parallel
+    stored: Format | None = None
 
 
 def collect_variants(
@@ -114,7 +119,7 @@ def collect_variants(
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
     with collecting_variants(properties, on_variant), torch.inference_mode(), _ShapeOnlyProducts(), unsupported:
         ranks = _ranks_without_memory(spec, runner, nowhere)
-        model = GpuDecoder(spec, _ZeroWeights(), runner.precision, nowhere, runner.longest, ranks=ranks)
+        model = GpuDecoder(spec, _ZeroWeights(runner.stored), runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in model.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
@@ -162,13 +167,19 @@ class _ShapeOnlyProducts(TorchFunctionMode):
 
 
 class _ZeroWeights(WeightSource):
-    """Source of zeros of any shape, which take no memory."""
+    """Source of zeros of any shape, which take no memory.
 
-    def __init__(self) -> None:
+    Args:
+        stored: format of the layers' matrices, of which nothing but shapes and dtypes is there; None for zeros, too.
+    """
+
+    def __init__(self, stored: Format | None) -> None:
         super().__init__("no weights", {})
+        self._few_bits = DummySource(torch.device("meta"), Matrices(format=stored))
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.zeros(()).expand(shape)
+    def take(self, name: str, shape: tuple[int, ...]) -> Weight:
+        found = self._few_bits.take(name, shape)
+        return torch.zeros(()).expand(shape) if isinstance(found, torch.Tensor) else found
 
     def _read(self, name: str, file: Path) -> torch.Tensor:
         raise AssertionError("take() needs no file")
@@ -235,7 +246,7 @@ class BackgroundCompilation:
 
 def start_compiling(
     config: EngineConfig, spec: ModelSpec, precision: Precision, longest: int, device: torch.device,
-    early: CompileProcess | None = None, parallel: Parallel = ONE_PROCESS.parallel,
+    early: CompileProcess | None = None, parallel: Parallel = ONE_PROCESS.parallel, stored: Format | None = None,
 ) -> BackgroundCompilation:  # fmt: skip
     """Starts compiling the kernels of a model that is about to be loaded.
 
@@ -247,6 +258,7 @@ def start_compiling(
         device: GPU that the model will run on.
         early: as for `BackgroundCompilation`.
         parallel: layout of the ranks, and the place of this one.
+        stored: as of `RunnerShape`.
     """
     sizes, adapters = config.sized(gpu=True, longest=longest), None
     own = [] if adapter_base(config.model) is None else [config.model]
@@ -255,7 +267,7 @@ def start_compiling(
         adapters = PoolSize.of(config.max_loras_per_batch, largest_rank(config.max_lora_rank, folders))
     runner = RunnerShape(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend,
-        config.max_draft, adapters, parallel,
+        config.max_draft, adapters, parallel, stored,
     )  # fmt: skip
     return BackgroundCompilation(runner, properties_of(device), config.model, config.compile_processes, early)
 

@@ -103,6 +103,9 @@ def _slice(inputs: int, group: int) -> int:
 
 
 def in_few_bits(scales: torch.Tensor) -> torch.dtype:
-    """The shortest dtype that holds float32 scales exactly: float16, bfloat16 or float32."""
+    """The shortest dtype that holds float32 scales exactly: float16, bfloat16 or float32. For scales without memory
+    float16."""
+    if scales.is_meta:
+        return torch.float16
     exact = (dtype for dtype in (torch.float16, torch.bfloat16) if torch.equal(scales.to(dtype).float(), scales))
     return next(exact, torch.float32)

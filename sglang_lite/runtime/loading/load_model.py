@@ -37,6 +37,7 @@ from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower
+from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.formats import check_gguf, files_read, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
@@ -174,7 +175,8 @@ def load_model(
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
 
-        compilation = start_compiling(config, spec, formats, positions, device, compiler, ranks.parallel)
+        kept = _stored(files, formats)
+        compilation = start_compiling(config, spec, formats, positions, device, compiler, ranks.parallel, kept)
     try:
         tower = _tower(files, config, source, formats.compute, device)
         with torch.inference_mode():
@@ -287,6 +289,13 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig, device: to
     )  # fmt: skip
     declared.check(source)
     return source
+
+
+def _stored(files: ModelFiles, formats: Precision) -> Format | None:
+    """Format of the layers' matrices in the files, if they keep it."""
+    if not formats.packed:
+        return None
+    return (Q4_K if files.gguf is not None else read_quantisation(files.path).matrices).format
 
 
 def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_ea
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.models.weights.quantization_config import Q4_K
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.engine.processes import children, ended
 from tests.runtime import scripted
@@ -48,12 +50,12 @@ UNLIKE = replace(SPEC, layers=tuple(
 ))  # fmt: skip
 
 
-def told(*cards: DeviceProperties, spec: ModelSpec = SPEC, tp: int = 1) -> list[list[tuple[str, str]]]:
+def told(*cards: DeviceProperties, **changes: Any) -> list[list[tuple[str, str]]]:
     """Names and keys of the variants on each GPU, in their order."""
     found: list[list[tuple[str, str]]] = [[] for _ in cards]
     for properties, own in zip(cards, found):
         collect_variants(
-            replace(RUNNER, spec=spec, parallel=Parallel(tp=tp)),
+            replace(RUNNER, **changes),
             properties,
             lambda variant, own=own: own.append((variant.name, variant.key)),
         )
@@ -61,8 +63,14 @@ def told(*cards: DeviceProperties, spec: ModelSpec = SPEC, tp: int = 1) -> list[
 
 
 def others() -> list[list[tuple[str, str]]]:
-    """Those of layers that are unlike, on both GPUs, and those of a rank."""
-    return [*told(H200, A10, spec=UNLIKE), *told(H200, spec=replace(SPEC, vocab_size=5000), tp=2)]
+    """Those of layers that are unlike, on both GPUs, those of a rank, and those of matrices that are rounded to 4 bits
+    or stored so."""
+    rank = replace(SPEC, vocab_size=5000), Parallel(tp=2)
+    packed = replace(RUNNER.precision, packed=True)
+    return [
+        *told(H200, A10, spec=UNLIKE), *told(H200, spec=rank[0], parallel=rank[1]),
+        *told(H200, precision=replace(packed, rounding="int4")), *told(H200, precision=packed, stored=Q4_K.format),
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -78,7 +86,7 @@ def pool():
 
 
 def test_processes_meet_the_same_variants_in_the_same_order(pool):
-    first, second, other, of_rank = pool
+    first, second, other, of_rank, rounded, stored = pool
     assert first == second  # of layers that are alike, and of as many that are not
     assert len(set(first)) == len(first)
     names, older = ({name for name, _ in of} for of in (first, other))
@@ -87,6 +95,8 @@ def test_processes_meet_the_same_variants_in_the_same_order(pool):
     hopper = {"prefill_attention_hopper.prefill_kernel", "prefix_attention_hopper.prefix_kernel"}
     assert hopper <= names - older <= hopper | {"tiled._tiled"}
     assert {name for name, _ in of_rank} - names == {"all_reduce._sum_ranks", "all_reduce._gather_ranks"}
+    assert {"packed_row._packed_row", "packed_products._packed_rows"} <= {name for name, _ in rounded}
+    assert {name for name, _ in stored} == {name for name, _ in rounded}
 
 
 # -------------------------------------------------------------------------------------------- the process

@@ -119,8 +119,8 @@ def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight
     if not minima:
         return packed_weight(q, scale, kind=kind, table=table)
     scale, zeros = _scales_and_zeros(q, scale, torch.cat(minima))
-    if (first_zero := float(zeros[0, 0])) in range(256) and (zeros == first_zero).all():
-        return packed_weight(q, scale, zero=int(first_zero), kind=kind, table=table)
+    if (zero := _common(zeros)) is not None:
+        return packed_weight(q, scale, zero=zero, kind=kind, table=table)
     if (half := in_few_bits(scale)) == torch.float32:
         half = torch.float16
         if not _SMALLEST_HALF <= scale.abs().max() <= torch.finfo(half).max:
@@ -135,9 +135,16 @@ def _scales_and_zeros(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tenso
     number 0 everywhere (written).
     """
     flat = scale.abs() * _FARTHEST <= minimum.abs()
-    if flat.any():
-        q.view(*scale.shape, -1).masked_fill_(flat.unsqueeze(-1), 0)
-        scale = torch.where(flat, -minimum, scale)
+    q.view(*scale.shape, -1).masked_fill_(flat.unsqueeze(-1), 0)
     zeros = torch.where(flat, 1.0, -minimum / scale)
+    scale = torch.where(flat, -minimum, scale)
     whole = zeros.round()  # a quotient may be beside the integer that was multiplied
     return scale, torch.where(whole * scale == -minimum, whole, zeros)
+
+
+def _common(zeros: torch.Tensor) -> int | None:
+    """Integer in 0 … 255 that all zeros are, or None; None, too, for zeros without memory."""
+    if zeros.is_meta:
+        return None
+    first = zeros[0, 0].item()
+    return int(first) if first in range(256) and bool((zeros == first).all()) else None

@@ -32,7 +32,7 @@ class DummySource(WeightSource):
     def __init__(self, device: torch.device, matrices: Matrices = PLAIN, seed: int = 0) -> None:
         super().__init__("dummy weights", {})
         self._device, self._matrices = device, matrices
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     @property
     def has_packed(self) -> bool:
