@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 MAX_SPLIT_ROWS = 64  # most rows of a product whose sums are split
-_BLOCK_K = 128
+_STEP = 128  # inputs, of which a part of a sum has a multiple
 
 
 @cached_launch
@@ -92,7 +92,7 @@ def int8_parts_of(weight: torch.Tensor) -> int:
     multiprocessors for, at most four."""
     outputs, inputs = weight.shape
     most = properties_of(weight.device).multiprocessors // cdiv(outputs, 64)
-    return next((n for n in (4, 2) if n <= most and inputs % (n * _BLOCK_K) == 0), 1)
+    return next((n for n in (4, 2) if n <= most and inputs % (n * _STEP) == 0), 1)
 
 
 def _launch(
@@ -101,8 +101,7 @@ def _launch(
 ) -> None:  # fmt: skip
     outputs, inputs = weight.shape
     properties = properties_of(weight.device)
-    block_m, block_n, warps = _tile(x.rows, outputs, properties)
-    block_k = _BLOCK_K if properties.has_tma else _BLOCK_K // 2  # whose operands registers hold without it
+    block_m, block_n, block_k, warps = _tile(x.rows, outputs, inputs // parts, properties)
     programs = cdiv(outputs, block_n) * cdiv(x.rows, block_m)
     _product[(programs, parts)](
         tensor_descriptor(x.values, inputs, (block_m, block_k)), x.scales,
@@ -116,10 +115,16 @@ def _launch(
     )  # fmt: skip
 
 
-def _tile(rows: int, outputs: int, properties: DeviceProperties) -> tuple[int, int, int]:
-    """Rows and outputs of a tile, and warps of a program: the largest tile that leaves no multiprocessor idle. Without
+def _tile(rows: int, outputs: int, inputs: int, properties: DeviceProperties) -> tuple[int, int, int, int]:
+    """Rows, outputs and inputs of a tile, and warps of a program. Few rows, whose programs wait for weights, get long
+    tiles if every program has a multiprocessor; many rows the smallest tile with which every program has one. Without
     TMA, registers hold the operands, too, and larger tiles overflow them."""
-    if rows <= MAX_SPLIT_ROWS or not properties.has_tma:
-        return min(MAX_SPLIT_ROWS, max(16, power_of_2(rows))), 64, 4
-    large = cdiv(rows, 256) * cdiv(outputs, 128) >= properties.multiprocessors
-    return (256, 128, 8) if rows > 128 and large else (128, 64, 4)
+    few, programs = min(MAX_SPLIT_ROWS, max(16, power_of_2(rows))), cdiv(outputs, 64)
+    if not properties.has_tma:
+        return few, 64, 64, 4
+    if rows <= MAX_SPLIT_ROWS:
+        return few, 64, 256 if inputs % 256 == 0 and programs <= properties.multiprocessors else 128, 4
+    for block_n in (64, 128):
+        if rows <= 128 or cdiv(rows, 128) * cdiv(outputs, block_n) <= properties.multiprocessors:
+            return 128, block_n, 128, 4
+    return 256, 128, 128, 8
