@@ -26,7 +26,6 @@ from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 MAX_BLOCK = 64  # most rows of a block
-_OUTPUTS = 64  # rows of a matrix that a program multiplies
 
 
 @cached_launch
@@ -128,7 +127,7 @@ def packed_gate_up(
     outputs = len(weight.words) // (2 * experts)
     out = x.new_empty((len(blocks.pairs), outputs))
     count = len(blocks.experts)
-    _gate_up[(count * cdiv(outputs, _OUTPUTS // 2),)](
+    _gate_up[(count * cdiv(outputs, _rows(x, blocks) // 2),)](
         x, weight.words, weight.scales, weight.table, bias, blocks.pairs, blocks.experts, out,
         count, len(x) * top, len(weight.words), blocks_of(weight), alpha, limit,
         TOP=top, K=weight.inputs, N=outputs, BIAS=bias is not None, ACTIVATION=activation, **_launch(weight, x, blocks),
@@ -165,7 +164,7 @@ def packed_down(
     outputs, count = len(weight.words) // experts, len(blocks.experts)
     make = hidden.new_zeros if partial else hidden.new_empty
     out = make((weights.shape[1], len(weights), outputs))
-    _down[(count * cdiv(outputs, _OUTPUTS),)](
+    _down[(count * cdiv(outputs, _rows(hidden, blocks)),)](
         hidden, weight.words, weight.scales, weight.table, bias, weights, base, blocks.pairs, blocks.experts, out,
         count, weights.numel(), len(weight.words), blocks_of(weight),
         TOP=weights.shape[1], K=weight.inputs, N=outputs, BIAS=bias is not None, BASE=base is not None,
@@ -177,10 +176,17 @@ def packed_down(
 def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict[str, object]:
     """Constants and options that both kernels have."""
     assert blocks.size <= MAX_BLOCK
-    stage = weight.slice * (_OUTPUTS * 2 + SLICES * blocks.size * x.element_size())  # bytes of words, and of rows
+    rows = _rows(x, blocks)
+    stage = weight.slice * (rows * 2 + SLICES * blocks.size * x.element_size())  # bytes of words, and of inputs
     return {
         **constants_of(weight), "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),
-        "WHOLE": weight.inputs % (SLICES * weight.slice) == 0, "BLOCK_M": blocks.size, "BLOCK_N": _OUTPUTS,
+        "WHOLE": weight.inputs % (SLICES * weight.slice) == 0, "BLOCK_M": blocks.size, "BLOCK_N": rows,
         "num_warps": 4, "num_stages": max(1, min(3, (properties_of(x.device).shared_memory - SCRATCH) // stage)),
         **pdl_options(x.device),
     }  # fmt: skip
+
+
+def _rows(x: torch.Tensor, blocks: ExpertBlocks) -> int:
+    """Rows of a matrix that a program multiplies. With 128, products of many tokens overflow the registers, and before
+    Hopper, where these hold operands, too, all do."""
+    return 128 if blocks.size <= 16 and properties_of(x.device).has_tma else 64
