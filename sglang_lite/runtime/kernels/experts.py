@@ -25,7 +25,8 @@ from sglang_lite.runtime.kernels.experts_tiled import (
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 
 MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
-MAX_PAIRWISE_TOKENS_FEW_BITS = 4  # the same for weights in 4 and 8 bits
+MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
+MAX_PAIRWISE_TOKENS_4_BIT = 2  # and for 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def apply_experts(
         return y if y.dim() == 2 else _out(y, own, base, parts=parts)
     assert isinstance(own.down, torch.Tensor), "in 4 bits are both or none"
     eight = own.gate_up_scales is not None
-    if len(x) <= (MAX_PAIRWISE_TOKENS_FEW_BITS if eight else MAX_PAIRWISE_TOKENS) or not (
+    if len(x) <= (MAX_PAIRWISE_TOKENS_8_BIT if eight else MAX_PAIRWISE_TOKENS) or not (
         can_tile_experts(own.gate_up) and can_tile_experts(own.down)
     ):
         hidden = experts_gate_up_few(
@@ -134,7 +135,7 @@ def _packed(
     assert isinstance(own.gate_up, PackedWeight)
     assert isinstance(own.down, PackedWeight)
     top, experts = ids.shape[1], own.gate_up.shape[0] // (2 * own.down.inputs)
-    if len(x) <= MAX_PAIRWISE_TOKENS_FEW_BITS and own.gate_up.table is None and not own.partial:
+    if len(x) <= MAX_PAIRWISE_TOKENS_4_BIT and own.gate_up.table is None and not own.partial:
         hidden = packed_gate_up_few(
             x, own.gate_up, experts, ids, activation, bias=own.gate_up_bias, alpha=alpha, limit=limit
         )
