@@ -396,8 +396,8 @@ def rounded_experts(experts, outputs, inputs):
         (rounded_experts, {"rounding": "int4"}),
     ],
 )
-def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens):
-    """And computes what it does with the decoded matrices."""
+def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens, caplog):
+    """And computes what it does with the decoded matrices; if it decodes them, it says so."""
     torch.manual_seed(0)
     gate_up, down = made(5, 2 * 96, 64), made(5, 64, 96)
     half = Precision(torch.float16, torch.float16, torch.float16, **formats)
@@ -407,7 +407,9 @@ def test_a_gpu_keeps_experts_in_four_bits(made, formats, tokens):
     gates, downs = (decoded(each, torch.float16).view(5, -1, each.inputs) for each in (own.gate_up, own.down))
     wide = ExpertMatrices(gates, downs)
     if "packed" in formats:
-        plain = ExpertStacker(replace(half, packed=False), DEVICE).matrices(gate_up, down, None, None)
+        with caplog.at_level("INFO", "sglang_lite"):
+            plain = ExpertStacker(replace(half, packed=False), DEVICE).matrices(gate_up, down, None, None)
+        assert caplog.messages == [TOLD.replace("matrices", "experts")]
         assert isinstance(plain.gate_up, torch.Tensor)
         assert isinstance(plain.down, torch.Tensor)
         assert torch.equal(gates, plain.gate_up)

@@ -11,6 +11,7 @@ from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
 from sglang_lite.runtime.models.layers.packed_linear import packed_experts
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, block_quantised
 from sglang_lite.runtime.models.weights.rounding import can_round, rounded_part
 from sglang_lite.runtime.models.weights.source import Weight
@@ -29,6 +30,7 @@ class ExpertStacker:
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._precision, self._device = precision, device
         self._stay_wide = False  # True once a warning is logged that experts stay in 16 bits despite the request for 8
+        self._told = False  # True once a message is logged that experts are decoded
 
     def matrices(
         self,
@@ -58,6 +60,9 @@ class ExpertStacker:
         if (p.int8 or p.rounding is not None) and not self._stay_wide:
             self._stay_wide = True
             logger.warning("experts stay in 16 bits: a GPU has no kernel for them in %s.", p.rounding or "int8")
+        if not self._told and any(isinstance(part, Blocks) for part in parts):
+            self._told = True
+            logger.info("quantised experts are decoded while they are loaded (docs/models.md, Formats of weights).")
         return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias, of=of)
 
     def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
