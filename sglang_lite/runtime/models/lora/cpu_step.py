@@ -1,5 +1,5 @@
-"""Adapters of a step on a CPU: in a compiled step of few tokens the products of each adapter's own, else two products
-over all of them, of which a token keeps its own adapter's numbers."""
+"""Adapters of a step on a CPU: in a compiled step of few tokens the products of each adapter's own, else two batched
+products, of each adapter with its own tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from sglang_lite.runtime.kernels.cpu_small_batch_step import PRODUCTS, AdapterDe
 from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta
 
 _KEPT = 4  # sets of adapters that are kept side by side
+_PADDED = 256  # tokens, padding included, that several adapters are always multiplied with together
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedDelta:
-    """Parts of several adapters in one product of one layer, side by side.
+class StackedDelta:
+    """Parts of several adapters in one product of one layer, all padded to the largest rank.
 
     Attributes:
-        a: [parts * ranks, inputs], for each stacked part of the product the ranks of all adapters.
-        b: for each part [ranks, outputs].
+        a: [adapters, inputs, parts * rank], a view whose inputs are contiguous.
+        b: for each stacked part of the product [adapters, rank, outputs].
     """
 
     a: torch.Tensor
@@ -42,9 +43,9 @@ class AdapterSet:
         self.adapters = adapters
 
     @cached_property
-    def layers(self) -> tuple[Mapping[str, JoinedDelta], ...]:
-        """Parts of the adapters side by side, in each layer and by product."""
-        return joined(self.adapters)
+    def layers(self) -> tuple[Mapping[str, StackedDelta], ...]:
+        """Parts of the adapters, in each layer and by product."""
+        return stacked(self.adapters)
 
     @cached_property
     def deltas(self) -> ctypes.Array[AdapterDelta]:
@@ -73,15 +74,20 @@ class CpuLoraStep:
 
     def layer(self, index: int) -> LayerAdapters:
         """The step's adapters in one layer."""
-        return LayerAdapters(self.adapters.layers[index], self.kept)
+        return LayerAdapters(self.adapters.layers[index], self.groups)
 
     @cached_property
-    def kept(self) -> Mapping[int, torch.Tensor]:
-        """For each number of parts, [T, parts * ranks], 1 for the ranks of a token's own adapter and 0 for others."""
-        ranks = [adapter.rank for adapter in self.adapters.adapters]
-        dtype = next(delta.a.dtype for layer in self.adapters.adapters[0].layers for delta in layer.values())
-        own = torch.from_numpy(self.of_token[:, None] == np.repeat(np.arange(len(ranks)), ranks)).to(dtype)
-        return {parts: own.repeat(1, parts) for parts in (1, 2, 3)}
+    def groups(self) -> tuple[AdapterGroup, ...]:
+        """The step's adapters: all together, or each alone if most would be padding."""
+        order = np.argsort(self.of_token, kind="stable")[(self.of_token < 0).sum() :]
+        counts = np.bincount(self.of_token[order], minlength=len(self.adapters.adapters))
+        own = np.arange(counts.max()) < counts[:, None]
+        if len(counts) > 1 and own.size <= max(2 * len(order), _PADDED):
+            tokens = np.zeros(own.shape, dtype=np.int64)
+            tokens[own] = order
+            return (AdapterGroup(slice(None), torch.from_numpy(tokens), torch.from_numpy(own[..., None])),)
+        each = enumerate(np.split(order, counts.cumsum()[:-1]))
+        return tuple(AdapterGroup(i, _index(tokens), None) for i, tokens in each)
 
     @property
     def compiled(self) -> StepAdapters:
@@ -93,11 +99,32 @@ class CpuLoraStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerAdapters:
-    """Adapters of a step's tokens in one layer: those of AdapterSet, and `kept` of CpuLoraStep."""
+class AdapterGroup:
+    """Adapters whose tokens are multiplied together.
 
-    products: Mapping[str, JoinedDelta]
-    kept: Mapping[int, torch.Tensor]
+    Attributes:
+        adapters: all of an AdapterSet, or the place of one in it.
+        tokens: int64 [adapters, most], tokens of each, padded with any; of one adapter [tokens], or their range.
+        own: [adapters, most, 1], False for padding; None without any.
+    """
+
+    adapters: slice | int
+    tokens: torch.Tensor | slice
+    own: torch.Tensor | None
+
+
+def _index(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
+    """Ascending tokens as an index: a range, if they are one, as that of a tensor needs no copy."""
+    first, end = int(tokens[0]), int(tokens[-1]) + 1
+    return slice(first, end) if end - first == len(tokens) else torch.from_numpy(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapters:
+    """Adapters of a step's tokens in one layer: those of AdapterSet, and `groups` of CpuLoraStep."""
+
+    products: Mapping[str, StackedDelta]
+    groups: tuple[AdapterGroup, ...]
 
     def add(self, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Adds the adapters' parts to a product, in place.
@@ -108,35 +135,40 @@ class LayerAdapters:
             y: its outputs [T, outputs].
         """
         if (delta := self.products.get(product)) is not None:
-            low = (x.to(delta.a.dtype) @ delta.a.t()).mul_(self.kept[len(delta.b)])
-            outputs = y.split_with_sizes([each.shape[1] for each in delta.b], 1)
-            for part, own, b in zip(outputs, low.chunk(len(delta.b), 1), delta.b):
-                part += (own @ b).to(y.dtype)
+            for group in self.groups:
+                low = x[group.tokens].to(delta.a.dtype) @ delta.a[group.adapters]
+                if group.own is not None:
+                    low *= group.own
+                added = [own @ b[group.adapters] for own, b in zip(low.chunk(len(delta.b), -1), delta.b)]
+                joined = torch.cat(added, -1).to(y.dtype)
+                if isinstance(group.tokens, slice):
+                    y[group.tokens] += joined
+                else:
+                    y.index_add_(0, group.tokens.flatten(), joined.flatten(0, -2))
         return y
 
 
-def joined(adapters: Sequence[Adapter]) -> tuple[Mapping[str, JoinedDelta], ...]:
-    """Adapters side by side, in each layer and by product."""
+def stacked(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ...]:
+    """Adapters' parts in each layer and by product."""
     layers = []
     for each in zip(*(adapter.layers for adapter in adapters)):
         shapes = {product: delta for layer in each for product, delta in layer.items()}
         layers.append({
-            product: _side_by_side([layer.get(product) for layer in each], adapters, shape)
+            product: _stack([layer.get(product) for layer in each], max(adapter.rank for adapter in adapters), shape)
             for product, shape in shapes.items()
         })  # fmt: skip
     return tuple(layers)
 
 
-def _side_by_side(
-    deltas: Sequence[ProductDelta | None], adapters: Sequence[Adapter], like: ProductDelta
-) -> JoinedDelta:
+def _stack(deltas: Sequence[ProductDelta | None], rank: int, like: ProductDelta) -> StackedDelta:
     parts, _, inputs = like.a.shape
-    a, b = [], []
-    for delta, adapter in zip(deltas, adapters):
-        a.append(like.a.new_zeros(parts, adapter.rank, inputs) if delta is None else delta.a)
-        b.append(like.b.new_zeros(adapter.rank, like.b.shape[1]) if delta is None else delta.b)
-    by_part = torch.cat(b).split_with_sizes(like.outputs, 1)
-    return JoinedDelta(torch.cat(a, 1).flatten(0, 1), tuple(each.contiguous() for each in by_part))
+    a = like.a.new_zeros(len(deltas), parts, rank, inputs)
+    b = like.b.new_zeros(len(deltas), rank, like.b.shape[1])
+    for i, delta in enumerate(deltas):
+        if delta is not None:
+            a[i, :, : delta.a.shape[1]], b[i, : len(delta.b)] = delta.a, delta.b
+    by_part = b.split_with_sizes(like.outputs, 2)
+    return StackedDelta(a.flatten(1, 2).transpose(1, 2), tuple(each.contiguous() for each in by_part))
 
 
 class CpuAdapters:
