@@ -32,6 +32,7 @@ def test_it_is_kept(name):
     assert [text for text in invalid if g.matches(constraint, text)] == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused(name):
     constraint, message = REFUSED[name]

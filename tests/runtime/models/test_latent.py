@@ -162,6 +162,7 @@ def unlike(tmp_path_factory):
     return save(reference, tmp_path_factory.mktemp("unlike")), reference
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attention", ["cpu", *FUSED])
 def test_latents_in_eight_bits_stay_near(unlike, attention, monkeypatch):
     """Stored by one scale for both parts, latents would be nothing, and the mean distance 1.8."""

@@ -61,6 +61,7 @@ def test_logits_equal_those_of_peft(family, tmp_path):
 LATE = {"r": 8, "alora_invocation_tokens": [7, 11], "task_type": "CAUSAL_LM"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["llama-2", "qwen3", "gemma3"])
 def test_late_adapters_compute_tokens_from_their_last_invocation_on_as_peft_s_do(family, tmp_path):
     adapters = {"late": LATE, "later": LATE | {"alora_invocation_tokens": [9, 12]}, "whole": {"r": 4}}
