@@ -46,7 +46,8 @@ def arguments_of(program: SglFunction, given: Sequence[str]) -> dict[str, Json]:
     for each in given:
         name, equals, text = each.partition("=")
         if not equals or name in found:
-            raise ParameterError("--arg", f"{each!r:.80} {'is given twice' if equals else 'has no ='}.")
+            problem, hint = ("is given twice", "Give it once.") if equals else ("has no =", "Write --arg name=value.")
+            raise ParameterError("--arg", f"{each!r:.80} {problem}.", hint=hint)
         parameter = program.signature.parameters.get(name)
         found[name] = text if parameter is not None and parameter.annotation in (str, "str") else _value(text)
     return found

@@ -118,7 +118,8 @@ def fitting(
         except ParameterError as error:
             place = "" if file is None else f"{file}: row {number}: "
             problem = f"{place}{error.message.removeprefix(': ')}"
-            raise ParameterError(flag, problem, hint=error.hint) from None
+            hint = error.hint or ("" if file else _flags(program))
+            raise ParameterError(flag, problem, hint=hint) from None
         bound.apply_defaults()
         variable = [
             p.name for p in program.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -129,6 +130,15 @@ def fitting(
             arguments.update(extra if isinstance(extra, dict) else {})
         found.append(arguments)
     return found
+
+
+def _flags(program: SglFunction) -> str:
+    """Advice to give the arguments that a program needs on the command line."""
+    needed = [
+        f"--arg {p.name}=…" for p in program.signature.parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]  # fmt: skip
+    return f"Give {' '.join(needed)}." if needed else ""
 
 
 def one_line(error: Exception) -> str:

@@ -64,8 +64,8 @@ def test_a_value_is_json_unless_its_parameter_is_text(file, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "--arg: asks: missing a required argument: 'day'"),
-        (["--arg", "day"], "--arg: 'day' has no =."),
+        ([], "--arg: asks: missing a required argument: 'day'. Give --arg day=…."),
+        (["--arg", "day"], "--arg: 'day' has no =. Write --arg name=value."),
         (["--arg", "day=1", "--arg", "day=2"], "--arg: 'day=2' is given twice."),
         (["--arg", "dya=1"], "'day'"),
         (["--rows", "nowhere.jsonl"], "--rows: nowhere.jsonl: No such file or directory."),
