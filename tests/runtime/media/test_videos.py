@@ -110,6 +110,7 @@ def test_videos_have_transformers_probabilities(watching: Seeing) -> None:
     check(watching, watching.engine.complete(seen("ab", few, "cd"), GREEDY), taken(watching, video, two=True))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("step_tokens", [7, 64])
 def test_a_video_is_computed_in_chunks_forked_and_found_in_the_cache(watching: Seeing, step_tokens: int) -> None:
     video = mp4(8, 48, 32)
@@ -154,6 +155,7 @@ def test_positions_in_time_go_beyond_those_of_rows_and_columns(watching: Seeing)
     check_with(answer, logprobs)
 
 
+@pytest.mark.sampled(3)
 def test_requests_about_videos_of_equal_size_never_cross(watching: Seeing) -> None:
     videos = [mp4(8, 48, 32), mp4(9, 48, 32)]
     few = [msgspec.structs.replace(each, frames=2) for each in videos]
@@ -162,6 +164,7 @@ def test_requests_about_videos_of_equal_size_never_cross(watching: Seeing) -> No
     assert [each.result().token_ids for each in pending] == alone * 6
 
 
+@pytest.mark.sampled(3)
 def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placeholders(watching: Seeing) -> None:
     media = open_model_files(watching.folder).media
     assert media is not None
