@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Lark, Regex
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
@@ -52,3 +53,21 @@ def test_parts_that_may_not_be_empty_are_never_left_out(excluded):
     words = [word for word in ("", "a", "aa") if sgl.grammar.matches(Lark(f"start: Y\nY: {part}"), word)]
     sizes = {sum(map(len, chosen)) for chosen in product(words, repeat=12)}
     assert {size for size in range(30) if sgl.grammar.matches(grammar, "a" * size)} == sizes
+
+
+def below(calls, function):
+    return below(calls - 1, function) if calls else function()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "wrong"),
+    [
+        (json_schema({"type": "integer", "minimum": -(10**400), "maximum": 10**400 - 7}), str(10**400 - 8), "9" * 400),
+        (Regex(r"(?:\d{1,3},){1500}\d"), "12," * 1500 + "1", "12," * 1499 + "1"),
+        (json_schema({"type": "array", "minItems": 1000, "items": {"enum": [1]}}), str([1] * 1000), str([1] * 999)),
+    ],
+    ids=["digits", "repeats", "items"],
+)
+def test_digits_and_repeats_take_no_depth_of_the_stack(constraint, text, wrong):
+    assert below(700, lambda: [sgl.grammar.matches(constraint, each) for each in (text, wrong)]) == [True, False]
+    assert below(700, lambda: LlguidanceEngine(None).prepare(constraint).shortest) is not None
