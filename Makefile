@@ -72,7 +72,7 @@ test-gpu: $(VENV)/.dev
 
 # Ranks: all families over 2 and 4 of them, 200 random requests, 50 kills of any of them.
 test-ranks: $(VENV)/.dev
-	SGLANG_LITE_CASES=all SGLANG_LITE_REQUESTS=200 SGLANG_LITE_KILLS=50 $(BIN)/python -m pytest tests/runtime/parallel tests/engine/test_ranks.py
+	SGLANG_LITE_CASES=all SGLANG_LITE_REQUESTS=200 SGLANG_LITE_KILLS=50 $(BIN)/python -m pytest tests/runtime/parallel tests/engine/test_ranks.py tests/engine/test_nodes.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
