@@ -28,7 +28,8 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.runtime.calls import EngineCall, FlushCache, R, Stats, UpdateWeights
-from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.capacity import Capacity, Sizes
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from sglang_lite.program.nodes import Node, Path, Verdict
     from sglang_lite.protocol import ProgramSink
     from sglang_lite.runtime.calls import EngineCall, R
-    from sglang_lite.runtime.config import Capacity, EngineConfig
+    from sglang_lite.runtime.capacity import Capacity
+    from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.core.gate import Gate
     from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
     from sglang_lite.runtime.core.request_builder import RequestBuilder

@@ -20,7 +20,7 @@ from sglang_lite.errors import BackendError, Location, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime import calls
-from sglang_lite.runtime.config import Capacity
+from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.wire.failure import Failure, as_failure

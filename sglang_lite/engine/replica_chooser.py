@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sglang_lite.runtime.config import Capacity, LoadBalance
+from sglang_lite.runtime.capacity import Capacity
+from sglang_lite.runtime.config import LoadBalance
 
 # A prompt follows its prefix if that is at least this share of it. A smaller one, as the beginning of a chat template,
 # would only gather strangers at one replica.

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, ge
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
+from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import (
     check_nodes,
@@ -514,39 +515,6 @@ def _takes(
 
 takes_fields = _takes(EngineConfig)  # all fields by keyword, the model also by position
 shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields  # and it takes more
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Values of max_running, step_tokens and page_size in force, with the device's defaults filled in."""
-
-    max_running: int
-    step_tokens: int
-    page_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Capacity of an engine on its device.
-
-    Attributes:
-        sizes: sizes in force: those of the config, or the device's defaults.
-        context_length: longest sequence that the config and the model allow, in tokens.
-        pages: number of pages in the KV cache.
-        longest: longest sequence that also fits the KV cache, in tokens.
-        window_pages: number of pages in the KV cache of the layers with a window; 0 if these have `pages`, too.
-    """
-
-    sizes: Sizes
-    context_length: int
-    pages: int
-    longest: int
-    window_pages: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Size of the KV cache, in tokens."""
-        return self.pages * self.sizes.page_size
 
 
 def _check_parallel(config: EngineConfig) -> None:

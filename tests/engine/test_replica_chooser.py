@@ -12,7 +12,7 @@ from sglang_lite.engine.replica_chooser import AHEAD_ROWS, ReplicaChooser
 from sglang_lite.engine.replica_program import ProgramLoad, branches_to_come
 from sglang_lite.program.nodes import Fork, Gen, Text
 from sglang_lite.protocol import Generation, Played, SamplingParams
-from sglang_lite.runtime.config import Capacity, Sizes
+from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher
 from sglang_lite.runtime.kv_cache.radix import RadixTree

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from sglang_lite.runtime.config import Capacity, EngineConfig
+from sglang_lite.runtime.capacity import Capacity
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier

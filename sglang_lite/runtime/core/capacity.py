@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from sglang_lite.protocol.sampling import named
-from sglang_lite.runtime.config import Capacity, EngineConfig
+from sglang_lite.runtime.capacity import Capacity
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.host import openmp
 from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import BackendError, CapabilityError, EngineClosedError, ParameterError, SglError
 from sglang_lite.runtime.calls import CompileGrammar, EngineCall, FlushCache, R, Stats
-from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
+from sglang_lite.runtime.capacity import Capacity, Sizes
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.open_requests import OpenRequests

@@ -51,7 +51,8 @@ from sglang_lite.runtime.calls import (
     StopProfile,
     UnloadLoraAdapter,
 )
-from sglang_lite.runtime.config import Capacity, EngineConfig
+from sglang_lite.runtime.capacity import Capacity
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.adapters import make_adapters, no_adapter, no_adapters
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_lite.runtime.config import Capacity, EngineConfig
+from sglang_lite.runtime.capacity import Capacity
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters

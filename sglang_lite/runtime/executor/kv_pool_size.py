@@ -7,7 +7,7 @@ from bisect import bisect_left
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.config import Sizes
+from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
 from sglang_lite.runtime.kv_cache.window_pages import pages_behind

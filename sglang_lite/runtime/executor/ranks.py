@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 import msgspec
 import numpy as np
 
-from sglang_lite.runtime.config import Capacity
+from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.executor.cpu_runner import CpuForward, CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled

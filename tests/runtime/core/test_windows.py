@@ -11,7 +11,7 @@ from transformers import Gemma3ForCausalLM, GptOssForCausalLM, MistralForCausalL
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.config import Sizes
+from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache

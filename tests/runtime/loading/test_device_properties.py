@@ -9,7 +9,8 @@ import torch
 
 from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime.config import EngineConfig, Sizes
+from sglang_lite.runtime.capacity import Sizes
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.load_model import load_model, pick_device

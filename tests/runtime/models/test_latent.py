@@ -16,7 +16,8 @@ from sglang_lite.bench.workloads import Workload
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention import expanded
 from sglang_lite.runtime.attention import latent as attention_of_latents
-from sglang_lite.runtime.config import EngineConfig, Sizes
+from sglang_lite.runtime.capacity import Sizes
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size, prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane

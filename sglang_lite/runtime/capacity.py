@@ -1,0 +1,38 @@
+"""Sizes of an engine on its device, which follow from its settings, its model and the memory there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Values of max_running, step_tokens and page_size in force, with the device's defaults filled in."""
+
+    max_running: int
+    step_tokens: int
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacity of an engine on its device.
+
+    Attributes:
+        sizes: sizes in force: those of the config, or the device's defaults.
+        context_length: longest sequence that the config and the model allow, in tokens.
+        pages: number of pages in the KV cache.
+        longest: longest sequence that also fits the KV cache, in tokens.
+        window_pages: number of pages in the KV cache of the layers with a window; 0 if these have `pages`, too.
+    """
+
+    sizes: Sizes
+    context_length: int
+    pages: int
+    longest: int
+    window_pages: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Size of the KV cache, in tokens."""
+        return self.pages * self.sizes.page_size
