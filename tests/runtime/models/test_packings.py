@@ -36,6 +36,7 @@ from tests.runtime.models.test_gpu_decoder import hidden_states
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 CPU = torch.device("cpu")
+HALF = Precision(torch.float16, torch.float16, torch.float16, packed=True)
 TOLD = "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
 
 
@@ -336,17 +337,38 @@ def test_rounding_to_the_nearest_number():
     assert torch.equal(rounded(torch.zeros(4, 64), "int4", 32).decode(0, 4), torch.zeros(4, 64))
 
 
+def bytes_held(profiled):
+    """Bytes of tensors that were made while profiling and are held, after each change."""
+    events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
+    return list(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+
+
 @pytest.mark.parametrize("to", ROUNDINGS)
 def test_rounding_takes_little_memory(to):
     """Beside its result less than another such matrix in 16 bits; a float32 copy alone would be two."""
     weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         blocks = rounded(weight, to, 128)
-    assert profiled.profiler is not None
-    events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
-    held = list(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+    held = bytes_held(profiled)
     assert held[-1] == sum(part.nbytes for part in (blocks.q, blocks.scale, blocks.minimum) if part is not None)
     assert max(held) < held[-1] + weight.nbytes
+
+
+@needs_kernels
+def test_packing_a_layer_takes_little_memory(monkeypatch):
+    """Beside its result less than 1.1 layers in 16 bits, with the largest matrix, of which a GPU gets a copy first."""
+    rounding = "sglang_lite.runtime.models.weights.rounding"
+    monkeypatch.setattr(f"{rounding}._AT_ONCE", 1 << 15)  # a small part of a matrix, as of a large model's
+    monkeypatch.setattr(f"{rounding}._NARROWEST", 128)  # a GPU's groups
+    shapes = [[(768, 512)], [(512, 512)], [(1792, 512), (1792, 512)], [(512, 1792)]]
+    products = [[torch.randn(shape).bfloat16() for shape in each] for each in shapes]
+    builder = LinearBuilder(replace(HALF, rounding="int4"), DEVICE, fused=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        made = [builder.make([*parts], None) for parts in products]
+    assert {type(each) for each in made} == {PackedLinear}
+    held = bytes_held(profiled)
+    sizes = [part.nbytes for parts in products for part in parts]
+    assert max(held) - held[-1] + max(sizes) < 1.1 * sum(sizes)
 
 
 @pytest.mark.parametrize(
