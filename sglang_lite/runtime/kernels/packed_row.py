@@ -188,7 +188,8 @@ def packed_row(
     assert weight.table is None
     rows, inputs = weight.shape
     quads = quads_of(weight)
-    together, warps = _tile(quads)
+    warps = min(_WARPS, quads // 32)
+    together = max(2, _OUTPUTS * _WARPS * 32 // max(quads, _WARPS * 32))  # as many as a thread has registers for
     outputs, tile = (rows // 2, together // 2) if gate else (rows, together)
     y, total = x.new_empty((1, outputs)), x if residual is None else x.new_empty(x.shape)
     programs = _WARPS // warps * properties_of(x.device).multiprocessors
@@ -204,10 +205,3 @@ def packed_row(
 def quads_of(weight: PackedWeight) -> int:
     """Quads of words of a matrix's row, rounded up to a power of two."""
     return max(32, power_of_2(weight.words.shape[1] // 4))
-
-
-def _tile(quads: int) -> tuple[int, int]:
-    """Rows of a matrix that a program multiplies at once, and its warps. Measured on an H200 with Llama-8B's sizes."""
-    if quads < 512:
-        return _OUTPUTS, quads // 32
-    return max(2, _OUTPUTS * 512 // max(quads, 1024)), min(_WARPS, quads // 64)
