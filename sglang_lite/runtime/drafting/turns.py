@@ -4,13 +4,14 @@ from __future__ import annotations
 
 _SHORT = 4  # steps of a turn of the way that is worth less
 _SHARE = 0.01  # of the time, for such turns beyond what the other way would have taken
-_LONGEST_S = 5.0  # longest turn
+_FIRST_S, _LONGEST_S = 0.25, 5.0  # longest turn, the first ones without drafts and all others
 
 
 class Turns:
     """Turns with and without drafts. Drafts save steps, but a step with them waits until the tokens of the one before
     have been read. So both ways are measured in turns, and the turns of the one that is worth more are so long that
-    looking at the other takes a hundredth of the time.
+    looking at the other takes a hundredth of the time. The first of those without drafts are shorter, as the first
+    steps with drafts of a kind of work are slow: its grammars' masks, for example, are not known yet.
 
     Attributes:
         drafts: whether steps have drafts in this turn.
@@ -20,6 +21,7 @@ class Turns:
         self.drafts = True
         self._worth = {True: 0.0, False: 0.0}  # of the last turn of each way
         self._turn_s = 0.0  # shortest duration of this turn
+        self._longest_s = _FIRST_S  # of a turn without drafts
         self._steps = -1  # of this turn; the first began in the turn before
         self._plain = self._seconds = 0.0
 
@@ -40,6 +42,8 @@ class Turns:
         other = self._worth[not self.drafts]
         # Lost in this turn, if the other way is better: then its turn is long.
         lost = self._seconds - self._plain / other if other else 0.0
-        self._turn_s = min(max(lost, 0.0) / _SHARE, _LONGEST_S)
         self.drafts = not self.drafts
+        self._turn_s = min(max(lost, 0.0) / _SHARE, _LONGEST_S if self.drafts else self._longest_s)
+        if not self.drafts and self._turn_s == self._longest_s:
+            self._longest_s = min(2 * self._longest_s, _LONGEST_S)
         self._steps, self._plain, self._seconds = -1, 0.0, 0.0

@@ -43,6 +43,12 @@ def test_a_change_is_noticed():
     assert times(lambda _: 0.8, 4000, turns)[2] < 0.5
 
 
+def test_slow_first_steps_with_drafts_are_soon_forgotten():
+    turns = Turns()
+    times(lambda i: 0.1, 8, turns)
+    assert times(lambda _: 2.0, 200, turns)[2] > 0.5
+
+
 def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
     cost = StepCost()
     cost.set_measured({1: 0.004, 64: 0.005, 128: 0.008})
