@@ -11,7 +11,10 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, load_shape
 from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.executor import prefix_groups
+from tests.runtime.executor.test_gpu_runner import Half
+from tests.runtime.scripted import FreeDrafts
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
@@ -23,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
 COMPANY = (1, 2, 3, 7, 16, 44, 64, 128, 256)
 
 
-def requests(vocab):
+def requests(vocab, tokens=10):
     """Prompts of 1 to 6,000 tokens, half of which begin with one of two texts, each with options of its own."""
     draw = random.Random(0)
     texts = [[draw.randrange(vocab) for _ in range(length)] for length in (900, 4700)]
@@ -34,7 +37,7 @@ def requests(vocab):
             scored["logprob_start_len"] = 0
         yield (
             [*texts[i % 4 // 2], *own] if i % 2 and i != 5 else own,
-            SamplingParams(seed=i, max_tokens=10, ignore_eos=True, **OPTIONS[i % 4], **scored),
+            SamplingParams(seed=i, max_tokens=tokens, ignore_eos=True, **OPTIONS[i % 4], **scored),
         )
 
 
@@ -73,3 +76,19 @@ def test_a_request_has_the_same_bits_in_any_company_chunks_and_cache(shape, monk
         f"{len(differing)} of {len(asked)} requests differ, such as {dict(list(differing.items())[:2])}"
     )
     print(f"{shape}: {counts} answers by tokens of a step, 0 ids and 0 log-probabilities differ")
+
+
+def test_drafts_change_no_bit(monkeypatch):
+    asked = list(requests(SHAPES["qwen3-0.6b"].vocab_size, tokens=40))[:44]
+    loaded = load_shape("qwen3-0.6b", deterministic=True)
+    settings = {"deterministic": True, "max_running": 64, "max_total_tokens": 60_000, "context_length": 8192}
+    with sgl.Engine.of(loaded, **settings) as engine:
+        expected = answers(engine, asked)
+    known = {tuple(prompt): list(ids) for (prompt, _), (ids, *_) in zip(asked, expected)}
+    monkeypatch.setitem(DRAFTERS, "prompt", lambda: Half(known))
+    for saved in (1, 1 << 30):  # what is before a draft is read together, or not
+        monkeypatch.setattr(prefix_groups, "MIN_SAVED_TOKENS", saved)
+        with sgl.Engine.of(loaded, **settings, speculation="prompt", draft_tokens=5) as engine:
+            engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
+            assert answers(engine, asked) == expected
+            assert engine.core.scheduler.drafts.drafting.counts["prompt"].accepted > 200
