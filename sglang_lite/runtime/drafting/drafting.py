@@ -68,6 +68,7 @@ class Drafting:
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
         self._records = defaultdict[tuple[str, int], _Record](_Record)
+        self._chances = {drafter.name: partial(self.chance, drafter.name) for drafter in drafters}
 
     def drafts(self, request: Request) -> bool:
         """False if no drafter has guesses for any text of the request."""
@@ -195,12 +196,13 @@ class Drafting:
                 self._ask(drafter, partial(drafter.learn, request, text, start - first))
 
     def _guessers(self, request: Request, known: Ints) -> dict[Drafter, Guesser]:
-        made = {
-            drafter: self._ask(drafter, partial(drafter.guesser, request, known, partial(self.chance, drafter.name)))
-            for drafter in self._drafters
-            if drafter.drafts(request)
-        }
-        return {drafter: guesser for drafter, guesser in made.items() if guesser is not None}
+        found: dict[Drafter, Guesser] = {}
+        for drafter in self._drafters:
+            if drafter.drafts(request):
+                guesser = self._ask(drafter, partial(drafter.guesser, request, known, self._chances[drafter.name]))
+                if guesser is not None:
+                    found[drafter] = guesser
+        return found
 
     def _guesses(self, guessers: Mapping[Drafter, Guesser], text: Sequence[int]) -> list[tuple[float, str, Guess]]:
         """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""

@@ -210,6 +210,8 @@ class PrefixCache:
         """Gives positions before `end` of a slot pages as far as they are free: nothing is evicted. Returns the number
         of its positions that have one, at most `end`."""
         page_count, size = int(self.table.page_count[slot]), self.page_size
+        if end <= page_count * size:  # mostly so
+            return end
         free = self.pool.free if self.windows is None else min(self.pool.free, self.windows.pool.free)
         count = min(-(-end // size) - page_count, free)
         if count > 0 and (pages := self.allocate(count)) is not None:
