@@ -108,36 +108,36 @@ def _split_groups(
         groups = [group for group in groups if group.pages * page_size >= borders[1]]
     if not groups:
         return None
-    count = len(slots)
-    lengths, chunks = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
-    blocks = [-(-len(g.rows) // rows_per_block) for g in groups]
+    sizes = [len(g.rows) for g in groups]
+    blocks = [-(-size // rows_per_block) for size in sizes]
     tokens = [g.pages * page_size for g in groups]
     if borders is not None:
         tokens = [int(borders[borders <= length][-1]) for length in tokens]
+    order = np.concatenate([g.rows for g in groups]).astype(np.int32)
     # Chunks have about the same number of tokens; `max_items` limits their number.
-    work = sum(b * t for b, t in zip(blocks, tokens))
+    work, spare_items = sum(b * t for b, t in zip(blocks, tokens)), max_items - sum(blocks)
     items: list[tuple[int, int, int, int, int, int]] = []
-    order: list[Ints] = []
+    counts: list[int] = []
     at = 0
-    for group, block_count, length in zip(groups, blocks, tokens):
-        spare_items = (max_items - sum(blocks)) * length / max(work, 1)
-        chunk_count = int(min(MAX_CHUNKS, 1 + spare_items, -(-length // 256), max(1, target_chunks * length // work)))
+    for slot, size, length in zip(slots[[g.rows[0] for g in groups]].tolist(), sizes, tokens):
+        wanted = min(MAX_CHUNKS, -(-length // 256), max(1, target_chunks * length // work))
+        chunk_count = int(min(wanted, 1 + spare_items * length / work))
         if borders is None:
             step = -(-length // (chunk_count * 64)) * 64
             ends = [*range(step, length, step), length]
         else:
             ends = np.unique(borders[np.searchsorted(borders, np.linspace(0, length, chunk_count + 1)[1:])]).tolist()
-        lengths[group.rows], chunks[group.rows] = length, len(ends)
-        order.append(group.rows)
-        for block in range(block_count):
-            first = block * rows_per_block
-            rows = min(rows_per_block, len(group.rows) - first)
-            slot = int(slots[group.rows[0]])
-            items += [(at + first, rows, slot, s, e, i) for i, (s, e) in enumerate(zip([0, *ends], ends))]
-        at += len(group.rows)
+        counts.append(len(ends))
+        chunks = [*zip([0, *ends], ends)]
+        for first in range(0, size, rows_per_block):
+            rows = min(rows_per_block, size - first)
+            items += [(at + first, rows, slot, s, e, i) for i, (s, e) in enumerate(chunks)]
+        at += size
     if len(items) > max_items:
         return None
-    return SharedPrefixArrays(lengths, chunks, np.concatenate(order).astype(np.int32), np.array(items, dtype=np.int32))
+    found = np.zeros((2, len(slots)), dtype=np.int32)
+    found[:, order] = np.repeat((tokens, counts), sizes, axis=1)
+    return SharedPrefixArrays(found[0], found[1], order, np.array(items, dtype=np.int32))
 
 
 class PrefixGroups:
@@ -205,11 +205,9 @@ class PrefixGroups:
         """Returns the tokens of each row with several as a group, if that is worth it, and the slot of each token of
         the step."""
         counts, size = record.ends - record.starts, self._table.page_size
-        first, pages = np.cumsum(counts) - counts, record.starts // size
+        pages = record.starts // size
         if int(((counts - 1) * pages).sum()) * size < self._min_saving_factor * MIN_SAVED_TOKENS:
             return [], record.slots
-        own = [
-            Group(np.arange(first[i], first[i] + counts[i], dtype=np.int32), int(pages[i]))
-            for i in np.flatnonzero((counts > 1) & (pages > 0))
-        ]
-        return own, record.token_slots
+        tokens = np.split(np.arange(len(record.ids), dtype=np.int32), record.last[:-1] + 1)
+        shared = zip(tokens, pages.tolist())
+        return [Group(each, count) for each, count in shared if len(each) > 1 and count], record.token_slots
