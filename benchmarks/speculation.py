@@ -301,11 +301,11 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
     dice = random.Random(0)
     pieces = [[dice.randrange(50_000) for _ in range(25)] for _ in range(400)]
     texts = [[token for _ in range(length // 25) for token in dice.choice(pieces)] for _ in range(outputs)]
-    print("| drafter | us to take note of a token | us a guess, in drafts of 8 | made |\n|---|---|---|---|")
+    print("| drafter | us to take note of a token | us a proposal | asked for | made |\n|---|---|---|---|---|")
     for name, make in DRAFTERS.items():
-        drafter, made, seconds = make(), 0, 0.0
+        drafter, asked, made, seconds = make(), 0, 0, 0.0
         request: Any = SimpleNamespace(
-            output=SimpleNamespace(draft=DraftProgress(), origin="node"), namespace="",
+            output=SimpleNamespace(draft=DraftProgress(), origin="node"), space=SimpleNamespace(namespace=""),
             tokens=np.zeros(1, dtype=np.int32), prompt_len=1,
         )  # fmt: skip
         began = time.thread_time()
@@ -318,13 +318,13 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
                 began = time.thread_time()
                 guesser, tail = drafter.guesser(request, known, lambda _: 0.5), text[at - 16 : at]
                 for _ in range(8):
+                    asked += 1
                     if (guess := guesser(tail)) is None:
                         break
                     tail.append(guess.token)
                     made += 1
                 seconds += time.thread_time() - began
-        each = f"{1e6 * seconds / made:.1f}" if made else "-"
-        print(f"| {name} | {1e6 * learned:.1f} | {each} | {made:,} |", flush=True)
+        print(f"| {name} | {1e6 * learned:.1f} | {1e6 * seconds / asked:.1f} | {asked:,} | {made:,} |", flush=True)
 
 
 def main() -> None:
