@@ -237,12 +237,13 @@ def packed_rows(
         block_n, span, warps = _OUTPUTS, weight.slice, 4
     grid = cdiv(outputs, block_n // 2 if gate else block_n), parts, cdiv(rows, block_m)
     stage = span * (block_n * 2 + SLICES * block_m * x.element_size())  # bytes of words, and of rows
+    scratch = 8 * SCRATCH if many and weight.table is not None else SCRATCH
     _packed_rows[grid](
         x, weight.words, weight.scales, weight.table, bias, y, rows, outputs, inputs, blocks_of(weight),
         **constants_of(weight), TOGETHER=math.gcd(weight.group // weight.slice, SLICES), SPAN=span, SCALED=many,
         WHOLE=inputs % (SLICES * weight.slice) == 0, BIAS=bias is not None, GATE=gate,
         EARLY=math.prod(grid) <= properties.multiprocessors, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
-        num_stages=max(1, min(3, (properties.shared_memory - SCRATCH) // stage)), **pdl_options(x.device),
+        num_stages=max(1, min(3, (properties.shared_memory - scratch) // stage)), **pdl_options(x.device),
     )  # fmt: skip
     return y
 
