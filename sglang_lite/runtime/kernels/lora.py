@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks, experts_order
 from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.lora_few import outputs_of
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -178,21 +179,6 @@ def _shrink(
 
 
 @triton.jit
-def _outputs(tile, N, END0, END1, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns the part of a tile of outputs, its outputs [BLOCK_N], and the end of the part. No tile has outputs of two
-    parts."""
-    if PARTS == 1:
-        part, first, end = 0, 0, N
-    else:
-        second = tl.cdiv(END0, BLOCK_N)
-        third = second + tl.cdiv(END1 - END0, BLOCK_N)
-        part = (tile >= second).to(tl.int32) + (tile >= third).to(tl.int32)
-        first = tl.where(part == 0, 0, tl.where(part == 1, END0 - second * BLOCK_N, END1 - third * BLOCK_N))
-        end = tl.where(part == 0, END0, tl.where(part == 1, END1, N))
-    return part, first + tile * BLOCK_N + tl.arange(0, BLOCK_N), end
-
-
-@triton.jit
 def _load_b(b, first, page, rank, n, end, N, PAGE, RANKS: tl.constexpr):
     """Loads B [TOGETHER, BLOCK_N] of the ranks from `first` on, in these pages, and outputs n of N."""
     r = first + tl.arange(0, page.shape[0])
@@ -232,7 +218,7 @@ def _expand(
     begin, stop = _range(tl.load(used) * TILES)
     block = begin // TILES
     rank, page, token, alone = _block(tokens, ranks, pages, block, begin < stop, T, PAGES, RANKS, SIZE, TOGETHER)
-    part, n, end = _outputs(begin % TILES, N, END0, END1, PARTS, BLOCK_N)
+    part, n, end = outputs_of(begin % TILES, N, END0, END1, PARTS, BLOCK_N)
     weights = _load_b(b, 0, page, rank, n, end, N, PAGE, RANKS)
     wait(PDL)
     for item in range(begin, stop):
@@ -251,7 +237,7 @@ def _expand(
             rank, page, token, alone = _block(
                 tokens, ranks, pages, block, later < stop, T, PAGES, RANKS, SIZE, TOGETHER
             )
-        part, n, end = _outputs(later % TILES, N, END0, END1, PARTS, BLOCK_N)
+        part, n, end = outputs_of(later % TILES, N, END0, END1, PARTS, BLOCK_N)
         weights = _load_b(b, 0, page, tl.where(later < stop, rank, 0), n, end, N, PAGE, RANKS)
 
 

@@ -1,10 +1,14 @@
 """Products of up to 64 rows with a large weight matrix, whose tiles the copy engine loads (TMA, from Hopper on).
 
 Weights are read once. On an H200, together with the activation that follows, that takes 2 to 18 % less time than cuBLAS
-or `gemv.SmallBatchLinear`; above 64 rows cuBLAS is as fast.
+or `gemv.SmallBatchLinear`; above 64 rows cuBLAS is as fast. Products of adapters are added at the end of the sums, and
+only there is waited for them.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -15,6 +19,8 @@ from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.lora_few import BLOCK_R, STAGES, Shrunk, expanded, expanded_pair, load_b
+from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
@@ -28,22 +34,30 @@ _SMALL = 1 << 23
 @cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
-    x, w, bias, y, M, N, K,
-    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    x, w, bias, y, hidden, b, pages, used, M, N, K, WIDTH, PAGE, END0, END1,
+    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, LORA: tl.constexpr, EARLY: tl.constexpr,
+    RANKS: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         start_next(PDL)
-    wait(PDL)
+    if not LORA:  # else the previous kernel is `shrink`, which has let this one start when x was there
+        wait(PDL)
     first = tl.program_id(0) * BLOCK_N
     m, n = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
+    count, split = 0, tl.program_id(1)
+    if LORA:  # what no kernel writes is loaded meanwhile
+        count = tl.load(used) * RANKS
+        added = load_b(b, pages, count, split * BLOCK_R, n, N, N if GATE == "" else 2 * N, PAGE, RANKS, BLOCK_R)
+        if GATE != "":
+            up_added = load_b(b + N, pages, count, 0, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     begin, end = 0, K
     if PARTS > 1:
-        begin = tl.program_id(1) * (K // PARTS)
+        begin = split * (K // PARTS)
         end = begin + K // PARTS
-        y += tl.program_id(1) * M * N
+        y += split * M * N
     for k in range(begin, end, BLOCK_K):
         rows = x.load([0, k])
         acc = tl.dot(rows, w.load([first, k]).T, acc)
@@ -51,6 +65,18 @@ def _tiled(
             up = tl.dot(rows, w.load([N + first, k]).T, up)
     if not EARLY:
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
+    if LORA:
+        wait(PDL)
+        if GATE == "":
+            part = (first >= END0).to(tl.int32) + (first >= END1).to(tl.int32)
+            acc = expanded(
+                acc, added, hidden, b, pages, count, part, m, n, N, M, N, WIDTH, PAGE, split * BLOCK_R,
+                PARTS * BLOCK_R, RANKS, BLOCK_R, STAGES,
+            )  # fmt: skip
+        else:
+            acc, up = expanded_pair(
+                acc, up, added, up_added, hidden, b, pages, count, m, n, M, N, WIDTH, PAGE, RANKS, BLOCK_R, STAGES
+            )
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out = acc.to(y.dtype.element_ty)
@@ -69,9 +95,16 @@ def can_tile(weight: torch.Tensor) -> bool:
     return properties_of(weight.device).has_tma and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
+def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
+    """True if a product by tiles can add that of adapters with these outputs in each part: no tile has outputs of two
+    parts."""
+    return all(end % _outputs(weight) == 0 for end in itertools.accumulate(outputs[:-1]))
+
+
 def linear_tiled(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None,
+    shrunk: Shrunk | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
     Args:
@@ -80,10 +113,12 @@ def linear_tiled(
         bias: [N], with `gate` [2 N]; or None.
         gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
         out: [M, N] (written and returned), or None for a new tensor.
+        shrunk: x shrunk to the ranks of adapters, whose products are added, by the kernel launched last; or None.
+            Without `gate`, the weight must satisfy `can_expand`.
     """
     outputs = len(weight) // 2 if gate else len(weight)
     y = x.new_empty((len(x), outputs)) if out is None else out
-    _launch(x, weight, bias, y, gate, parts=1)
+    _launch(x, weight, bias, y, gate, shrunk, parts=1)
     return y
 
 
@@ -99,33 +134,42 @@ def split_k_of(weight: torch.Tensor) -> int:
     return max((n for n in range(1, max_parts + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 
-def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int, shrunk: Shrunk | None = None) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that the caller must add
     up.
 
     Args:
-        x, weight: as for `linear_tiled`.
+        x, weight, shrunk: as for `linear_tiled`.
         parts: number of parts, more than one; K must be a multiple of `parts` blocks.
     """
     assert weight.shape[1] % (parts * _BLOCK_K) == 0
     y = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
-    _launch(x, weight, None, y, "", parts=parts)
+    _launch(x, weight, None, y, "", shrunk, parts=parts)
     return y
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str, *, parts: int
-) -> None:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str,
+    shrunk: Shrunk | None, *, parts: int,
+) -> None:  # fmt: skip
     (rows, inputs), outputs = x.shape, y.shape[-1]
+    low: tuple[torch.Tensor | None, ...] = (None, None, None, None)
+    sizes = (0, 0, 0, 0)
+    if shrunk is not None:
+        adapters, ranks = shrunk.weights, shrunk.ranks
+        low = shrunk.hidden, adapters.b, ranks.pages, ranks.used
+        sizes = shrunk.hidden.shape[2], adapters.page_size, adapters.outputs[0], sum(adapters.outputs[:2])
     block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
     properties, programs = properties_of(x.device), cdiv(outputs, block_n)
     _tiled[(programs, parts)](
         tensor_descriptor(x, inputs, (block_m, _BLOCK_K)),
         tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)),
-        bias, y, rows, outputs, inputs,
-        BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= properties.multiprocessors,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=_stages(properties, block_m, block_n, gated=bool(gate)), **pdl_options(x.device),
+        bias, y, *low, rows, outputs, inputs, *sizes,
+        BIAS=bias is not None, GATE=gate, PARTS=parts, LORA=shrunk is not None,
+        EARLY=programs * parts <= properties.multiprocessors,
+        RANKS=RANKS, BLOCK_R=BLOCK_R, STAGES=STAGES, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K, num_warps=4,
+        num_stages=_stages(properties, block_m, block_n, gated=bool(gate), beside=shrunk is not None),
+        **pdl_options(x.device),
     )  # fmt: skip
 
 
@@ -134,6 +178,7 @@ def _outputs(weight: torch.Tensor) -> int:
     return 32 if weight.numel() <= _SMALL else 64
 
 
-def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool) -> int:
+def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool, beside: bool) -> int:
+    """Number of tiles that are loaded ahead; one less beside a kernel that has its own in the same memory."""
     matrices, max_stages = (2, 4) if gated else (1, 6)
-    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, max_stages)
+    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, max_stages - beside)

@@ -17,9 +17,12 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import LoraRows, lora_rows
+from sglang_lite.runtime.kernels.lora_few import JoinedRanks, joined_ranks
+from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
+from sglang_lite.runtime.kernels.tiled import MAX_ROWS
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts
 from sglang_lite.runtime.models.layers.adapted_linear import adapted
@@ -104,7 +107,7 @@ class GpuDecoder(Decoder):
             Hidden states [T, hidden_size] after the last norm.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
-        rows = None if plan.lora is None else lora_rows(plan.lora, plan.slots)
+        rows = None if plan.lora is None else self._adapted_rows(plan.lora, plan.slots)
         residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         if self.ranks.parallel.pp == 1:
             return self._run_stage(residual, rows, plan, cache, attention)[0]
@@ -113,7 +116,12 @@ class GpuDecoder(Decoder):
         return norm(residual, self.norm, self.spec.rms_eps)
 
     def _run_stage(
-        self, residual: torch.Tensor, rows: LoraRows | None, plan: DevicePlan, cache: KVCache, attention: StepAttention
+        self,
+        residual: torch.Tensor,
+        rows: LoraRows | JoinedRanks | None,
+        plan: DevicePlan,
+        cache: KVCache,
+        attention: StepAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [T, hidden_size] behind this rank's layers: after the last norm, and as the residual.
 
@@ -146,6 +154,11 @@ class GpuDecoder(Decoder):
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers), residual
+
+    def _adapted_rows(self, step: LoraStep, slots: torch.Tensor) -> LoraRows | JoinedRanks:
+        """The rows of a step and their adapters, as the products of so many rows take them."""
+        joined = len(slots) <= MAX_ROWS and all(matrix(layer.qkv).tiles for layer in self.layers)
+        return joined_ranks(step, slots) if joined else lora_rows(step, slots)
 
     def _streamed(self) -> Iterable[Layer]:
         """The layers, each when its weights are on the device."""

@@ -4,6 +4,7 @@ import torch
 
 from sglang_lite.runtime.kernels.lora import lora_rows
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
+from sglang_lite.runtime.kernels.reference.lora_few import joined_ranks, shrink
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -56,4 +57,56 @@ def rows_sorted(run):
         yield rows.blocks.pairs[: rows.used[1] * rows.blocks.size]
 
 
-CASES = {"lora_rows": rows_sorted, "lora_add": added, "lora_gated": gated}
+def ranks_joined(run):
+    step = lora_step((8, 24, 0, 16), longest=32)
+    for slots in ([4], [0, 4, 1, 1, 2, 0], [1] * 40 + [3] * 17):
+        ranks = run(step, torch.tensor(slots, device=DEVICE))
+        yield ranks.of_token, ranks.used, ranks.pages[: ranks.used], ranks.owners[: ranks.used], ranks.counters
+
+
+def _shrinking(outputs, dtype=torch.float32, inputs=1100, slots=(0, 4, 1, 1, 2, 3, 0)):
+    """Arguments of `shrink`; the ranks take a part of a tile."""
+    step = lora_step((8, 24, 0, 16), longest=32)
+    ranks = joined_ranks(step, torch.tensor(slots, device=DEVICE))
+    return torch.randn(len(slots), inputs, device=DEVICE).to(dtype), lora_weights(step, inputs, outputs, dtype), ranks
+
+
+def shrunk(run):
+    for outputs in ((40,), (150, 20, 20)):
+        ranks = run(*_shrinking(outputs)).ranks
+        yield run(*_shrinking(outputs)).hidden[..., : ranks.used * RANKS], ranks.counters
+
+
+def _expanding(run, parts):
+    for outputs in parts:
+        low = shrink(*_shrinking(outputs))
+        yield run(low, torch.randn(low.hidden.shape[1], sum(outputs), device=DEVICE))
+
+
+def expanded(run):
+    return _expanding(run, ((150,), (40, 40), (150, 20, 20)))
+
+
+def expanded_and_gated(run):
+    return _expanding(lambda *arguments: run(*arguments, "silu"), ((40, 40), (150, 150)))
+
+
+def expanded_in_tiles(run):
+    """`linear_tiled` with adapters."""
+    for outputs, gate in (((64, 32, 40), ""), ((40, 40), "silu"), ((70,), "")):
+        low = shrink(*_shrinking(outputs, torch.float16, 264))
+        x = torch.randn(low.hidden.shape[1], 264, device=DEVICE).half()
+        yield run(x, (torch.randn(sum(outputs), 264, device=DEVICE) / 16).half(), None, gate, shrunk=low)
+
+
+def expanded_in_parts(run):
+    """`linear_split_k` with adapters, summed, as either part may have them."""
+    low = shrink(*_shrinking((70,), torch.float16, 512))
+    x = torch.randn(low.hidden.shape[1], 512, device=DEVICE).half()
+    return run(x, (torch.randn(70, 512, device=DEVICE) / 16).half(), 2, low).sum(0)
+
+
+CASES = {
+    "lora_rows": rows_sorted, "lora_add": added, "lora_gated": gated, "joined_ranks": ranks_joined, "shrink": shrunk,
+    "expand": expanded, "expand_gated": expanded_and_gated,
+}  # fmt: skip

@@ -37,6 +37,7 @@ from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
+from sglang_lite.runtime.kernels.lora_few import joined_ranks, shrink
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
@@ -57,7 +58,7 @@ from sglang_lite.runtime.kernels.sampling import (
     pick_winner,
     token_scores,
 )
-from sglang_lite.runtime.kernels.tiled import can_tile, linear_split_k, linear_tiled
+from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_split_k, linear_tiled
 
 DEVICE = torch.device("meta")
 PAGE, KV_HEADS, GROUP = 16, 2, 4
@@ -414,6 +415,11 @@ def adapters(dtype: torch.dtype) -> None:
                 lora_gated(x, weights, rows, product, "silu")
             if len(outputs) == 1:
                 lora_add(x, weights, rows, product.float())
+            weight = empty(sum(outputs), inputs, dtype=dtype)
+            if tokens <= MAX_ROWS and can_tile(weight):
+                low = shrink(x, weights, joined_ranks(step, ints(tokens)))
+                linear_tiled(x, weight, None, "silu" if len(outputs) == 2 else "", shrunk=low)
+                linear_split_k(x, weight, 2, low)
 
 
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {

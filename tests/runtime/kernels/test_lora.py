@@ -5,7 +5,9 @@ import torch
 
 from sglang_lite.runtime.kernels.activation import gated
 from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
+from sglang_lite.runtime.kernels.lora_few import joined_ranks, shrink
 from sglang_lite.runtime.kernels.lora_weights import RANKS
+from sglang_lite.runtime.kernels.tiled import can_expand, linear_split_k, linear_tiled
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.adapters import DEVICE, lora_step, lora_weights
 from tests.runtime.kernels.test_kernels import close
@@ -56,6 +58,24 @@ def test_a_gated_pair_gets_its_adapters_before_the_activation(rows, dtype):
     step, weights, slots, x, product = drawn(rows, (16, 8), 72, (130, 130), dtype)
     expected = gated(by_token(x, weights, step, slots, product).to(dtype), "silu")
     close(lora_gated(x, weights, lora_rows(step, slots), product, "silu"), expected, dtype)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("rows", [1, 17, 64])
+@pytest.mark.parametrize("inputs", [256, 4096] if GPU else [256])
+def test_a_product_by_tiles_adds_adapters_where_its_sums_end(rows, inputs):
+    half = torch.bfloat16 if GPU else torch.float16
+    ranks = (8, 64, 16, 0, 40) * (12 if GPU else 1)  # several tiles of ranks
+    step, weights, slots, x, _ = drawn(rows, ranks, inputs, (96, 96), half)
+    weight = (torch.randn(192, inputs, device=DEVICE) / inputs**0.5).to(half)
+    expected = by_token(x, weights, step, slots, x.double() @ weight.double().T)
+    joined = joined_ranks(step, slots)
+    assert can_expand(weight, weights.outputs)
+    for _ in range(2):  # the counters are left as they were found
+        close(linear_tiled(x, weight, None, shrunk=shrink(x, weights, joined)), expected, half)
+    close(linear_split_k(x, weight, 2, shrink(x, weights, joined)).sum(0), expected, half)
+    found = linear_tiled(x, weight, None, "silu", shrunk=shrink(x, weights, joined))
+    close(found, gated(expected.to(half), "silu"), half)
 
 
 def test_tokens_without_an_adapter_are_left_alone():

@@ -101,12 +101,13 @@ def tiled(run):
         run(half(3, 48), half(70, 48), None),
         run(half(3, 48), half(70, 48), half(70), "gelu"),
         run(half(3, 48), half(70, 48), half(70), out=half(3, 70)),
+        *adapters.expanded_in_tiles(run),
     ]
 
 
 def tiled_in_parts(run):
     x, weight = normal(3, 512, dtype=torch.float16), normal(70, 512, dtype=torch.float16)
-    return [run(x, weight, 2), run(x, weight, 4)]
+    return [run(x, weight, 2), run(x, weight, 4), adapters.expanded_in_parts(run)]
 
 
 def page_table(run):

@@ -11,6 +11,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.triton import TritonAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.lora import lora_rows
+from sglang_lite.runtime.kernels.lora_few import joined_ranks
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.reference.lora import lora_add
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
@@ -115,8 +116,8 @@ def test_a_row_is_computed_as_by_the_merged_model(name, rows):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 3, 70])
-@pytest.mark.parametrize("kind", ["packed", "int8", "fp8"])
-def test_quantised_weights_have_adapters_in_sixteen_bits(kind, rows):
+@pytest.mark.parametrize("kind", ["half", "packed", "int8", "fp8"])
+def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
     if kind == "fp8" and (DEVICE.type == "cpu" or torch.cuda.get_device_capability() < (8, 9)):
         pytest.skip("needs a GPU with 8-bit products")
     half = torch.bfloat16 if kind == "fp8" else torch.float16
@@ -124,13 +125,14 @@ def test_quantised_weights_have_adapters_in_sixteen_bits(kind, rows):
         half, half, half, int8=kind == "int8", fp8=kind == "fp8", rounding="int4" if kind == "packed" else None
     )
     torch.manual_seed(0)
-    weight, bias = (torch.randn(shape, device=DEVICE) / 16 for shape in ((160, 256), (160,)))
+    weight, bias = (torch.randn(shape, device=DEVICE) / 16 for shape in ((192, 256), (192,)))
     own = matrix(LinearBuilder(precision, DEVICE, fused=True).make([weight], bias))
     assert isinstance(own, Fp8Linear) == (kind == "fp8")
     step = lora_step(RANKS_OF)
-    weights, slots = lora_weights(step, 256, (80, 80), half), torch.arange(rows, device=DEVICE) % 3
+    weights, slots = lora_weights(step, 256, (96, 96), half), torch.arange(rows, device=DEVICE) % 3
     sorted_rows = lora_rows(step, slots)
-    linear, x = AdaptedLinear(own, weights, sorted_rows), torch.randn(rows, 256, device=DEVICE).to(half)
+    as_taken = joined_ranks(step, slots) if kind == "half" else sorted_rows
+    linear, x = AdaptedLinear(own, weights, as_taken), torch.randn(rows, 256, device=DEVICE).to(half)
     base = own(x)
     expected = lora_add(x, weights, sorted_rows, base.float())
     assert linear.eight_bits(rows) is None

@@ -36,6 +36,11 @@ class GpuLinear:
         return None
 
     @property
+    def tiles(self) -> bool:
+        """True if `kernels.tiled` can multiply few rows by the weight."""
+        return bool(self._tiled)
+
+    @property
     def fuses_one(self) -> bool:
         """True if the layer has `one`."""
         return True
