@@ -249,6 +249,8 @@ class Automaton:
     def _in_source(self, source: int, offsets: list[int]) -> State:
         """State of the texts that lead from some indexes of a source to one of its cuts."""
         found = self.sources[source]
+        if found.superset is None and offsets == [len(found.text)]:  # else what follows has to be known to follow it
+            return DONE
         self._offsets += len(offsets)
         nullable = any(found.cuts[i] for i in offsets)
         return self._terms.term("source", source, tuple(offsets), nullable=nullable)
