@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import msgspec
 
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import HEADER, Start, StartFailed, failure_of, frame
+from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
@@ -32,8 +34,11 @@ from sglang_lite.version import __version__
 logger = logging.getLogger("sglang_lite")
 
 _HANDSHAKE_S = 10.0  # time that either end has for its part of it
+_HANDSHAKE_BYTES = 1 << 16  # most that it may send
+_AT_ONCE = 64  # most who are greeted at once, as some may be silent
+_NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)  # what reading one raises
 _AGAIN_S = 0.5  # between two attempts to reach node 0
-_LOOK_S = 1.0  # between two looks whether the engine has ended
+_LOOK_S = 1.0  # between two looks whether the engine has ended, or a rank that is silent computes
 _OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0's count
     "nnodes", "tp_size", "ep_size", "pp_size", "device", "dtype", "quantization", "load_format", "context_length",
     "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
@@ -148,35 +153,46 @@ class NodeListener:
         self._closed = True
 
     def _accept(self) -> None:
+        places = threading.BoundedSemaphore(_AT_ONCE)
+
+        def greet(line: socket.socket, host: str) -> None:
+            try:
+                self._greet(line, host)
+            finally:
+                places.release()
+
         with self._server:
             while self._missing and not self._closed:
                 with contextlib.suppress(OSError):  # nobody has come, or is gone already
                     line, (host, *_) = self._server.accept()
-                    self._greet(_prompt(line), str(host))
+                    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    places.acquire()
+                    threading.Thread(
+                        target=greet, args=(line, str(host)), name="sglang_lite-greet", daemon=True
+                    ).start()
 
-    def _greet(self, connection: Connection, host: str) -> None:
+    def _greet(self, line: socket.socket, host: str) -> None:
         """Answers one who has come from a host, who may be anybody."""
         refusal, rank = "this is no agent of a node", -1
-        with contextlib.suppress(TimeoutError, msgspec.MsgspecError, BrokenFrameError):
-            if (content := _received(connection)) is not None:
-                hello = msgspec.msgpack.decode(content, type=Hello)
-                rank = hello.rank
-                problem = hello.unlike(self._own)
-                refusal = f"it has {problem}" if problem is not None else ""
-                if not refusal and rank not in self._missing:
-                    refusal = f"rank {rank} is none of those that are missing"
-        if refusal:
-            logger.warning("a rank of another node, from %s, was refused: %s.", host, refusal)
-        try:
-            connection.send_now(_framed(msgspec.msgpack.encode(Welcome(refusal or None))))
-        except OSError:
-            refusal = "it has left"
-        if refusal:
-            connection.release()
-            return
-        self._joined(rank, RemoteRank(connection, rank // self._config.parallel.per_node))
+        with contextlib.suppress(*_NO_HANDSHAKE):
+            hello = msgspec.msgpack.decode(_received(line), type=Hello)
+            problem, rank = hello.unlike(self._own), hello.rank
+            refusal = f"it has {problem}" if problem is not None else ""
         with self._changed:
+            if not refusal and rank not in self._missing:
+                refusal = f"rank {rank} is none of those that are missing"
+            if refusal:
+                logger.warning("a rank of another node, from %s, was refused: %s.", host, refusal)
+            try:
+                line.sendall(_framed(msgspec.msgpack.encode(Welcome(refusal or None))))
+                connection = Connection(line)
+            except OSError:
+                refusal = "it has left"
+            if refusal:
+                line.close()
+                return
             self._missing.discard(rank)
+            self._joined(rank, RemoteRank(connection, rank // self._config.parallel.per_node))
             self._changed.notify_all()
 
 
@@ -195,19 +211,22 @@ def run_agent(config: EngineConfig, path: Path) -> int:
     """
     parallel = config.parallel
     first = config.node_rank * parallel.per_node
-    with contextlib.ExitStack() as stack:
-        lines = {}
+    left = []
+    with (
+        contextlib.ExitStack() as lines,
+        ThreadPoolExecutor(parallel.per_node) as threads,
+        contextlib.ExitStack() as children,
+    ):
         for rank in range(first, first + parallel.per_node):
-            lines[rank] = join(config, path, rank)
-            stack.callback(lines[rank].release)
+            line = join(config, path, rank)
+            lines.callback(line.release)
+            relay = _Relay(config, path, rank, line)
+            children.callback(relay.child.kill)
+            left.append(threads.submit(relay.wait))
         joined = f"Node {config.node_rank} of {config.nnodes} has joined {config.dist_init_addr}."
         startup_messages.announce(joined, config.log_level)
-        relays = [_Relay(config, path, rank, line) for rank, line in lines.items()]
-        try:
-            return int(not all(relay.wait() for relay in relays))
-        finally:
-            for relay in relays:
-                relay.child.kill()
+        wait(left)
+        return int(not all(each.result() for each in left))
 
 
 class _Relay:
@@ -229,8 +248,17 @@ class _Relay:
 
     def wait(self) -> bool:
         """Passes on what the rank sends, until it ends. Returns whether node 0 has ended it."""
+        used = processor_time(self.child.pid)
+
+        def look() -> None:
+            """Gives a sign of life for a rank that computes, and whose own the interpreter's lock may keep back."""
+            nonlocal used
+            before, used = used, processor_time(self.child.pid)
+            if used != before:
+                self._line.send(frame([]))
+
         with contextlib.suppress(OSError):
-            for content in self.child.connection.frames():
+            for content in self.child.connection.frames(look, _LOOK_S):
                 self._line.send(_framed(content))
         how, left = self.child.end(), self._left
         if not left:
@@ -255,44 +283,49 @@ def join(config: EngineConfig, path: Path, rank: int) -> Connection:
         try:
             line = socket.create_connection(there, _HANDSHAKE_S)
             break
-        except OSError as error:
-            if isinstance(error, socket.gaierror) or time.monotonic() >= deadline:
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, socket.gaierror | UnicodeError) or time.monotonic() >= deadline:
                 raise BackendError(
                     f"dist_init_addr: node 0 can't be reached at {config.dist_init_addr}: {error}.",
                     hint="Start node 0, and give all nodes its address, which a firewall must let through.",
                 ) from error
             time.sleep(_AGAIN_S)
-    connection = _prompt(line)
     try:
-        connection.send_now(_framed(msgspec.msgpack.encode(Hello.of(config, path, rank))))
-        content = _received(connection)
-        refusal = "it has ended" if content is None else msgspec.msgpack.decode(content, type=Welcome).refusal
-    except (OSError, msgspec.MsgspecError) as error:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line.sendall(_framed(msgspec.msgpack.encode(Hello.of(config, path, rank))))
+        refusal = msgspec.msgpack.decode(_received(line), type=Welcome).refusal
+    except _NO_HANDSHAKE as error:
         refusal = f"{type(error).__name__}: {error}"
     if refusal is not None:
-        connection.release()
+        line.close()
         raise BackendError(
             f"node 0 at {config.dist_init_addr} refuses node {config.node_rank}: {refusal}.",
             hint="Run the same version with the same model and settings on all nodes.",
         )
-    return connection
-
-
-def _prompt(line: socket.socket) -> Connection:
-    """Connection that sends small frames at once."""
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connection(line)
 
 
-def _received(connection: Connection) -> bytes | None:
-    """Next frame of a handshake; None if the other end has closed the connection. Raises TimeoutError."""
-    for content in connection.frames(_too_late, _HANDSHAKE_S):
-        return bytes(content)
-    return None
+def _received(line: socket.socket) -> bytes:
+    """Next message of a handshake. Raises OSError if it doesn't come in time, BrokenFrameError if it is too long."""
+    deadline = time.monotonic() + _HANDSHAKE_S
 
+    def read(count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                raise TimeoutError("it takes too long")
+            line.settimeout(rest)
+            part = line.recv(count - len(found))
+            if not part:
+                raise ConnectionResetError("the other end has ended")
+            found += part
+        return found
 
-def _too_late() -> None:
-    raise TimeoutError("no answer")
+    size = int.from_bytes(read(HEADER), "big")
+    if size > _HANDSHAKE_BYTES:
+        raise BrokenFrameError(f"a message of {size:,} bytes")
+    return read(size)
 
 
 def _framed(content: bytes | memoryview) -> bytes:

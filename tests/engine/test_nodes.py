@@ -2,10 +2,12 @@
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -72,15 +74,18 @@ def test_a_node_that_differs_is_refused_by_name(config, folders, listener, monke
 
 def test_strangers_do_not_keep_nodes_away(config, listener):
     found, joined = listener
-    for content in (b"", b"GET / HTTP/1.1\r\n\r\n", (3).to_bytes(4, "big") + b"abc"):
+    deep = b"\x81\xa1x" + b"\x91" * 50_000 + b"\x90"
+    framed = [len(content).to_bytes(4, "big") + content for content in (b"abc", deep)]
+    for content in (b"", b"GET / HTTP/1.1\r\n\r\n", *framed):
         with socket.create_connection(host_and_port(config.dist_init_addr)) as stranger:
             stranger.sendall(content)
             stranger.shutdown(socket.SHUT_WR)
             stranger.recv(1)
     with pytest.raises(BackendError, match=r"node 1 of 2 has not come to 127.0.0.1:\d+ within 0.01 s.*node_rank=1"):
         found.wait(0.01, lambda: False)
-    connection = join(config, Path(config.model), 1)
-    found.wait(10, lambda: False)
+    with socket.create_connection(host_and_port(config.dist_init_addr)):  # who says nothing
+        connection = join(replace(config, dist_timeout=10), Path(config.model), 1)
+        found.wait(0.01, lambda: False)
     assert [rank for rank, _ in joined] == [1]
     connection.release()
 
@@ -94,6 +99,35 @@ def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch)
         pytest.raises(BackendError, match=r"dist_init_addr: node 0 can't listen at 127.0.0.1:\d+"),
     ):
         NodeListener(config, Path(config.model), lambda *_: None)
+    with pytest.raises(BackendError, match=r"dist_init_addr: node 0 can't be reached at a\.\.b:5000"):
+        join(replace(config, dist_init_addr="a..b:5000"), Path(config.model), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "BrokenFrameError: a message of 1,213,486,160 bytes"),
+        ((100).to_bytes(4, "big") + b"it begins", "TimeoutError"),
+        (b"", "ConnectionResetError: the other end has ended"),
+    ],
+)
+def test_a_server_that_is_no_node_0_is_named(answer, reason, config, monkeypatch):
+    monkeypatch.setattr(nodes, "_HANDSHAKE_S", 0.2)
+    done = threading.Event()
+
+    def serve():
+        with server.accept()[0] as line:
+            line.recv(1 << 16)
+            line.sendall(answer)
+            done.wait(10 if answer else 0)
+
+    with socket.create_server(host_and_port(config.dist_init_addr)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(BackendError, match=rf"node 0 at 127\.0\.0\.1:\d+ refuses node 1: {reason}"):
+            run_agent(replace(config, node_rank=1), Path(config.model))
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -131,29 +165,30 @@ def test_a_process_of_torchrun_knows_its_place():
 
 @pytest.mark.slow
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("module", ["sglang_lite", "sglang_lite.worker"])
-def test_two_nodes_answer_like_one_process_and_a_dead_rank_is_named(module, folders, own, config, monkeypatch):
+@pytest.mark.parametrize(("module", "ranks"), [("sglang_lite", 4), ("sglang_lite.worker", 2)])
+def test_two_nodes_answer_like_one_process_and_a_dead_rank_is_named(module, ranks, folders, own, config, monkeypatch):
     mark = uuid.uuid4().hex
     monkeypatch.setenv(processes.MARK, mark)
     host, port = host_and_port(config.dist_init_addr)
-    flags = ["--model", str(folders[0]), "--device", "cpu", "--dtype", "float32", "--tp-size", "2"]
+    flags = ["--model", str(folders[0]), "--device", "cpu", "--dtype", "float32", "--tp-size", str(ranks)]
     if module == "sglang_lite":
         flags = ["serve", *flags, "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", f"{host}:{port}"]
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": str(port - 1)}
     agent = subprocess.Popen([sys.executable, "-m", module, *flags], env={**os.environ, **place})
-    with sgl.Engine(folders[0], dist_init_addr=config.dist_init_addr, **SETTINGS) as engine:
+    with sgl.Engine(folders[0], dist_init_addr=config.dist_init_addr, **SETTINGS | {"tp_size": ranks}) as engine:
         greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         prompts = ["ab", "abc" * 20, "b"]
         assert [engine.complete(p, greedy).text for p in prompts] == [own.complete(p, greedy).text for p in prompts]
-        assert [(each["rank"], each["node"]) for each in engine.stats()["ranks"]] == [(0, 0), (1, 1)]
+        places = [(rank, rank * 2 // ranks) for rank in range(ranks)]
+        assert [(each["rank"], each["node"]) for each in engine.stats()["ranks"]] == places
         sink = Collector()
         engine.submit("ab", SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True), sink=sink, stream=True)
         sink.begun()
-        (victim,) = [pid for pid in processes.marked(mark) if _parent(pid) == agent.pid]
+        (victim, *_) = [pid for pid in processes.marked(mark) if _parent(pid) == agent.pid]
         send(victim, signal.SIGKILL)
         error = sink.end()
         assert isinstance(error, EngineClosedError)
-        assert "rank 1 of 2 was ended by SIGKILL" in str(error)
+        assert re.search(rf"rank \d of {ranks} was ended by SIGKILL", str(error))
     assert agent.wait(60) == 1
     processes.gone(mark)
 
