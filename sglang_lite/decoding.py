@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.protocol import Image, MediaKind, ParameterError
@@ -80,15 +80,15 @@ def video_header(video: Image) -> VideoHeader:
                 f"has {count:,} frames or more of {width:,} x {height:,} pixels; the limit is {MAX_PIXELS:,} in all."
             )
             raise _error("video", problem, "Cut it, or scale it down.")
-        container.seek(0)
+        rate = float(stream.average_rate or 24)
+        _check_seconds("video", count / rate)
+    with _opened(video, "video") as (container, stream):  # libav may seek for minutes
         first = next(container.decode(stream), None)
         if first is None:
             raise _error("video", "has no frames.", "Send another file.")
-        rate = float(stream.average_rate or 24)
-        _check_seconds("video", count / rate)
         if first.rotation % 180:
             width, height = height, width
-        return VideoHeader(count, rate, width, height)
+    return VideoHeader(count, rate, width, height)
 
 
 def frames(video: Image, header: VideoHeader, indices: Sequence[int]) -> Iterator[Picture]:
@@ -102,9 +102,12 @@ def frames(video: Image, header: VideoHeader, indices: Sequence[int]) -> Iterato
     Raises:
         ParameterError: it is damaged.
     """
-    left, number, frame = deque(indices), -1, None
+    left, number, frame, pixels = deque(indices), -1, None, 0
     with _opened(video, "video") as (container, stream):
         for number, frame in enumerate(container.decode(stream)):
+            pixels += frame.width * frame.height  # a later one may be larger than the first
+            if pixels > MAX_PIXELS:
+                raise _error("video", f"has more than {MAX_PIXELS:,} pixels in all.", "Cut it, or scale it down.")
             while left and left[0] == number:
                 yield _upright(frame)
                 left.popleft()
@@ -129,23 +132,26 @@ def samples(sound: Image, rate: int, most_seconds: float) -> NDArray[np.float32]
     Raises:
         ParameterError: it is none, is empty, damaged or too long; or the package av is missing.
     """
-    parts, count = [], 0
+    parts, seconds = list[Any](), 0.0
     with _opened(sound, "audio") as (container, stream):
         import av
         import numpy as np
 
-        resampler = av.AudioResampler(format="fltp", rate=rate)
-        for frame in chain(container.decode(stream), (None,)):  # None: what the resampler still has
-            if frame is None and not count:
-                break
-            parts += [part.to_ndarray().mean(0) for part in resampler.resample(frame)]
-            count = sum(map(len, parts))
-            if count > rate * most_seconds:
-                problem = f"is longer than {most_seconds:g} seconds, which the model hears at once."
-                raise _error("audio", problem, "Cut it.")
-    if not count:
+        # A joined file may change its form.
+        for _, alike in groupby(container.decode(stream), lambda each: (each.format.name, each.layout.name, each.rate)):
+            resampler = av.AudioResampler(format="flt", rate=rate)
+            for frame in alike:
+                seconds += frame.samples / max(frame.rate, 1)
+                if seconds > most_seconds + 1e-6:  # before it is resampled, which a low rate makes large
+                    problem = f"is longer than {most_seconds:g} seconds, which the model hears at once."
+                    raise _error("audio", problem, "Cut it.")
+                parts += map(_mean, resampler.resample(frame))
+            parts += map(_mean, resampler.resample(None))
+    if not any(map(len, parts)):
         raise _error("audio", "has no samples.", "Send another file.")
-    found: NDArray[np.float32] = np.concatenate(parts)
+    found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]  # one more if it was rounded up
+    if not np.isfinite(found).all():
+        raise _error("audio", "has samples that are no numbers.", "Save it again.")
     return found
 
 
@@ -162,10 +168,16 @@ def _opened(media: Image, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # cont
     if len(media.data) > MAX_BYTES:
         raise _error(kind, f"{len(media.data):,} bytes, the limit is {MAX_BYTES:,}.", "Cut it, or save it smaller.")
     try:
-        with av.open(io.BytesIO(media.data), format=_format(media.data, kind)[0]) as container:
-            found = container.streams.video if kind == "video" else container.streams.audio
+        name = _format(media.data, kind)[0]
+        if name == "mov":
+            _check_tables(media.data, kind)
+        # Titles may be in any encoding.
+        with av.open(io.BytesIO(media.data), format=name, metadata_errors="ignore") as container:
+            streams = container.streams.video if kind == "video" else container.streams.audio
+            found = [each for each in streams if each.codec_context is not None]
             if not found:
-                raise _error(kind, f"has no {'pictures' if kind == 'video' else 'sound'}.", "Send another file.")
+                problem = f"has no {'pictures' if kind == 'video' else 'sound'} in a known codec."
+                raise _error(kind, problem, "Send another file.")
             _check_seconds(kind, (container.duration or 0) / av.time_base)
             if kind == "video":
                 found[0].codec_context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
@@ -184,6 +196,29 @@ def _format(data: bytes, kind: MediaKind) -> tuple[str, str]:
     raise _error(kind, problem, f"Known: {_KNOWN[kind]}.")
 
 
+def _check_tables(data: bytes, kind: MediaKind) -> None:
+    """Refuses an MP4 with more samples of equal size than bytes, for which libav would take any memory (ISO/IEC
+    14496-12, 8.7.3 and 8.8.8)."""
+    start = 0
+    while start < len(data):
+        size = _number(data, start)
+        if size == 1:
+            size = _number(data, start + 8, 8)
+        end = start + size if size >= 8 else len(data)
+        for name, skipped in ((b"stsz", 12), (b"trun", 8)) if data[start + 4 : start + 8] != b"mdat" else ():
+            at = data.find(name, start, end)
+            while at >= 0:
+                count = _number(data, at + skipped + (8 if _number(data, at - 4) == 1 else 0))
+                if count > len(data):
+                    raise _error(kind, f"is damaged: {count:,} samples in {len(data):,} bytes.", "Save it again.")
+                at = data.find(name, at + 4, end)
+        start = end
+
+
+def _number(data: bytes, at: int, size: int = 4) -> int:
+    return int.from_bytes(data[at : at + size], "big")
+
+
 def _count(container: Any, stream: Any, most: int) -> int:
     """Number of a stream's packets with a frame; one more than `most` if there are more."""
     count = 0
@@ -192,6 +227,12 @@ def _count(container: Any, stream: Any, most: int) -> int:
         if count > most:
             break
     return count
+
+
+def _mean(frame: Any) -> NDArray[np.float32]:
+    """Mean of the channels of a frame, which has them side by side: PyAV can't read more than 8 planes."""
+    mean: NDArray[np.float32] = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(1)
+    return mean
 
 
 def _upright(frame: Any) -> Picture:

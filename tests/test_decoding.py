@@ -118,6 +118,77 @@ def test_a_long_sound_is_read_no_further_than_its_bound() -> None:
         samples(wav(60, rate=8000), 8000, 2)
 
 
+def _riff_wave(rate: int, channels: int, values: np.ndarray, info: bytes = b"") -> Image:
+    """Sound of 8 bits or of floats, with any number of channels."""
+    kind, each = (3, 4) if values.dtype == np.float32 else (1, 1)
+    form = struct.pack("<HHIIHH", kind, channels, rate, rate * channels * each, channels * each, each * 8)
+    parts = ((b"fmt ", form), *([(b"LIST", info)] if info else ()), (b"data", values.tobytes()))
+    body = b"WAVE" + b"".join(name + struct.pack("<I", len(data)) + data for name, data in parts)
+    return Image(b"RIFF" + struct.pack("<I", len(body)) + body, "audio/wav")
+
+
+@pytest.mark.parametrize(("rate", "channels", "count"), [(RATE, 9, 25), (44_100, 40, 500), (1, 8, 25)])
+def test_a_sound_of_many_channels_is_their_mean(rate: int, channels: int, count: int) -> None:
+    values = np.tile(np.arange(channels, dtype=np.float32), count)
+    found = samples(_riff_wave(rate, channels, values), RATE, 30)
+    assert len(found)
+    assert found[len(found) // 2] == pytest.approx((channels - 1) / 2, abs=0.2)
+
+
+def test_a_low_rate_makes_no_small_file_large() -> None:
+    with pytest.raises(ParameterError, match="is longer than 30 seconds"):
+        samples(_riff_wave(1, 1, np.zeros(31, np.uint8)), RATE, 30)
+    assert len(samples(_riff_wave(1, 1, np.zeros(25, np.uint8)), RATE, 30)) > 20 * RATE
+
+
+def test_a_sound_of_exactly_the_bound_is_heard() -> None:
+    assert len(samples(wav(30, rate=11_025), RATE, 30)) == 30 * RATE
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_are_no_numbers_are_refused(value: float) -> None:
+    with pytest.raises(ParameterError, match="audio: has samples that are no numbers"):
+        samples(_riff_wave(RATE, 1, np.full(100, value, np.float32)), RATE, 30)
+
+
+def test_titles_may_be_in_any_encoding() -> None:
+    title = b"INFOINAM\x06\0\0\0caf\xe9s\0"
+    assert len(samples(_riff_wave(RATE, 1, np.zeros(100, np.uint8), title), RATE, 30)) == 100
+
+
+def test_a_sound_whose_form_changes_is_read_on() -> None:
+    files = []
+    for rate in (44_100, 22_050):
+        files.append(io.BytesIO())
+        plain = {"write_xing": "0", "id3v2_version": "0"}
+        with av.open(files[-1], "w", format="mp3", options=plain) as container:
+            stream: Any = container.add_stream("libmp3lame", rate=rate, layout="mono")
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, rate), np.float32), "fltp", "mono")
+            frame.rate = rate
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    found = samples(Image(b"".join(file.getvalue() for file in files), "audio/mpeg"), RATE, 30)
+    assert abs(len(found) - 2 * RATE) < 3000
+
+
+def test_a_small_file_that_claims_many_frames_is_damaged() -> None:
+    """libav would keep a record of each, and search them all again and again."""
+    data = bytearray(mp4(10, 48, 32).data)
+    for name, claimed in ((b"stsz", (1, 10**6)), (b"stsc", (1, 10**6)), (b"stts", (10**6,))):
+        at = data.index(name) + (8 if name == b"stsz" else 12)
+        data[at : at + 4 * len(claimed)] = struct.pack(f">{len(claimed)}I", *claimed)
+    with pytest.raises(ParameterError, match="video: is damaged: 1,000,000 samples in"):
+        video_header(Image(bytes(data), "video/mp4"))
+
+
+def test_frames_that_grow_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    video = mp4(10, 48, 32)
+    header = video_header(video)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 5 * 48 * 32)
+    with pytest.raises(ParameterError, match="has more than 7,680 pixels in all"):
+        list(frames(video, header, (9,)))
+
+
 def test_a_file_of_the_other_kind_is_named() -> None:
     with pytest.raises(ParameterError, match="audio: has no sound"):
         samples(mp4(2, 48, 32), RATE, 30)
