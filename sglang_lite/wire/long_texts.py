@@ -10,7 +10,7 @@ LONG = 1 << 16  # bytes of a schema's JSON, from which on it is named
 KEEP = "x-keep-texts"  # header of a body whose long schemas the server is to keep
 # Inside of a string a quotation mark has a backslash before it, so these are members of objects.
 _SCHEMA = re.compile(rb'"schema":("(?:[^"\\]++|\\.)*+")', re.DOTALL)
-_NAMED = re.compile(rb'\{"\$sha256":"([0-9a-f]{64})"\}')
+_NAMED = re.compile(rb'"schema":\{"\$sha256":"([0-9a-f]{64})"\}')
 
 
 def named(body: bytes) -> bytes:
@@ -36,7 +36,7 @@ def names_in(body: bytes) -> list[bytes]:
 
 def with_texts(body: bytes, texts: dict[bytes, bytes]) -> bytes:
     """Body with the JSON of its schemas in place of their hashes."""
-    return _NAMED.sub(lambda found: texts[found[1]], body)
+    return _NAMED.sub(lambda found: b'"schema":' + texts[found[1]], body)
 
 
 def _digest(text: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """A long schema travels once: then its hash stands for it."""
 
+import asyncio
 import hashlib
 import json
 from typing import Annotated
@@ -8,6 +9,7 @@ import httpx2
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.http.client import ServerClient
 from sglang_lite.server import endpoint
 from sglang_lite.server.known_texts import KnownTexts
 from sglang_lite.wire.long_texts import LONG, named
@@ -68,6 +70,19 @@ def test_texts_that_look_like_names_are_texts(http):
     text = '{"$sha256":"' + "0" * 64 + '"} "schema":"' + "x" * LONG + '"'
     body = json.dumps({"text": text}, separators=(",", ":")).encode()
     assert named(body) == KnownTexts().whole(body, 1 << 20) == body
+
+
+def test_objects_that_are_no_schemas_are_left_alone():
+    body = b'{"arguments":{"$sha256":"' + b"0" * 64 + b'"}}'
+    assert KnownTexts().whole(body, 1 << 20) == body
+
+
+def test_a_stream_that_names_an_unknown_text_is_one_error(engine):
+    async def read(client):
+        return [piece async for piece in client.stream_bytes("/generate", {"schema": {"$sha256": "0" * 64}})]
+
+    with serving(engine) as url, pytest.raises(sgl.SglError, match="is not known"):
+        asyncio.run(read(ServerClient(url, None, None, 60, 0)))
 
 
 def test_a_body_is_not_larger_than_allowed_with_its_schemas(engine):

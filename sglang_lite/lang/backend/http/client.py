@@ -275,10 +275,12 @@ class ServerClient:
         """
         headers = trace_headers() if headers is None else headers
         with self._translating_errors():
-            for content, more in self._attempts(body):
+            attempts = self._attempts(body)
+            while attempts:
+                content, more = attempts.pop(0)
                 sent = {**_JSON, **headers, **more}
                 async with self._client().stream("POST", path, content=content, headers=sent) as response:
-                    if response.status_code == _UNKNOWN_TEXT and not more:
+                    if response.status_code == _UNKNOWN_TEXT and attempts:
                         continue
                     if response.status_code >= 400:
                         raise self._response_error(response.status_code, await response.aread(), response.headers)
