@@ -21,7 +21,9 @@ from sglang_lite.engine import nodes
 from sglang_lite.engine.nodes import NodeListener, join, run_agent
 from sglang_lite.protocol import BackendError, EngineClosedError, ParameterError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.parallel.addresses import GLOO, meeting
 from sglang_lite.runtime.parallel.addresses import address as host_and_port
+from sglang_lite.runtime.parallel.collectives import open_store
 from tests.children import send
 from tests.engine import processes
 from tests.engine.collector import Collector
@@ -33,7 +35,7 @@ SETTINGS: dict[str, Any] = dict(device="cpu", dtype="float32", tp_size=2, nnodes
 def address():
     """An address on this machine whose port and the two behind it are free."""
     while True:
-        port = random.randrange(20_000, 60_000)
+        port = random.randrange(20_000, 30_000)  # none that the system gives to a connection
         try:
             for each in range(port, port + 3):
                 socket.create_server(("127.0.0.1", each)).close()
@@ -101,6 +103,15 @@ def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch)
         NodeListener(config, Path(config.model), lambda *_: None)
     with pytest.raises(BackendError, match=r"dist_init_addr: node 0 can't be reached at a\.\.b:5000"):
         join(replace(config, dist_init_addr="a..b:5000"), Path(config.model), 1)
+
+
+def test_a_port_behind_the_first_that_is_taken_is_named(config):
+    host, port = host_and_port(config.dist_init_addr, GLOO)
+    with (
+        socket.create_server((host, port)),
+        pytest.raises(BackendError, match=rf"rank 0 can't listen at {host}:{port}: .*The two ports behind"),
+    ):
+        open_store(meeting(config.dist_init_addr, GLOO), config.parallel, 1)
 
 
 @pytest.mark.parametrize(

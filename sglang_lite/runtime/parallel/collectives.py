@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 _TCP = "tcp://"
@@ -98,16 +99,27 @@ class GlooCollectives:
 
 
 def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of torch
-    """Store by which ranks find one another; arguments as for `GlooCollectives`."""
+    """Store by which ranks find one another; arguments as for `GlooCollectives`.
+
+    Raises:
+        BackendError: the port is taken, or rank 0 can't be reached.
+    """
     from torch import distributed  # slow to import
 
     module: Any = distributed  # whose types lack some of these names
     if not meeting.startswith(_TCP):
         return module.FileStore(meeting, parallel.ranks)
     host, _, port = meeting.removeprefix(_TCP).rpartition(":")
-    return module.TCPStore(
-        host, int(port), parallel.ranks, parallel.rank == 0, timedelta(seconds=timeout_s), wait_for_workers=False
-    )
+    try:
+        return module.TCPStore(
+            host, int(port), parallel.ranks, parallel.rank == 0, timedelta(seconds=timeout_s), wait_for_workers=False
+        )
+    except RuntimeError as error:
+        what = "listen at" if parallel.rank == 0 else "reach rank 0 at"
+        raise BackendError(
+            f"dist_init_addr: rank {parallel.rank} can't {what} {host}:{port}: {str(error).partition(chr(10))[0]}.",
+            hint="The two ports behind that of dist_init_addr must be free on machine 0, and let through.",
+        ) from error
 
 
 def _own_address(meeting: str) -> str:
