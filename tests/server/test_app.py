@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 
 from sglang_lite.server.absent import ABSENT
 from sglang_lite.server.app import application
+from sglang_lite.server.known_texts import KnownTexts
 from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
@@ -23,7 +24,7 @@ class _Broken:
 
     settings = ServerSettings()
     shutting_down, spans = False, None
-    metrics = RequestMetrics("")
+    metrics, texts = RequestMetrics(""), KnownTexts()
 
     def begin(self, key):
         pass

@@ -8,6 +8,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.server import flags
+from sglang_lite.server.known_texts import KnownTexts
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
@@ -121,6 +122,7 @@ def test_names_are_free_for_a_server_that_others_reach_unless_some_are_given():
                 "shutting_down": False,
                 "spans": None,
                 "metrics": RequestMetrics(""),
+                "texts": KnownTexts(),
             },
         )
         assert asked(app, "GET", "/ping", [(b"host", b"pod-7.cluster.local")])[0] == expected, settings
@@ -202,6 +204,7 @@ def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
             "shutting_down": False,
             "spans": None,
             "metrics": RequestMetrics(""),
+            "texts": KnownTexts(),
         },
     )
     assert [asked(app, "POST", path)[0] for path in OWNERS] == [403] * len(OWNERS)
