@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -199,9 +200,12 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
         if isinstance(value, bool):
             if value:
                 found.append(flag)
-            elif not name.startswith(("disable_", "enable_", "skip_")):  # off by default, without a negative form
+            # The others are off by default, without a negative form.
+            elif name == "enable_multimodal" or not name.startswith(("disable_", "enable_", "skip_")):
                 found.append(f"--no-{flag[2:]}")
             continue
+        if isinstance(value, Mapping):
+            value = json.dumps(value)
         values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
         for each in values:
             if not isinstance(each, str | int | float | os.PathLike):

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sglang_lite.compat.sglang.server_process import flags_of
 from sglang_lite.protocol import BackendError, ParameterError, RequestTimeoutError
@@ -67,6 +67,11 @@ def http_request(
         raise BackendError(f"{url} does not answer: {error}", hint="Check the address and the server.") from error
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ParameterError("server_args", f"{message.removeprefix('argument ')}.")
+
+
 def launch_server(
     server_args: Any,  # a class whose fields no type checker can know
     launch_callback: Callable[[], object] | None = None,
@@ -91,7 +96,7 @@ def launch_server(
     changed = {
         each.name: value for each in fields(server_args) if (value := getattr(server_args, each.name)) != each.default
     }
-    parser = argparse.ArgumentParser("launch_server")
+    parser = _Parser("launch_server")
     flags.add(parser)
     settings, engine, replicas = flags.read(parser.parse_args(flags_of(changed)))
     if replicas.replicas or replicas.workers:

@@ -1,7 +1,10 @@
 """SGLang's `launch_server`: its arguments become the server's settings, and its callback is called once."""
 
+import json
+
 import pytest
 
+from sglang_lite.protocol import ParameterError
 from sglang_lite.srt.entrypoints.http_server import launch_server
 from sglang_lite.srt.server_args import ServerArgs
 
@@ -30,3 +33,23 @@ def test_the_callback_is_called_once_the_server_can_be_reached(served):
     assert (settings.port, settings.api_key) == (1234, ("secret",))
     assert (engine["model"], engine["max_running"]) == ("folder", 7)
     assert launch_server(args) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"), [({"port": "x"}, "port: invalid int value: 'x'"), ({"dtype": "none"}, "dtype: invalid choice")]
+)
+def test_a_bad_argument_is_an_error(served, settings, why):
+    with pytest.raises(ParameterError, match=why):
+        launch_server(ServerArgs(model_path="folder", **settings))
+    assert not served
+
+
+def test_arguments_of_media_arrive(served):
+    most, config = {"image": 3}, {"video": {"fps": 1}}
+    launch_server(
+        ServerArgs("folder", limit_mm_data_per_request=most, mm_process_config=config, enable_multimodal=False)
+    )
+    engine = served[0][1]
+    assert json.loads(engine["limit_mm_data_per_request"]) == most  # as the command line gives it to the engine
+    assert json.loads(engine["mm_process_config"]) == config
+    assert engine["enable_multimodal"] is False

@@ -123,10 +123,11 @@ def test_no_server_outlives_who_started_it(folders, end):
 
 def test_settings_as_flags():
     settings = {"model_path": "a b", "port": 0, "overlap": False, "disable_radix_cache": False, "dtype": None,
-                "deterministic": True, "api_key": ["x", "y"], "mem_fraction": 0.5}  # fmt: skip
+                "deterministic": True, "api_key": ["x", "y"], "mem_fraction": 0.5,
+                "mm_process_config": {"video": {"fps": 1}}, "enable_multimodal": False}  # fmt: skip
     assert flags_of(settings) == [
         "--model-path=a b", "--port=0", "--no-overlap", "--deterministic", "--api-key=x", "--api-key=y",
-        "--mem-fraction=0.5",
+        "--mem-fraction=0.5", '--mm-process-config={"video": {"fps": 1}}', "--no-enable-multimodal",
     ]  # fmt: skip
     with pytest.raises(sgl.ParameterError, match="model_path"):
         flags_of({"model_path": object()})
