@@ -5,11 +5,14 @@ import shutil
 from concurrent.futures import Future
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import sglang_lite as sgl
+from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta
+from sglang_lite.runtime.models.lora.cpu_step import AdapterSet, CpuLoraStep
 from tests.runtime.models.adapters import Adapted
 from tests.runtime.models.test_families import FAMILIES, SHAPE, asked, engine, prompts
 from tests.runtime.models.tiny import randomise, save
@@ -94,6 +97,17 @@ def test_choices_that_invoke_a_late_adapter_are_scored_as_peft_scores_them(tmp_p
                 rows = reference(ids, "late")
                 theirs = [float(rows[at - 1, ids[at]]) for at in places]
                 assert list(score.logprobs) == pytest.approx(theirs, abs=1e-4), (end, score.text)
+
+
+def test_an_adapter_that_overflows_leaves_tokens_of_others_alone():
+    def adapter(value):
+        delta = ProductDelta(torch.full((1, 8, 4), value), torch.ones(8, 6), (6,))
+        return Adapter("", 1, 8, ({"down": delta},), "")
+
+    step = CpuLoraStep(AdapterSet([adapter(0.5), adapter(3e38)]), np.array([0, -1, 0, 1]))
+    y = step.layer(0).add("down", torch.full((4, 4), 8.0), torch.zeros(4, 6))
+    assert y[:3].tolist() == [[128.0] * 6, [0.0] * 6, [128.0] * 6]
+    assert not y[3].isfinite().any()
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -85,6 +85,7 @@ class CpuLoraStep:
         if len(counts) > 1 and own.size <= max(2 * len(order), _PADDED):
             tokens = np.zeros(own.shape, dtype=np.int64)
             tokens[own] = order
+            tokens = np.where(own, tokens, tokens[:, :1])
             return (AdapterGroup(slice(None), torch.from_numpy(tokens), torch.from_numpy(own[..., None])),)
         each = enumerate(np.split(order, counts.cumsum()[:-1]))
         return tuple(AdapterGroup(i, _index(tokens), None) for i, tokens in each)
@@ -104,7 +105,8 @@ class AdapterGroup:
 
     Attributes:
         adapters: all of an AdapterSet, or the place of one in it.
-        tokens: int64 [adapters, most], tokens of each, padded with any; of one adapter [tokens], or their range.
+        tokens: int64 [adapters, most], tokens of each, padded with one of its own, so that numbers that overflow stay
+            in its requests; of one adapter [tokens], or their range.
         own: [adapters, most, 1], False for padding; None without any.
     """
 
