@@ -199,7 +199,7 @@ def _format(data: bytes, kind: MediaKind) -> tuple[str, str]:
 def _check_tables(data: bytes, kind: MediaKind) -> None:
     """Refuses an MP4 with more samples of equal size than bytes, for which libav would take any memory (ISO/IEC
     14496-12, 8.7.3 and 8.8.8)."""
-    start = 0
+    start = count = 0
     while start < len(data):
         size = _number(data, start)
         if size == 1:
@@ -208,7 +208,7 @@ def _check_tables(data: bytes, kind: MediaKind) -> None:
         for name, skipped in ((b"stsz", 12), (b"trun", 8)) if data[start + 4 : start + 8] != b"mdat" else ():
             at = data.find(name, start, end)
             while at >= 0:
-                count = _number(data, at + skipped + (8 if _number(data, at - 4) == 1 else 0))
+                count += _number(data, at + skipped + (8 if _number(data, at - 4) == 1 else 0))
                 if count > len(data):
                     raise _error(kind, f"is damaged: {count:,} samples in {len(data):,} bytes.", "Save it again.")
                 at = data.find(name, at + 4, end)

@@ -181,6 +181,13 @@ def test_a_small_file_that_claims_many_frames_is_damaged() -> None:
         video_header(Image(bytes(data), "video/mp4"))
 
 
+def test_fragments_that_claim_many_frames_together_are_damaged() -> None:
+    runs = b"".join(struct.pack(">I4sII", 16, b"trun", 0, 500) for _ in range(9))
+    data = mp4(2, 48, 32).data + struct.pack(">I4s", len(runs) + 8, b"moof") + runs
+    with pytest.raises(ParameterError, match=r"video: is damaged: [0-9,]+ samples in"):
+        video_header(Image(data, "video/mp4"))
+
+
 def test_frames_that_grow_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     video = mp4(10, 48, 32)
     header = video_header(video)
