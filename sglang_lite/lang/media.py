@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.decoding import frames, media_type, video_header
 from sglang_lite.errors import shown_address
+from sglang_lite.media_files import frames, media_type, video_header
 from sglang_lite.protocol import Image, Location, MediaKind, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sglang_lite.decoding import samples, video_header
+from sglang_lite.media_files import samples, video_header
 from sglang_lite.protocol import CapabilityError, Image, MediaKind, ModelError, ParameterError, Prompt, Span
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.media.data_url import ARTICLES, image_from, unfetched

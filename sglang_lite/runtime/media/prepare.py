@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from sglang_lite.decoding import frames, samples, video_header
+from sglang_lite.media_files import frames, samples, video_header
 from sglang_lite.protocol import Image, MediaKind, ModelError, ParameterError, SglError
 from sglang_lite.runtime.media.header import open_image, upright
 from sglang_lite.runtime.media.placeholders import MediaFormat

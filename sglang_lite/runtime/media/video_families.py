@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sglang_lite.decoding import VideoHeader
+from sglang_lite.media_files import VideoHeader
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.media.image_families import IDEFICS_LIMIT, Config, Part, fitted, idefics_tile, scaled
 from sglang_lite.runtime.tokens.image_span import Grid

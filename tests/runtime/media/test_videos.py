@@ -13,7 +13,7 @@ import torch
 from transformers import AutoImageProcessor
 
 import sglang_lite as sgl
-from sglang_lite.decoding import VideoHeader
+from sglang_lite.media_files import VideoHeader
 from sglang_lite.protocol import Generation, Image, ParameterError, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.media.video_families import VIDEO_FAMILIES, video_settings

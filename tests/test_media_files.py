@@ -10,8 +10,8 @@ import av
 import numpy as np
 import pytest
 
-from sglang_lite import decoding
-from sglang_lite.decoding import VideoHeader, frames, media_type, samples, video_header
+from sglang_lite import media_files
+from sglang_lite.media_files import VideoHeader, frames, media_type, samples, video_header
 from sglang_lite.protocol import Image, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
 
@@ -106,7 +106,7 @@ def test_a_video_that_ends_early_is_damaged() -> None:
 )
 def test_a_video_beyond_a_bound_is_one_error(monkeypatch: pytest.MonkeyPatch, bound: str, value: int, why: str) -> None:
     video = mp4(10, 48, 32, fps=5)
-    monkeypatch.setattr(decoding, bound, value)
+    monkeypatch.setattr(media_files, bound, value)
     with pytest.raises(ParameterError, match=why):
         video_header(video)
 
@@ -191,7 +191,7 @@ def test_fragments_that_claim_many_frames_together_are_damaged() -> None:
 def test_frames_that_grow_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     video = mp4(10, 48, 32)
     header = video_header(video)
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 5 * 48 * 32)
+    monkeypatch.setattr(media_files, "MAX_PIXELS", 5 * 48 * 32)
     with pytest.raises(ParameterError, match="has more than 7,680 pixels in all"):
         list(frames(video, header, (9,)))
 
