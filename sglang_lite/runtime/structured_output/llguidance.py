@@ -121,7 +121,6 @@ class LlguidanceMatcher:
         lexer.matchers.add(self)
         self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
-        self._is_shared = False  # whether a copy may have the same parser
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
         self._forced: list[int] = []  # tokens that the parser has told to come next
         self._last = -1
@@ -130,16 +129,9 @@ class LlguidanceMatcher:
     def inner(self) -> Foreign:
         """Parser, after it has consumed all accepted tokens."""
         if self._unconsumed:
-            tokens, self._unconsumed = self._unconsumed, []
-            self._to_move().consume_tokens(tokens)
-            self._lexer.tokens += len(tokens)
-        return self._inner
-
-    def _to_move(self) -> Foreign:
-        """`inner`, made the only one of this matcher."""
-        inner = self.inner
-        if self._is_shared:
-            self._inner, self._is_shared = inner.deep_copy(), False
+            self._inner.consume_tokens(self._unconsumed)
+            self._lexer.tokens += len(self._unconsumed)
+            self._unconsumed = []
         return self._inner
 
     @property
@@ -171,9 +163,8 @@ class LlguidanceMatcher:
             self.engine.mask_cache.put(self.states, self.state, mask)
 
     def copy(self) -> LlguidanceMatcher:
-        self._is_shared = True  # most copies end before they need a parser
         copied = object.__new__(LlguidanceMatcher)
-        vars(copied).update(vars(self), _unconsumed=self._unconsumed.copy())
+        vars(copied).update(vars(self), _inner=self._inner.deep_copy(), _unconsumed=self._unconsumed.copy())
         return copied
 
     def accept(self, token: int) -> bool:
@@ -188,12 +179,12 @@ class LlguidanceMatcher:
                 self._unconsumed.append(token)
                 return True
         self._lexer.tokens += 1
-        return bool(self._to_move().consume_token(token))
+        return bool(self.inner.consume_token(token))
 
     def advance(self, text: bytes) -> bool:
         self._mask, self._forced = None, []
         tokens = self.engine.spell(text)
-        if tokens is None or not self._to_move().consume_tokens(tokens):
+        if tokens is None or not self.inner.consume_tokens(tokens):
             return False
         self._last = tokens[-1]
         self._lexer.tokens += len(tokens)
