@@ -182,7 +182,7 @@ class NodeListener:
             if not refusal and rank not in self._missing:
                 refusal = f"rank {rank} is none of those that are missing"
             if refusal:
-                logger.warning("a rank of another node, from %s, was refused: %s.", host, refusal)
+                logger.warning("a rank of another node, from %s, was refused: %.500r", host, refusal)
             try:
                 line.sendall(_framed(msgspec.msgpack.encode(Welcome(refusal or None))))
                 connection = Connection(line)
