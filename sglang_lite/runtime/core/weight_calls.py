@@ -94,7 +94,10 @@ class Sleep:
             )
         loop.settle()
         loop.scheduler.retraction.retract_all()
-        loop.scheduler.flush()
+        # What is cached is of use to the same weights.
+        loop.scheduler.flush(keep="kv_cache" in chosen and (keep or "weights" not in chosen))
+        if on_device:
+            torch.cuda.synchronize(model.device)  # copies to the host have ended
         loop.holds.add(ASLEEP)
         self._graphs_follow = not tags or (self._graphs_follow and bool(self.released))
         self.released |= chosen

@@ -319,24 +319,28 @@ class PrefixCache:
             self.windows.free(pages, step)
         self.pool.release(pages, step, copy)
 
-    def flush(self) -> int:
-        """Evicts every prefix that no request is using, from the host's memory, too. Returns the number of pages
-        freed."""
-        if self.tiers is not None:
-            self.tiers.clear()
-        freed = self.evict(self.tree.pages, keep=False)
-        self.settle(self.pool.settled_step)
-        return freed
-
-    def evict(self, pages: int, *, keep: bool = True) -> int:
-        """Evicts prefixes with at least `pages` pages in total, or all that no request is using. Returns the number of
-        pages freed. They become available when what may use them has completed.
+    def flush(self, *, keep: bool = False) -> int:
+        """Evicts every prefix that no request is using. Returns the number of pages freed.
 
         Args:
-            keep: whether lower tiers may keep them.
+            keep: whether the host keeps them, as far as it has tiers and room. If not, it forgets what it has, too.
         """
+        tiers, kept = self.tiers, None
+        if tiers is not None:
+            tiers.clear(keep=keep)
+            kept = tiers.save if keep else None
+        evicted = self.tree.evict(self.tree.pages, kept)
+        self._free(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
+        if tiers is not None:
+            tiers.host.memory.completed()  # starts the copies
+        self.settle(self.pool.settled_step)
+        return len(evicted)
+
+    def evict(self, pages: int) -> int:
+        """Evicts prefixes with at least `pages` pages in total, or all that no request is using. Returns the number of
+        pages freed. They become available when what may use them has completed."""
         tiers = self.tiers
-        evicted = self.tree.evict(pages, None if tiers is None or not keep else tiers.leaving)
+        evicted = self.tree.evict(pages, None if tiers is None else tiers.leaving)
         self._free(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)
         return len(evicted)
 

@@ -178,21 +178,22 @@ class Tiers:
     def published(self, node: Node) -> None:
         """Notes that the pages of a node are in the tree."""
         if self._policy == "write_through":
-            self._save(node)
+            self.save(node)
 
     def reused(self, node: Node) -> None:
         """Notes that a request begins with the pages up to a node's end."""
         if self._policy == "write_through_selective":
             while node.parent is not None:
-                self._save(node)
+                self.save(node)
                 node = node.parent
 
     def leaving(self, node: Node) -> None:
         """Notes that the pages of a node leave the device."""
         if self._policy == "write_back":
-            self._save(node)
+            self.save(node)
 
-    def _save(self, node: Node) -> None:
+    def save(self, node: Node) -> None:
+        """Has the pages of a node copied down, as far as there is room."""
         self.host.save(self.names.of(node), node.pages)
         if self.disk is not None and not self.disk.off:
             self._save_files(self.disk, node)
@@ -325,14 +326,17 @@ class Tiers:
             fetch.done = True
         return completed
 
-    def clear(self) -> None:
-        """Forgets the host's copies, and drops the pages that are on their way. Files stay."""
-        self.host.memory.completed()  # starts copies that wait, as the device's memory may be given back
+    def clear(self, *, keep: bool = False) -> None:
+        """Drops the pages that are on their way, as the device's memory may be given back, and forgets what the host
+        has unless it is to keep that. Files stay."""
+        self.host.memory.completed()  # starts copies that wait
         for fetch in self.fetching:
             self._store.pool.release(fetch.pages, self._store.step, fetch.copy)
             fetch.lock.release()
             fetch.done = True
         self.fetching.clear()
+        if keep:
+            return
         for read in self._reading.values():
             read.done = read.dropped = True
         self.host.clear()

@@ -273,10 +273,11 @@ class Scheduler:
             self.finish(request, State.FINISHED)
             self.queues.wait_first(following, State.WAITING)
 
-    def flush(self) -> int:
-        """Evicts every prefix that no request uses, also of paused programs. Returns the number of freed pages."""
+    def flush(self, *, keep: bool = False) -> int:
+        """Evicts every prefix that no request uses, also of paused programs. Returns the number of freed pages.
+        `keep` as of the store's `flush`."""
         self.pauses.clear()
-        return self.store.flush()
+        return self.store.flush(keep=keep)
 
     def isolate(self) -> None:
         """Retracts all running requests after an out-of-memory error, and runs them one by one."""

@@ -46,6 +46,30 @@ def test_requests_wait_for_an_engine_that_sleeps(running, level):
     assert stream.end.result(60).token_ids == later.end.result(60).token_ids == expected
 
 
+@pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])
+def test_what_is_cached_waits_in_the_hosts_memory(llamas, policy):
+    tiers = {"enable_hierarchical_cache": True, "hicache_write_policy": policy, "page_size": 16}
+    with engine(llamas[0], enable_memory_saver=True, max_total_tokens=1024, **tiers) as running:
+        running.core.scheduler.pauses.record_duration = lambda *_: None  # this model computes faster than it copies
+
+        def asked():
+            answer = running.complete([5, 6, 7, 8] * 25, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+            return answer.token_ids, answer.usage.cached_tokens, answer.usage.host_tokens
+
+        expected = asked()[0]
+        running.sleep(1)
+        stats = running.stats()
+        assert stats["free_tokens"] == stats["total_tokens"]
+        running.wake()
+        assert asked() == (expected, 96, 96)
+        running.release_memory_occupation(["kv_cache"])
+        running.wake()
+        assert asked() == (expected, 96, 96)
+        running.sleep(2)  # the checkpoint may have other weights by now
+        running.wake()
+        assert asked() == (expected, 0, 0)
+
+
 def test_each_kind_of_memory_comes_and_goes_by_itself(running, llamas):
     expected = tokens(running)
     running.release_memory_occupation(["kv_cache"])
