@@ -275,26 +275,9 @@ def _expand(
         wait(PDL)
         acc = tl.load(product + t[:, None] * N + n[None, :], mask=inside, other=0.0).to(tl.float32)
         result = expanded(
-            acc,
-            weights,
-            hidden,
-            b,
-            pages,
-            count,
-            part,
-            t,
-            n,
-            end,
-            T,
-            N,
-            WIDTH,
-            PAGE,
-            0,
-            BLOCK_R,
-            RANKS,
-            BLOCK_R,
+            acc, weights, hidden, b, pages, count, part, t, n, end, T, N, WIDTH, PAGE, 0, BLOCK_R, RANKS, BLOCK_R,
             STAGES,
-        )
+        )  # fmt: skip
     else:
         weights = load_b(b, pages, count, 0, n, N, 2 * N, PAGE, RANKS, BLOCK_R)
         up_weights = load_b(b + N, pages, count, 0, n, N, 2 * N, PAGE, RANKS, BLOCK_R)

@@ -37,7 +37,7 @@ from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
-from sglang_lite.runtime.kernels.lora_few import joined_ranks, shrink
+from sglang_lite.runtime.kernels.lora_few import expand, expand_gated, joined_ranks, shrink
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
@@ -420,6 +420,9 @@ def adapters(dtype: torch.dtype) -> None:
                 low = shrink(x, weights, joined_ranks(step, ints(tokens)))
                 linear_tiled(x, weight, None, "silu" if len(outputs) == 2 else "", shrunk=low)
                 linear_split_k(x, weight, 2, low)
+                expand(low, product)
+                if len(outputs) == 2:
+                    expand_gated(low, product, "silu")
 
 
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
