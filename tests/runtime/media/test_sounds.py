@@ -64,7 +64,7 @@ def test_sounds_have_transformers_probabilities(hearing: Seeing) -> None:
 @pytest.mark.parametrize("step_tokens", [7, 64])
 def test_a_sound_is_computed_in_chunks_forked_and_found_in_the_cache(hearing: Seeing, step_tokens: int) -> None:
     sound = wav(0.8)
-    with engine_of(hearing.folder, step_tokens=step_tokens) as engine:
+    with engine_of(hearing.folder, step_tokens=step_tokens, page_size=2) as engine:
         check(hearing, engine.complete(seen("ab", sound, "cd"), GREEDY), sound)
         again = engine.complete(seen("ab", sound, "ef"), GREEDY)
         check(hearing, again, sound)
