@@ -55,8 +55,10 @@ class QuoteTokens:
                     self._closing.setdefault(text[:at], []).append(token)
         self.opening = mask_of(self._closing.pop(b"", []), size)
         self.passing = mask_of((token for token, text in enumerate(texts) if _QUOTE in text[:-1]), size)
-        self._longest, self._longest_closing = (max(map(len, each), default=0) for each in (whole, self._closing))
-        self._before_closing = {text[:1] for text in self._closing}
+        self._longest = max(map(len, whole), default=0)
+        self._closing_lengths: dict[bytes, set[int]] = {}  # of the texts before one, by their first byte
+        for text in self._closing:
+            self._closing_lengths.setdefault(text[:1], set()).add(len(text))
         self._special = frozenset(token for token, text in enumerate(texts) if not text)
         self._texts = sorted(whole)
         self._tokens = [whole[text] for text in self._texts]
@@ -72,7 +74,7 @@ class QuoteTokens:
 
     def continuing(self, document: SourceBytes, places: Iterable[int]) -> set[int]:
         """Tokens that continue a document from some places in it, indexes of its bytes, and those that end a quote."""
-        text, cuts, texts = document.text, document.cuts, self._texts
+        text, cuts, texts, shorter = document.text, document.cuts, self._texts, self._shorter
         known, closing = set[int](), set[bytes]()
         for at in places:
             following = text[at : at + self._longest]
@@ -80,14 +82,12 @@ class QuoteTokens:
             while index >= 0 and index not in known:
                 if following.startswith(texts[index]):
                     known.add(index)
-                index = self._shorter[index]
-            last = at + self._longest_closing + 1
-            end = cuts.find(1, at + 1, last) if text[at : at + 1] in self._before_closing else -1
-            while end >= 0:
-                closing.add(text[at:end])
-                end = cuts.find(1, end + 1, last)
+                index = shorter[index]
+            for length in self._closing_lengths.get(following[:1], ()):
+                if (last := following[:length]) in self._closing and cuts[at + len(last)]:
+                    closing.add(last)
         found = {token for index in known for token in self._tokens[index]}
-        return found.union(*(self._closing[each] for each in closing & self._closing.keys()))
+        return found.union(*map(self._closing.__getitem__, closing))
 
 
 class SourceBytes:
