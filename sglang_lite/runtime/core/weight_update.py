@@ -117,6 +117,7 @@ class WeightUpdates:
         """Refuses requests until all tensors have been written again, as their values are undefined."""
         self._missing = set(WeightParts(self.model).names())
         self.model.forget_small_batches()
+        self._loop.holds.add(INCOMPLETE)
         self._refuse()
 
     def complete(self) -> None:

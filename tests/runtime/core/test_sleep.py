@@ -13,7 +13,7 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.kernels.arena import HostArena
-from tests.runtime.core.test_weight_update import Stream, tokens
+from tests.runtime.core.test_weight_update import LONG, Stream, tokens
 from tests.runtime.models.test_new_weights import Q, engine, pair, tensors_of
 
 ACTIONS = int(os.environ.get("SGLANG_LITE_SLEEPS", "25"))  # each with 3.5 requests: CONTRIBUTING.md
@@ -97,6 +97,20 @@ def test_weights_that_no_file_has_must_come_again_after_they_were_dropped(runnin
     running.update_weights_from_tensor(tensors_of(llamas[0]))
     with engine(llamas[0]) as other:
         assert tokens(running) == tokens(other)
+
+
+def test_requests_that_wait_continue_when_dropped_weights_have_come_again(running, llamas):
+    running.update_weights_from_tensor({Q: tensors_of(llamas[1])[Q]})
+    stream = Stream(running)
+    stream.first.result(60)
+    running.sleep(2)
+    later = Stream(running)
+    running.wake()
+    assert "weights incomplete" in str(Stream(running).end.result(60))
+    running.update_weights_from_tensor(tensors_of(llamas[0]))
+    with engine(llamas[0]) as other:
+        assert later.end.result(60).token_ids == tokens(other)
+    assert len(stream.end.result(60).token_ids) == LONG.max_tokens
 
 
 def quantised():
@@ -230,6 +244,7 @@ def test_each_request_ends_once_whatever_happens_meanwhile(running, llamas):
         lambda: running.update_weights_from_tensor(rng.choice(updates)),
         lambda: running.update_weights_from_tensor({Q: updates[0][Q] * float("nan")}),
         running.flush_cache,
+        lambda: streams and rng.choice(streams).ticket.abort(),
     ]
     for _ in range(ACTIONS):
         streams += [Stream(running, params) for _ in range(rng.randrange(8))]

@@ -27,11 +27,11 @@ def running(llamas):
 
 
 class Stream:
-    """A request that streams: its first delta, and its end."""
+    """A request that streams: its ticket, its first delta, and its end."""
 
     def __init__(self, running, params=LONG):
         self.first, self.end = Future(), Future()
-        running.submit(PROMPT, params, sink=self._take, stream=True)
+        self.ticket = running.submit(PROMPT, params, sink=self._take, stream=True)
 
     def _take(self, event):
         if isinstance(event, sgl.SglError | sgl.protocol.Generation):
