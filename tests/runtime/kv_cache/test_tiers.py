@@ -7,11 +7,14 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
-from sglang_lite.runtime.calls import Stats
+from sglang_lite.runtime.calls import Stats, WriteTensors
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.radix import RadixTree
+from sglang_lite.runtime.loading.load_model import load_model
 from tests.counts import some
+from tests.runtime.models.test_new_weights import pair, tensors_of
 from tests.runtime.scripted import VOCAB, SteppedEngine, answer, ended, loaded
 
 ACTIONS = some(60, 3000)  # requests of each case, with some three actions each
@@ -131,6 +134,51 @@ def test_a_flush_forgets_the_hosts_copies():
     one(tiers, [1] * 100)
     tiers.scheduler.flush()
     assert one(tiers, [1] * 100) == 0
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_new_weights_and_flushes_come_while_copies_are_under_way(policy, tmp_path):
+    """Each answer is that of the weights that drew it, whatever was on its way when they came."""
+    rng, folders = random.Random(3), dict(zip(("old", "new"), pair("llama-biases", tmp_path)))
+    weights = {name: tensors_of(folder) for name, folder in folders.items()}
+    stems = [[rng.randrange(3, 90) for _ in range(60)] for _ in range(6)]
+    prompts = [[*stems[i % 6][: 60 - 20 * (i // 6)], 3 + i] for i in range(12)]
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, return_prompt_token_ids=True)
+    expected = {}
+    for name, folder in folders.items():
+        with sgl.Engine(str(folder), dtype="float32", device="cpu", in_process=True, max_running=4) as plain:
+            expected[name] = [plain.complete(ids, params).token_ids for ids in prompts]
+    config = EngineConfig.make(model=str(folders["old"]), dtype="float32", device="cpu")
+    tiers = engine(
+        model=load_model(config, folders["old"]), weight_version="old", page_size=4, hicache_write_policy=policy,
+        late=lambda: rng.random() < 0.3, device="cpu",
+    )  # fmt: skip
+    requests, on_the_way = [], 0
+    for _ in range(ACTIONS):
+        index = rng.randrange(len(prompts))
+        requests.append((tiers.start(prompts[index], params)[1], index))
+        for _ in range(rng.randrange(8)):
+            tiers.step()
+        host = tiers.store.tiers.host.memory
+        if rng.random() < 0.1:
+            on_the_way += host.completed() < host.launched
+            version = rng.choice(["old", "new"])
+            written = tiers.core.ask(WriteTensors(weights[version], last=True, version=version))
+            tiers.step()
+            assert written.result(0) == version
+        elif rng.random() < 0.05:
+            on_the_way += host.completed() < host.launched
+            tiers.scheduler.flush()
+    tiers.drain()
+    assert on_the_way
+    whole = [(ended(events), index) for events, index in requests]
+    whole = [(each, index) for each, index in whole if "older_weight_versions" not in each.meta]
+    assert len(whole) > ACTIONS // 2
+    for each, index in whole:
+        assert each.token_ids == expected[each.meta["weight_version"]][index]
+    assert tiers.store.tiers.fetched_pages
+    tiers.check_empty()
 
 
 def test_names_depend_on_header_namespace_and_all_tokens_before():
