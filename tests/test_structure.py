@@ -214,6 +214,8 @@ MAY_WAIT = {
     "bench/fakes/fake_peer.py": "puts a clock that stands still in the place of the real one",
     "constraints/test_bad_constraints.py": "puts a clock that runs by hours in the place of the real one",
     "runtime/core/test_sleep.py": "engines sleep",
+    "runtime/core/test_sleep_whole.py": "engines sleep",
+    "runtime/media/test_encoder_weights.py": "engines sleep",
     "constraints/test_fuzz.py": "ends what hangs after 20 s on the CPU",
     "runtime/structured_output/test_compiler.py": "has a worker that waits for longer than it may compute",
     "waiting.py": "looks again after a while, for a condition and not for a time",

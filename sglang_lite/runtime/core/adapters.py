@@ -23,7 +23,6 @@ from sglang_lite.runtime.models.lora.loaded import LoadedAdapters
 from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
 from sglang_lite.runtime.models.lora.pool import AdapterPool, PoolSize
 from sglang_lite.runtime.models.memory_check import free_bytes
-from sglang_lite.runtime.models.model import is_fused
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
 
@@ -124,7 +123,7 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
     size = PoolSize.of(config.max_loras_per_batch, max_rank)
-    memory = _memory(config, loaded, size)
+    memory = _memory(config, loaded, model, size)
     reader = AdapterReader(
         model.spec, loaded.name, model.precision.compute, max_rank, memory.pack, config.lora_target_modules or ()
     )
@@ -145,12 +144,10 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
     return adapters
 
 
-def _memory(config: EngineConfig, loaded: LoadedModel, size: PoolSize) -> CpuAdapters | GpuAdapters:
+def _memory(config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize) -> CpuAdapters | GpuAdapters:
     """Memory of the runner's adapters. A GPU's is allocated at once, so that the cache gets what is left."""
-    model = loaded.model
-    if is_fused(model):
-        assert model.spec is not None, "decoders have one"
-        return GpuAdapters(model.spec, size, model.precision.compute, model.device)
+    if model.fused:
+        return GpuAdapters(model.spec, size, model.precision.compute, model.device, model.zeros)
     sizes = config.sized(gpu=False, longest=longest_context(config, loaded.context_length))
     return CpuAdapters(size.slots, sizes.max_running)
 

@@ -113,6 +113,17 @@ class Encoding:
             del self._claimed[request]
         return complete
 
+    def renew(self, fail: Callable[[Request, SglError], None]) -> None:
+        """Encodes again what requests need, as its memory was given back or the encoder has other weights.
+
+        Args:
+            fail: as of `step`.
+        """
+        lost = self.store.forget()
+        self._pixels |= {each.item.key: self._pool.submit(self._preparer.prepare, each.item.image) for each in lost}
+        for entry in lost:
+            self._encode([entry], fail)
+
     def close(self) -> None:
         """Ends the threads, when they have decoded what they have begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -190,7 +201,7 @@ class Encoding:
 
     def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
         """Ends all requests that wait for an image."""
-        for request in [each for each, entries in self._claimed.items() if entry in entries]:
-            del self._claimed[request]
+        for request in [each for each in entry.users if not each.ended]:
+            self._claimed.pop(request, None)
             fail(request, error)
         self.store.drop(entry)

@@ -472,7 +472,7 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     assert isinstance(loaded.model, Decoder), "transformers' models read no images here"
     width, dtype = loaded.tower.planes * loaded.model.spec.hidden_size, loaded.model.precision.compute
     rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
-    store = FeatureStore(min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width, dtype, loaded.model.device)
+    store = FeatureStore(loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype))
     loaded.model.features = store.table
     on_gpu = loaded.model.device.type == "cuda"
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, _IMAGE_THREADS), "sglang_lite-images")

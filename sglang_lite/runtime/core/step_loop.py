@@ -228,7 +228,7 @@ class StepLoop:
 
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
-        if self.encoding is not None:
+        if self.encoding is not None and not self.holds:
             for request in self.encoding.step(partial(self._end, state=State.FAILED)):
                 self.scheduler.add(request)
         began = self.clock.now()
@@ -244,6 +244,11 @@ class StepLoop:
             self._isolate(shortage)
         elif batch is not None:
             self.clock.record(self.clock.now() - began)
+
+    def renew_features(self) -> None:
+        """Encodes the images again that requests need, as their features are lost or are those of other weights."""
+        if self.encoding is not None:
+            self.encoding.renew(partial(self._end, state=State.FAILED))
 
     def _plan(self) -> Batch | None:
         self._planned = time.perf_counter()

@@ -88,10 +88,6 @@ class Sleep:
         on_device = model.device.type == "cuda"
         if runner.cache_memory is None or not isinstance(model, Decoder) or (on_device and model.weight_memory is None):
             raise CapabilityError("this engine can't give memory back.", hint="Start it with enable_memory_saver=True.")
-        if model.features is not None and "weights" in chosen and not keep:
-            raise CapabilityError(
-                "the weights of a model that reads images can't be read again.", hint="Keep them: sleep(level=1)."
-            )
         loop.settle()
         loop.scheduler.retraction.retract_all()
         # What is cached is of use to the same weights.
@@ -151,6 +147,10 @@ class Sleep:
     def _restore_weights(self, model: Decoder) -> None:
         if model.weight_memory is not None and self._updates.absent:  # not if only reading them has failed
             model.weight_memory.restore(kept=self._kept)
+            if self._loop.scheduler.adapters is not None:
+                self._loop.scheduler.adapters.write_again()
+            if self._kept:
+                self._loop.renew_features()
         self._updates.absent = False
         if not self._kept:
             self._updates.lose()

@@ -71,8 +71,6 @@ class WeightUpdates:
             raise ModelError("the running model is not one whose weights can be replaced.")
         if model.offload is not None:
             raise ModelError("weights in the host's memory (cpu_offload_gb) can't be replaced or read.")
-        if model.features is not None:
-            raise ModelError("the weights of a model that reads images can't be replaced.", hint="Make another engine.")
         return model
 
     # ------------------------------------------------------------------------------------------ updates
@@ -122,9 +120,10 @@ class WeightUpdates:
 
     def complete(self) -> None:
         """Ends an update of several calls. Does nothing while tensors are undefined that a write has failed for."""
-        if not self._missing:
+        if INCOMPLETE in self._loop.holds and not self._missing:
             self._loop.holds.discard(INCOMPLETE)
             self._loop.refusal = None
+            self._loop.renew_features()
 
     def _begin(self) -> None:
         """Lets requests continue under the new weights: nothing that the old ones have computed is used again, but by
@@ -186,7 +185,7 @@ class WeightUpdates:
         loop, scheduler = self._loop, self._loop.scheduler
         loop.settle()
         loop.holds.add(PAUSED)
-        requests = [*scheduler.queues, *(loop.encoding or ())]
+        requests = [each for each in (*scheduler.queues, *(loop.encoding or ())) if not each.ended]
         self._in_place = mode == "in_place"
         if mode == "abort":
             for request in requests:

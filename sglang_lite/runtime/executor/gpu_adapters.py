@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,11 +23,20 @@ class GpuAdapters:
         size: number of adapters and of pages.
         dtype: the model's data type.
         device: device of the model.
+        zeros: function that makes the tensor of pages of its shape and data type; None for torch's.
     """
 
-    def __init__(self, spec: ModelSpec, size: PoolSize, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        size: PoolSize,
+        dtype: torch.dtype,
+        device: torch.device,
+        zeros: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None,
+    ) -> None:
         self.slots, self._shapes, self._device = size.slots, product_shapes(spec), device
-        self._memory = torch.zeros((size.pages, _page_elements(self._shapes)), dtype=dtype, device=device)
+        shape = size.pages, _page_elements(self._shapes)
+        self._memory = torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
         self._pages = torch.zeros((size.slots, size.longest), dtype=torch.int32, device=device)
         self._ranks = torch.zeros(size.slots, dtype=torch.int32, device=device)
         self._stream: torch.cuda.Stream | None = None

@@ -182,6 +182,7 @@ def load_model(
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload)
+        model.tower = tower
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
             stored = source.kv_scales(spec.kv_layout) | given

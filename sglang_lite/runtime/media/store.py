@@ -40,17 +40,15 @@ class FeatureStore:
     """Features by key of their image; those that no request needs are given up, the least recently used first.
 
     Args:
-        rows: number of features that there is room for.
-        width: elements of one.
-        dtype, device: of its memory.
+        table: memory of the features [rows, width].
 
     Attributes:
-        table: the features [rows, width].
+        table: the argument of this name.
     """
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.table = torch.zeros((rows, width), dtype=dtype, device=device)
-        self._free: Ints = np.arange(rows, dtype=np.int32)
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+        self._free: Ints = np.arange(len(table), dtype=np.int32)
         self._entries: OrderedDict[bytes, Features] = OrderedDict()
 
     @property
@@ -86,6 +84,15 @@ class FeatureStore:
         """Gives up an image that could not be encoded."""
         del self._entries[entry.item.key]
         self._free = np.concatenate((self._free, entry.rows))
+
+    def forget(self) -> list[Features]:
+        """Gives up all features. Returns the images of requests that have not ended, whose rows stay reserved."""
+        found = [entry for entry in self._entries.values() if entry.filled]
+        for entry in found:
+            entry.filled = False
+            if not entry.used:
+                self.drop(entry)
+        return [entry for entry in found if entry.used]
 
     def has_room(self, request: Request) -> bool:
         """True if the images of a request are there or could be, if those that no request needs are given up."""

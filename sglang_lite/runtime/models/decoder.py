@@ -6,7 +6,7 @@ unknown to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -34,6 +34,8 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
 
 if TYPE_CHECKING:
+    from sglang_lite.runtime.models.sound_tower import SoundTower
+    from sglang_lite.runtime.models.vision_tower import VisionTower
     from sglang_lite.runtime.models.weight_memory import WeightMemory
 
 _LAYERS_PER_TRIM = 4  # trimming also returns pages that the next layers need
@@ -59,9 +61,9 @@ class Decoder:
         layer_ranks: collectives of the ranks that share its layers.
         linears: builder of its linear layers.
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
+        tower: encoder of images or sounds whose features it reads, if there is one.
         both_ways: whether tokens of images see later ones.
-        memory_saver: whether its caches on a GPU can give their memory back.
-        weight_memory: memory of its weights on a GPU, if that can be given back.
+        weight_memory: memory of its weights on a GPU, if that and caches can be given back.
 
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
@@ -123,9 +125,9 @@ class Decoder:
         source.check_all_used(self.unused_tensors)
         self.linears = reader.linears
         self.plan_small_batches()
+        self.tower: VisionTower | SoundTower | None = None  # set by `load`
         self.features: torch.Tensor | None = None  # of images [rows, planes * hidden_size], if there is an encoder
         self.both_ways = False  # whether tokens of images see later ones; set by `load`
-        self.memory_saver = False  # whether caches can give their memory back; set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
@@ -137,6 +139,11 @@ class Decoder:
     def forget_small_batches(self) -> None:
         """Frees what steps of few tokens keep of the layers."""
         self._small_batch = None
+
+    @property
+    def encoder_weights(self) -> dict[str, torch.nn.Parameter]:
+        """Weights of the encoder by transformers' names; none without one."""
+        return {} if self.tower is None else self.tower.parameters
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -167,10 +174,16 @@ class Decoder:
         return self.kv_layout.window
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
-        arena = DeviceArena(self.device) if self.memory_saver and self.device.type == "cuda" else None
+        arena = DeviceArena(self.device) if self.weight_memory is not None and self.device.type == "cuda" else None
         return KVCache.allocate(
             self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots, arena
         )
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Tensor of zeros on the model's device, whose memory goes with the weights' when an engine sleeps."""
+        if self.weight_memory is None:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        return self.weight_memory.zeros(shape, dtype)
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies keys and values between token slots, given as int64 [N] each."""

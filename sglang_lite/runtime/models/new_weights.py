@@ -18,10 +18,11 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.linear import stacked_rows
+from sglang_lite.runtime.models.vision_tower import taken_weights
 from sglang_lite.runtime.models.weight_parts import ROPES, PartKey, WeightParts, build_functions, part_of
 from sglang_lite.runtime.models.weight_reader import WeightReader
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource
+from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource, is_of_encoder
 
 # Bytes of parts that are kept until they are written, on a CPU and on a GPU; further ones are built twice.
 _STAGED_BYTES, _STAGED_ON_GPU = 1 << 30, 1 << 28
@@ -56,9 +57,16 @@ class StagedWeights:
                 _check_shared(list(tensor_pairs(part_of(model, key), part, _named(key))))
             self._parts[key] = part if source.taken_bytes <= limit else None
             del part  # before the next one takes memory
+        encoder = [name for name, _ in taken_weights(model.encoder_weights, source, whole=whole)]
+        if model.tower is not None and not whole and (other := next(filter(self._is_surplus, given), None)) is not None:
+            raise ModelError(f"{source.label}: the model has no place for {other}.")
         source.check_all_used(model.unused_tensors)
         self.kv_scales = source.kv_scales(model.spec.kv_layout) if model.kv_scales is not None else {}
-        self.names = frozenset(given)
+        self.names = frozenset((*given, *encoder))
+
+    def _is_surplus(self, name: str) -> bool:
+        """True for a tensor of an encoder that the model's has not; a whole checkpoint may have some."""
+        return is_of_encoder(name) and self._map.shape(name) is None
 
     def _reading(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:  # builds any part
         model = self._model
@@ -76,6 +84,9 @@ class StagedWeights:
             part = self._parts.pop(key)
             self._put(key, later[key]() if part is None else part)
             del part
+        encoder = self._model.encoder_weights
+        for name, values in taken_weights(encoder, self._reading()[0], whole=self._whole):
+            encoder[name].copy_(values)
 
     def _put(self, key: PartKey, part: Any) -> None:  # any part
         model, (layer, name) = self._model, key

@@ -21,6 +21,7 @@ class SoundTower:
 
     Attributes:
         planes: number of vectors in a feature: 1.
+        parameters: its weights by transformers' names.
 
     Raises:
         ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong shape.
@@ -41,13 +42,9 @@ class SoundTower:
         self._projector = torch.nn.Linear(config.audio_config.d_model, config.text_config.hidden_size, dtype=dtype)
         projector = torch.nn.ModuleDict({"linear": self._projector})
         self._model = torch.nn.ModuleDict({"audio_tower": self._encoder, "multi_modal_projector": projector})
-        take_weights(self._model, source, dtype, device)
+        self.parameters = take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         self.dtype, self.device = dtype, device
-
-    @property
-    def bytes(self) -> int:
-        return sum(parameter.numel() * parameter.itemsize for parameter in self._model.parameters())
 
     def encode(self, sounds: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
         """Features [count, hidden size] of each sound.

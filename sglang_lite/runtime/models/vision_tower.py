@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class VisionTower:
     Attributes:
         planes: number of vectors in a feature: the one that takes a token's place, and those that are added behind the
             decoder's first layers (DeepStack, arXiv:2406.04334).
+        parameters: its weights by transformers' names.
 
     Raises:
         ModelError: transformers can't make the encoder, or a tensor is missing or has a wrong shape.
@@ -57,17 +58,13 @@ class VisionTower:
         for name in _DECODERS:
             if hasattr(self._model, name):
                 delattr(self._model, name)
-        take_weights(self._model, source, dtype, device)
+        self.parameters = take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         if config.model_type == "qwen2_5_vl":
             for block in self._model.visual.blocks:
                 block.attn = _WindowAttention(block.attn)
         self.dtype, self.device = dtype, device
         self._inputs = inspect.signature(self._model.get_image_features).parameters
-
-    @property
-    def bytes(self) -> int:
-        return sum(parameter.numel() * parameter.itemsize for parameter in self._model.parameters())
 
     def encode(self, images: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
         """Features [count, planes * hidden size] of each image, or of each video.
@@ -106,19 +103,41 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])
 
 
-def take_weights(model: torch.nn.Module, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-    """Gives an encoder its weights. Raises ModelError if a tensor is missing or has a wrong shape."""
-    for name, parameter in model.named_parameters():
-        weight = source.take(_stored(source, name), tuple(parameter.shape))
-        values = weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
-        parameter.data = values.to(device=device, dtype=dtype)
+def take_weights(
+    model: torch.nn.Module, source: WeightSource, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.nn.Parameter]:
+    """Gives an encoder its weights, and returns them by name. Raises ModelError if a tensor is missing or has a wrong
+    shape."""
+    parameters = dict(model.named_parameters())
+    for name, values in taken_weights(parameters, source):
+        parameters[name].data = values.to(device=device, dtype=dtype)
+    return parameters
 
 
-def _stored(source: WeightSource, name: str) -> str:
-    """Name of a parameter in a checkpoint, which may have it at the older places."""
+def taken_weights(
+    parameters: Mapping[str, torch.nn.Parameter], source: WeightSource, *, whole: bool = True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Takes an encoder's weights from a source. Yields the name of each parameter with its values there.
+
+    Args:
+        parameters: the encoder's, by transformers' names.
+        source: the source.
+        whole: whether it must have all of them.
+
+    Raises:
+        ModelError: a tensor is missing or has a wrong shape.
+    """
+    for name, parameter in parameters.items():
+        stored = next(filter(source.has, stored_names(name)), name)
+        if whole or source.has(stored):
+            weight = source.take(stored, tuple(parameter.shape))
+            yield name, weight.decode(0, weight.shape[0]) if isinstance(weight, EncodedMatrix) else weight
+
+
+def stored_names(name: str) -> tuple[str, ...]:
+    """Names that a checkpoint may have for a parameter: transformers', and those of its older places."""
     part, _, rest = name.partition(".")
-    names = [name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"]
-    return next((each for each in names if source.has(each)), name)
+    return name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"
 
 
 class _WindowAttention(torch.nn.Module):

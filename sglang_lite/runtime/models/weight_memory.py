@@ -1,9 +1,9 @@
-"""Memory of a decoder's weights, which an engine that sleeps gives back."""
+"""Memory of a model's weights, which an engine that sleeps gives back."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -34,11 +34,11 @@ def save_memory(model: Model, *, backup: bool) -> None:
     if not isinstance(model, Decoder):
         raise ParameterError("enable_memory_saver", "transformers' code runs this model, without it.")
     with torch.inference_mode():
-        model.memory_saver, model.weight_memory = True, WeightMemory(model, backup=backup)
+        model.weight_memory = WeightMemory(model, backup=backup)
 
 
 class WeightMemory:
-    """Weights of a decoder on a GPU, in memory that can be given back under their addresses.
+    """Weights of a decoder on a GPU, with its encoder's, in memory that can be given back under their addresses.
 
     Args:
         model: loaded decoder, whose tensors are moved there. It takes 1 GiB more meanwhile.
@@ -49,6 +49,7 @@ class WeightMemory:
         self._arena = DeviceArena(model.device)
         self._regions: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
+        self._zeros: list[torch.Tensor] = []
         by_storage: dict[int, list[torch.Tensor]] = {}
         for tensor in _tensors(model):
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -81,6 +82,12 @@ class WeightMemory:
                 tensor.set_(region.untyped_storage(), at, tensor.shape, tensor.stride())
         self._regions.append(region)
 
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Tensor of zeros whose memory is given back with the weights', and that is of zeros when it returns."""
+        made = self._arena.zeros(shape, dtype)
+        self._zeros.append(made)
+        return made
+
     def release(self, *, keep: bool) -> None:
         """Gives the memory back. With `keep`, the host keeps a copy."""
         if keep:
@@ -94,6 +101,8 @@ class WeightMemory:
         self._arena.restore()
         for region, copy in zip(self._regions, self._copies) if kept else ():
             region.copy_(copy, non_blocking=True)
+        for made in self._zeros:
+            made.zero_()
         torch.cuda.synchronize()
 
     def _allocate_copies(self) -> None:
@@ -105,7 +114,9 @@ class WeightMemory:
 
 
 def _tensors(model: Decoder) -> Iterator[torch.Tensor]:
-    """Tensors of the parts of a decoder, each once; without rotary tables and the scratch memory of its products."""
+    """Tensors of the parts of a decoder, each once, and of its encoder; without rotary tables and the scratch memory of
+    its products."""
     seen = {id(each) for each in vars(model.linears).values()}
     for key in part_keys(model):
         yield from tensors_within(part_of(model, key), seen)
+    yield from model.encoder_weights.values()

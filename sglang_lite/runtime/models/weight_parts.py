@@ -31,6 +31,7 @@ from sglang_lite.runtime.models.layers.rope import (
 )
 from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec, head_name, parameters
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
+from sglang_lite.runtime.models.vision_tower import stored_names
 from sglang_lite.runtime.models.weight_reader import LAYER_PARTS, Layer, WeightReader, first_roles
 
 PartKey: TypeAlias = tuple[int | None, str]  # layer, and the attribute there; None for an attribute of the decoder
@@ -109,6 +110,9 @@ class WeightParts:
         if model.spec.tied_embeddings:
             self._extra[f"{head_name(model.spec)}.weight"] = None, "embedding"
             self._of_part.setdefault((None, "embedding"), []).extend(self._of_part.pop((None, "head"), []))
+        self._encoder = {
+            stored: parameter for name, parameter in model.encoder_weights.items() for stored in stored_names(name)
+        }
 
     def key(self, name: str) -> PartKey | None:
         """Part that a tensor belongs to; None if the model has no place for a tensor of this name."""
@@ -121,6 +125,8 @@ class WeightParts:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a checkpoint's tensor; None if the model has none of this name, or need not have it."""
+        if name in self._encoder:
+            return tuple(self._encoder[name].shape)
         pieces = (piece for parameter in self._of_name.get(name, ()) for piece in parameter.slices)
         return next((piece.shape for piece in pieces if piece.name == name), None)
 
@@ -133,7 +139,8 @@ class WeightParts:
 
     def names(self) -> list[str]:
         """A name of each tensor."""
-        return list(dict.fromkeys(p.slices[0].name for found in self._of_part.values() for p in found))
+        decoder = (p.slices[0].name for found in self._of_part.values() for p in found)
+        return list(dict.fromkeys((*decoder, *self._model.encoder_weights)))
 
     def read(self, name: str) -> torch.Tensor:
         """Values of a checkpoint's tensor as the decoder has them, on its device.
@@ -141,6 +148,8 @@ class WeightParts:
         Raises:
             ModelError: the model has no tensor of this name, has it in fewer bits, or has dropped it.
         """
+        if name in self._encoder:
+            return self._encoder[name].data
         if name in self._extra and self._extra[name] == (None, "embedding"):
             return self._value(self._of_part[None, "embedding"][0])
         if name not in self._of_name:

@@ -66,6 +66,10 @@ class AdapterSlots:
         self._in_use[adapter.generation] += 1
         return slot
 
+    def write_again(self) -> None:
+        """Copies all adapters to the device again, whose memory has lost them."""
+        self._pool.write_again()
+
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
         """Frees slots of adapters, and calls back, when no request that waits or runs uses one of them."""
         self._leaving.append((adapters, done))

@@ -76,7 +76,7 @@ def asked(number: int, count: int) -> Asked:
 
 def run(requests: Sequence[Asked], tower: Tower, most: int) -> tuple[list[int], dict[int, SglError], FeatureStore]:
     """Numbers of the requests that are complete, in order, and the errors of others."""
-    store = FeatureStore(64, 4, torch.float32, torch.device("cpu"))
+    store = FeatureStore(torch.zeros(64, 4))
     waiting: Any = Encoding(tower, store, SimpleNamespace(prepare=pixels_of), Now(), most)  # type: ignore[arg-type] # stand-ins
     failed: dict[int, SglError] = {}
     complete: list[int] = []

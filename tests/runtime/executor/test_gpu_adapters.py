@@ -8,7 +8,7 @@ from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters, pool_bytes
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.lora.adapter import AdapterReader
-from sglang_lite.runtime.models.lora.pool import PoolSize
+from sglang_lite.runtime.models.lora.pool import AdapterPool, PoolSize
 from tests.runtime.executor.test_gpu_runner import Again
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.test_families import engine, prompts
@@ -69,20 +69,29 @@ def test_captured_steps_serve_rows_with_adapters_and_without(tmp_path, on_gpu):
         assert {key[3] for key in running.core.runner.graphs.captured} == {False, True}
 
 
-def test_pages_have_each_number_of_an_adapter_once(tmp_path):
+def test_pages_have_each_number_of_an_adapter_once_and_again_when_their_memory_was_lost(tmp_path):
     base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20, "target_modules": ["q_proj", "down_proj"]}})
     with engine(base, lora_paths=paths_of(reference)) as running:
         spec = running.core.runner.model.spec
-    memory = GpuAdapters(spec, PoolSize(3, 12, 4), torch.float32, torch.device("cpu"))
+    size, made = PoolSize(3, 12, 4), list[torch.Tensor]()
+    memory = GpuAdapters(
+        spec, size, torch.float32, torch.device("cpu"), lambda shape, _: made.append(torch.zeros(shape)) or made[0]
+    )
     adapter = AdapterReader(spec, "base", torch.float32, 32, lambda each: each).read("one", reference.folders["one"])
     packed = memory.pack(adapter)
     assert packed.pages.nbytes == pool_bytes(spec, 3, torch.float32) == packed.bytes
-    memory.write(1, [7, 2, 4], packed)
+    pool = AdapterPool(memory, size, 3, "lru")
+    slot = pool.assign(packed, ())
     step = memory.step(torch.zeros(1, dtype=torch.int32))
-    assert step.ranks.tolist() == [0, 24, 0]
+    assert step.ranks.tolist() == [24 * (i == slot) for i in range(3)]
+    before = made[0].clone()
+    made[0].fill_(0.0)
+    pool.write_again()
+    assert torch.equal(made[0], before)
+    assert pool.writes == 1
     for weights, deltas in zip(step.layers, adapter.layers):
         for name, own in weights.items():
-            pages = step.pages[1].long()[:3]
+            pages = step.pages[slot].long()[:3]
             a, b = own.a[pages].transpose(0, 1).flatten(1, 2), own.b[pages].flatten(0, 1)
             if name in deltas:
                 assert torch.equal(a, deltas[name].a)

@@ -111,6 +111,12 @@ class AdapterPool:
         self._order.append(slot)
         return slot
 
+    def write_again(self) -> None:
+        """Copies all adapters to their slots again, as the memory has lost them."""
+        for slot, adapter in enumerate(self.slots):
+            if adapter is not None:
+                self._memory.write(slot, self.pages[slot], adapter)
+
     def leave(self, adapter: Adapter) -> None:
         """Frees the slot of an adapter, which no running request uses."""
         self._pinned.discard(adapter.generation)

@@ -1,0 +1,101 @@
+"""An engine sleeps with all that belongs to its weights: adapters, an encoder of images and its features.
+
+With a GPU, on it; without one, in memory of a CPU that forgets what it had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.models import weight_memory
+from sglang_lite.runtime.models.weight_memory import WeightMemory
+from tests.runtime.media.seeing import Seeing, check, engine_of, png, save_seeing, seen, submit
+from tests.runtime.models.test_families import engine, prompts
+from tests.runtime.models.test_lora import adapted, ask, farthest
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
+GPU = torch.cuda.is_available()
+FEW = SamplingParams(max_tokens=2, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
+SMALL = {"threads": 1, "page_size": 4, "max_running": 2, "enable_memory_saver": True}
+
+
+class ForgettingArena:
+    """Memory of a CPU in which all bytes are ones after it was given back."""
+
+    def __init__(self, _: torch.device) -> None:
+        self.made: list[torch.Tensor] = []
+
+    def empty(self, size: int) -> torch.Tensor:
+        self.made.append(torch.empty(size, dtype=torch.uint8))
+        return self.made[-1]
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self.empty(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(*shape)
+
+    def release(self) -> None:
+        for each in self.made:
+            each.fill_(255)
+
+    def restore(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _memory(monkeypatch):
+    """Keeps weights in memory that can be given back, without a GPU, too."""
+    if GPU:
+        return
+    monkeypatch.setattr(weight_memory, "DeviceArena", ForgettingArena)
+    monkeypatch.setattr(weight_memory, "pin_memory", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(weight_memory, "unpin_memory", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+
+    @torch.inference_mode()
+    def save(model, *, backup):
+        model.weight_memory = WeightMemory(model, backup=backup)
+
+    monkeypatch.setattr("sglang_lite.runtime.core.engine_thread.save_memory", save)
+
+
+@pytest.mark.skipif(not GPU, reason="a CPU's adapters are the host's; test_gpu_adapters.py has their memory")
+def test_adapters_are_in_their_slots_again(tmp_path):
+    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20}, "two": {"r": 4}, "late": {"r": 8}})
+    paths = [f"{name}={reference.folders[name]}" for name in ("one", "two")]
+    (ids,) = prompts(5)
+
+    def asked(*names):
+        return [(ask(running, ids, name, most=2), name) for name in names]
+
+    def right(answers):
+        return all(farthest(reference, ids, name, each.result(timeout=300)) <= 1e-4 for each, name in answers)
+
+    with engine(base, lora_paths=paths, max_total_tokens=400, **SMALL) as running:
+        assert right(asked("one", "two", None))
+        for level in (1, 2):
+            running.sleep(level)
+            if level == 1:
+                running.load_lora_adapter("late", str(reference.folders["late"]))
+            answers = asked("one", "two", None)
+            running.wake()
+            assert right(answers)
+        assert running.stats()["adapter_copies"] == 2
+        assert right(asked("late"))
+
+
+def test_images_are_encoded_again(tmp_path):
+    folder = tmp_path / "llava"
+    model, images = save_seeing("llava", folder), [png(28, 28), png(28, 28, seed=1)]
+    with engine_of(folder, **{"max_total_tokens": 512, **SMALL}) as running:
+        seeing = Seeing(folder, model, running)
+        check(seeing, running.complete(seen("ab", images[0], "c"), FEW), images[:1])
+        for level in (1, 2):
+            running.sleep(level)
+            pending = [submit(running, seen("ab", image, "d"), FEW) for image in images]
+            running.wake()
+            for image, future in zip(images, pending):
+                check(seeing, future.result(timeout=300), [image])
