@@ -174,5 +174,5 @@ def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
 IMAGE_FAMILIES: Mapping[str, Callable[[Config, Config], Parts]] = {
     "llava": _llava, "llava_next": _llava_next, "llava_onevision": _onevision, "idefics3": _idefics,
     "smolvlm": _idefics, "mistral3": _pixtral,
-    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "gemma3": _gemma,
+    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "gemma3": _gemma,
 }  # fmt: skip

@@ -223,5 +223,6 @@ _NUMBERS = (
     "nineteen", *(f"{ten}-{one}".removesuffix("-") for ten in _TENS for one in ("", *_ONES)),
 )  # fmt: skip
 VIDEO_FAMILIES: Mapping[str, Callable[[Config, Config], VideoFormat]] = {
-    "qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2, "qwen3_vl": _qwen3, "llava_onevision": _onevision, "smolvlm": _smolvlm,
+    "qwen2_vl": _qwen2, "qwen2_5_vl": _qwen2, **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _qwen3),
+    "llava_onevision": _onevision, "smolvlm": _smolvlm,
 }  # fmt: skip

@@ -163,6 +163,13 @@ def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
     return experts and {**experts, "shared_size": config["shared_expert_intermediate_size"], "shared_gate": True}
 
 
+def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    size, hidden = config["moe_intermediate_size"], config["hidden_size"]
+    if hidden in (size, 2 * size):  # files have inputs before outputs, or behind them, which the shape has to tell
+        raise ValueError(f"experts of {size} by hidden_size {hidden} have square matrices, of unknown orientation")
+    return _qwen_experts({**config, "norm_topk_prob": True}, layer)
+
+
 def _olmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
     size, normalise = config["intermediate_size"], config["norm_topk_prob"]
     return {"count": _count(config, "num_experts"), "size": size, "normalise": normalise}
@@ -419,6 +426,13 @@ FAMILIES: Mapping[str, Family] = {
         {**_QWEN_MOE, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 768},
         biases=_ATTENTION, qk_norm="head", has_window=_always, experts_fields=_qwen_experts,
+    ),
+    "qwen3_vl_moe": Family(
+        ("Qwen3VLMoeForConditionalGeneration",),
+        {"num_key_value_heads": 16, "rope_theta": 500_000.0, "decoder_sparse_step": 1, "num_experts": 60,
+         "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "mrope_section": [24, 20, 20],
+         "mrope_interleaved": True},
+        biases=_ATTENTION, qk_norm="head", experts_fields=_qwen3_vl_experts,
     ),
     "olmoe": Family(
         ("OlmoeForCausalLM",),

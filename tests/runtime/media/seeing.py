@@ -41,6 +41,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessorPil,
@@ -171,14 +173,24 @@ def _qwen2_5_vl(folder: Path) -> torch.nn.Module:
     )
 
 
-def _qwen3_vl(folder: Path) -> torch.nn.Module:
+def _qwen3(folder: Path, text: str) -> dict[str, Any]:
     vision = dict(
         hidden_size=32, out_hidden_size=64, intermediate_size=48, depth=3, num_heads=2, patch_size=4,
         num_position_embeddings=16, deepstack_visual_indexes=[0, 2],
     )  # fmt: skip
-    config = _qwen(folder, "qwen3_vl_text", [4, 2, 2])
+    config = _qwen(folder, text, [4, 2, 2])
     config["text_config"] |= {"num_hidden_layers": 3, "head_dim": 16}
-    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=vision, **config))
+    return {**config, "vision_config": vision}
+
+
+def _qwen3_vl(folder: Path) -> torch.nn.Module:
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(**_qwen3(folder, "qwen3_vl_text")))
+
+
+def _qwen3_vl_moe(folder: Path) -> torch.nn.Module:
+    config = _qwen3(folder, "qwen3_vl_moe_text")
+    config["text_config"] |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    return Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**config))
 
 
 def _gemma3(folder: Path) -> torch.nn.Module:
@@ -209,7 +221,8 @@ def _qwen2_audio(folder: Path) -> torch.nn.Module:
 
 FAMILIES = {
     "llava": _llava, "llava_next": _llava_next, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
-    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "gemma3": _gemma3,
+    "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe, "gemma3": _gemma3,
 }  # fmt: skip
 
 

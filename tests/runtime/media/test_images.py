@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image as Picture
+from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor, LlavaProcessor
 
 import sglang_lite as sgl
@@ -355,6 +356,22 @@ def test_an_image_of_too_few_patches_is_refused(saved: Any, family: str, size: t
     assert media is not None
     with pytest.raises(ParameterError, match=f"{size[0]} x {size[1]} pixels have . of at least . patches"):
         media.kinds["image"].parts(Image(png(*size)))
+
+
+def test_experts_are_read_with_inputs_before_outputs_and_behind_them(saved: Any, tmp_path: Path) -> None:
+    folder, model = saved["qwen3_vl_moe"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    turned = {name: each.mT.contiguous() if ".experts." in name else each for name, each in tensors.items()}
+    assert sum(each.shape != turned[name].shape for name, each in tensors.items()) == 6
+    save_file(turned, tmp_path / "model.safetensors")
+    for each in (folder, tmp_path):
+        with _engine(each) as engine:
+            check(Seeing(folder, model, engine), engine.complete(seen("ab", png(50, 40), "cd"), GREEDY), [png(50, 40)])
+    config = read_json(folder / "config.json")
+    config["text_config"]["moe_intermediate_size"] = 32
+    with pytest.raises(ModelError, match="experts of 32 by hidden_size 64 have square matrices"):
+        spec_from_config(config, "config.json")
 
 
 def test_a_config_without_a_text_part_is_that_of_the_decoder(saved: Any) -> None:

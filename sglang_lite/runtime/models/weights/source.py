@@ -195,6 +195,8 @@ class WeightSource(ABC):
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.{beside}", hint=hint)
         file = self._unused.pop(name)
         weight = self._read(name, file)
+        if isinstance(weight, torch.Tensor) and weight.ndim == 3 and weight.mT.shape == shape != weight.shape:
+            weight = weight.mT  # experts with inputs before outputs, as transformers 4 saved those of Qwen3-VL
         if tuple(weight.shape) != shape:
             raise ModelError(f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.")
         if weight.dtype not in _FLOATS:
