@@ -258,7 +258,9 @@ def _add_lint(lint: argparse.ArgumentParser) -> None:
     lint.add_argument(
         "--data", type=Path, metavar="ROWS.jsonl", help="arguments of the program: one JSON object per line"
     )
-    lint.add_argument("--model", help="count the tokens of this model (default: the default model)")
+    lint.add_argument(
+        "--model", help="model that the programs are for, whose tokens are counted (default: the default model's are)"
+    )
     lint.add_argument(
         "--fail-under",
         type=float,

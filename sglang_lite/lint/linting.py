@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.lang import api
 from sglang_lite.lang.backend.base import Backend
+from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
@@ -24,10 +25,14 @@ from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
+from sglang_lite.program.graph import Picture
 from sglang_lite.program.prefixes import TokenCounter
-from sglang_lite.protocol import Location, ModelError, ParameterError
+from sglang_lite.protocol import Location, MediaKind, ModelError, ParameterError
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.loading.model_files import ModelFiles
 
 MAX_WAYS = 64  # maximum number of ways that are followed through a body
 
@@ -46,8 +51,8 @@ def lint(
         file: Python file with the programs.
         function: name of the only program to check, or None for all.
         data: JSON Lines file with arguments, one object a line; requires a single program. None for no rows.
-        model: name or path of the model whose tokens are counted. Defaults to the default model, if it has been
-            fetched.
+        model: name or path of the model that the programs are for, whose tokens are counted. Defaults to the default
+            model, if it has been fetched, for the tokens alone.
         fail_under: minimum percentage of prompt tokens, over the rows, that the cache has to serve; None for no
             minimum.
         prices: prices of prompt tokens, for costs in the report.
@@ -68,7 +73,9 @@ def lint(
             if given is not None:
                 raise ParameterError(name, "needs rows to measure.", hint="Give --data rows.jsonl.")
     rows = [] if data is None else rows_in(data)
-    counter, missing = _counter(model)
+    files, missing = _files(model)
+    counter = None if files is None else files.tokenizer
+    kinds = None if files is None or model is None else frozenset(files.media.kinds if files.media else ())
     if counter is None and fail_under is not None:
         raise ModelError(missing)
     template = _template(counter)
@@ -76,7 +83,7 @@ def lint(
     reports = []
     for name, program in programs.items():
         arguments = fitting(program, rows, data) if data is not None else []
-        report = _report(name, program, arguments, later.get(name), counter, backend_with(template))
+        report = _report(name, program, arguments, later.get(name), counter, backend_with(template), kinds)
         notes = (*report.notes, *([missing] if missing else []))
         found = tuple(sorted((*report.findings, *_low(report.sharing, fail_under)), key=_line))
         report = LintReport(report.program, report.rows, found, notes, report.sharing, prices or Prices())
@@ -99,12 +106,25 @@ def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
+    """Yields findings for images, videos and sounds that the model does not take. `kinds` is None if any may be."""
+    for node in graph.nodes:
+        if kinds is None or not isinstance(node.node, Picture) or node.node.medium in kinds:
+            continue
+        if node.node.medium == "video" and "image" in kinds:  # it is shown the frames
+            continue
+        yield Finding(
+            "refused", f"the model of --model takes no {MEDIA_NAMES[node.node.medium]}.", node.where,
+            "Use one that does (docs/images.md), or put into words what it is to know of them.",
+        )  # fmt: skip
+
+
 def _line(finding: Finding) -> int:
     return finding.where.line if finding.where is not None else 0
 
 
-def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
-    """Tokenizer of a model and "", or None and the reason why tokens can't be counted."""
+def _files(model: str | None) -> tuple[ModelFiles | None, str]:
+    """Files of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.host.installed import check_installed
     from sglang_lite.runtime.models.aliases import ALIASES
@@ -116,14 +136,14 @@ def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
             cure = f"Give --model, or run `sglang-lite models pull {model}`."
             return None, f"tokens are not counted: {model} has not been fetched. {cure}"
     check_installed("a model's tokenizer")
-    return _tokenizer_at(resolve(model)), ""
+    return _files_at(resolve(model)), ""
 
 
 @lru_cache(maxsize=1)
-def _tokenizer_at(path: Path) -> TokenCounter:
+def _files_at(path: Path) -> ModelFiles:
     from sglang_lite.runtime.loading.model_files import open_model_files
 
-    return open_model_files(path).tokenizer
+    return open_model_files(path)
 
 
 def _template(counter: TokenCounter | None) -> Template | None:
@@ -139,6 +159,7 @@ def _report(
     later: Graph | None,
     counter: TokenCounter | None,
     backend: Backend,
+    kinds: Container[MediaKind] | None,
 ) -> LintReport:
     first_row = arguments[0] if arguments else dict(program.bind_arguments)
     graph, notes = _graph(program, first_row, backend, MAX_WAYS)
@@ -147,7 +168,7 @@ def _report(
     else:
         graph = changed(graph, later)
     others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
-    findings = dict.fromkeys((*graph.check(), *_tools(graph, backend), *dropped(program)))
+    findings = dict.fromkeys((*graph.check(), *_tools(graph, backend), *_media(graph, kinds), *dropped(program)))
     for number, other in enumerate(others, 2):
         for finding in msgspec.structs.replace(other, changes=()).check():
             if not any((finding.code, finding.where) == (each.code, each.where) for each in findings):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_lite.cli import main
+from tests.runtime.media.seeing import save_seeing
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path for path in (HERE / "programs").glob("*.py") if path.name != "__init__.py")
@@ -65,6 +66,27 @@ def test_the_examples_are_accused_of_nothing(file, lint):
     status, report = lint(file)
     assert [each["findings"] for each in report["programs"]] == [[]] * len(report["programs"])
     assert status == 0
+
+
+def test_media_that_the_model_does_not_take(lint, tmp_path, capsys):
+    text = (
+        "import sglang_lite as sgl\n@sgl.function\ndef look(s, picture):\n"
+        "    s += sgl.user('What is this?')\n    s += sgl.assistant(sgl.gen('a', max_tokens=4))\n"
+        "    s += sgl.user(\n        sgl.image(picture)\n        + sgl.video('a.mp4', 2))\n"
+        "    s += sgl.assistant(sgl.gen('b', max_tokens=4))\n"
+    )
+    file = tmp_path / "prog.py"
+    file.write_text(text)
+    status, report = lint(file)
+    found = [(each["code"], each["line"], each["message"]) for each in report["programs"][0]["findings"]]
+    assert found == [
+        ("refused", 6, "the model of --model takes no images."),
+        ("refused", 6, "the model of --model takes no videos."),
+    ]
+    assert status == 1
+    save_seeing("llava", tmp_path / "llava")  # which is shown a video's frames
+    assert main(["lint", "--model", str(tmp_path / "llava"), str(file)]) == 0
+    capsys.readouterr()
 
 
 ROWS = [{"text": f"{word} " * 12} for word in ("Good", "Bad", "Cold", "Warm")]
