@@ -333,10 +333,10 @@ class Benchmark:
 
         def prepared() -> Callable[[], object]:
             images = self.take(number)
-            ready.update({each: prepare(preparer, Image(each, "image/jpeg")) for each in images})
+            ready.update({each: prepare(preparer, media.item(Image(each, "image/jpeg"))) for each in images})
             return partial(self.ours.ask, images, asked)
 
-        MediaPreparer.prepare = lambda _, image: ready.pop(image.data)  # type: ignore[assignment,method-assign] # what is compared
+        MediaPreparer.prepare = lambda _, item: ready.pop(item.image.data)  # type: ignore[assignment,method-assign] # what is compared
         try:
             without = self.seconds(prepared)
         finally:

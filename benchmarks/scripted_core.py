@@ -53,6 +53,7 @@ class ScriptedCore:
 
     responds = True  # unlike a process that is stopped
     encoder = None
+    generates = True
 
     def __init__(self, model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> None:
         self.config = EngineConfig(model=model)

@@ -33,8 +33,8 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore` or `EmbeddingCore` in this process, or `CoreClient` for another process. `Engine`
-    documents the submissions, and the calls of the table (runtime/calls.py), which `ask` answers."""
+    """Core of an engine: `EngineCore`, `EmbeddingCore` or `TowerCore` in this process, or `CoreClient` for another
+    process. `Engine` documents the submissions, and the calls of the table (runtime/calls.py), which `ask` answers."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -49,7 +49,9 @@ class Core(Protocol):
     @property
     def description(self) -> str: ...
     @property
-    def encoder(self) -> EncoderSpec | None: ...
+    def encoder(self) -> EncoderSpec | None: ...  # of texts
+    @property
+    def generates(self) -> bool: ...  # False for an encoder of texts, or of media alone
     @property
     def builder(self) -> RequestBuilder: ...
     @property

@@ -319,8 +319,12 @@ class CoreClient:
         self._link.begin(number, request, entry, counted)
 
     def _check_generates(self) -> None:
-        if self.encoder is not None:
-            raise not_a_generator_error(self.model_name)
+        if not self.generates:
+            raise not_a_generator_error(self.model_name, encoder_only=self.config.encoder_only)
+
+    @property
+    def generates(self) -> bool:
+        return self.encoder is None and not self.config.encoder_only
 
 
 class _OpenProgram:

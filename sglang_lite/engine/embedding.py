@@ -17,6 +17,7 @@ from sglang_lite.runtime.embedding.request import (
     EncoderInput,
     are_ids,
     encode_request,
+    not_a_generator_error,
     not_an_encoder_error,
 )
 from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
@@ -77,7 +78,7 @@ def embeddings(
     """
     import numpy as np
 
-    spec = _spec(engine)
+    spec = spec_of(engine)
     if spec.classifier is not None:
         raise CapabilityError(f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify.")
     if dimensions is not None and not 1 <= dimensions <= spec.width:
@@ -161,15 +162,18 @@ def _check_several(given: object, field: str) -> None:
         raise ParameterError(field, f"{type(given).__name__} is not a list. Give a list.")
 
 
-def _spec(engine: Engine) -> EncoderSpec:
+def spec_of(engine: Engine) -> EncoderSpec:
+    """Specification of an engine's model, which reads texts. Raises CapabilityError if it does not."""
     spec = engine.core.encoder
     if spec is None:
+        if engine.config.encoder_only:
+            raise not_a_generator_error(engine.model_name, encoder_only=True)
         raise not_an_encoder_error(engine.model_name)
     return spec
 
 
 def _classifier(engine: Engine) -> Classifier:
-    classifier = _spec(engine).classifier
+    classifier = spec_of(engine).classifier
     if classifier is None:
         raise CapabilityError(f"{engine.model_name} gives embeddings.", hint="Use encode.")
     return classifier
@@ -186,7 +190,7 @@ def _read(
     requests = [each for each in texts if isinstance(each, EncodeRequest)]
     if not requests:
         given: Any = texts
-        requests = tokenised(engine.tokenizer, _spec(engine), given, truncate=truncate, field=field, prompt=prompt)
+        requests = tokenised(engine.tokenizer, spec_of(engine), given, truncate=truncate, field=field, prompt=prompt)
     futures = [engine.core.ask(request) for request in requests]
     try:
         found = [future.result() for future in futures]

@@ -352,7 +352,7 @@ class Engine:
         return {
             "model_path": self.config.model,
             "served_model_name": self.model_name,
-            "is_generation": self.core.encoder is None,
+            "is_generation": self.core.generates,
             "weight_version": self.config.weight_version,
             "load_format": self.config.load_format,
             "reasoning_parser": None,

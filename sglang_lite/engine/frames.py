@@ -110,6 +110,7 @@ Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | Close | Abort  # 
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
 Asked: TypeAlias = (
     Encode
+    | calls.EncodeMedia
     | calls.CompileGrammar
     | calls.UpdateWeights
     | calls.UpdateTensors

@@ -18,7 +18,7 @@ from sglang_lite.engine.replica_calls import ReplicaCalls
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
 from sglang_lite.engine.replica_program import Early, ProgramAtReplica, ProgramLoad, branches_to_come, program_spans
 from sglang_lite.protocol import Delta, ProgramSink, Prompt, SamplingParams, Selection, SglError, Span
-from sglang_lite.runtime.calls import EngineCall, ExportPrefix, R
+from sglang_lite.runtime.calls import EncodeMedia, EngineCall, ExportPrefix, R
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -75,6 +75,7 @@ class Replicas:
         least = min(clients, key=lambda client: client.capacity.longest)
         self.capacity, self.builder = least.capacity, least.builder
         self.encoder, self.tokenizer, self.vocab_size = least.encoder, least.tokenizer, least.vocab_size
+        self.generates = least.generates
         self.description = f"{least.description}; {len(clients)} replicas"
         self.gate = _ReplicasGate([client.gate for client in clients])
         self.open_requests = OpenRequests(config.max_queued + len(clients) * self.capacity.sizes.max_running)
@@ -111,8 +112,8 @@ class Replicas:
         """Submits a request at one replica: see `Engine.submit`, `submit_select` and `run_program`."""
         self.gate.check_open()
         request.check()
-        if self.encoder is not None:
-            raise not_a_generator_error(self.model_name)
+        if not self.generates:
+            raise not_a_generator_error(self.model_name, encoder_only=self._config.encoder_only)
         return self._submit_by_kind[type(request)](self, request, sink, flush)
 
     def _generate(self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None) -> Ticket:
@@ -152,8 +153,8 @@ class Replicas:
         """Opens a program, at a replica that is chosen with its first question: see `Engine.open_program`."""
         self.gate.check_open()
         request.check(self.config.policy)
-        if self.encoder is not None:
-            raise not_a_generator_error(self.model_name)
+        if not self.generates:
+            raise not_a_generator_error(self.model_name, encoder_only=self._config.encoder_only)
 
         def begin(spans: Sequence[Span], early: Early) -> tuple[Any, ProgramLoad]:  # an OpenProgram
             coming = branches_to_come(early, self.builder)
@@ -227,8 +228,8 @@ class Replicas:
         self.gate.check_open()
         answer: Future[Any]
         match call:
-            case EncodeRequest():
-                placement = self._placed.place((), len(call.ids), 0)
+            case EncodeRequest() | EncodeMedia():
+                placement = self._placed.place((), len(call.ids if isinstance(call, EncodeRequest) else call.media), 0)
                 answer = self._clients[placement.rank].ask(call)
                 answer.add_done_callback(lambda _: self._placed.ended(placement))
             case ExportPrefix():

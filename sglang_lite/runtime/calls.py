@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from sglang_lite.protocol import Constraint, Prompt
+from sglang_lite.protocol import Constraint, Image, Prompt
 
 R = TypeVar("R")
 
@@ -155,6 +155,13 @@ class UnloadLoraAdapter(EngineCall[None], frozen=True, tag="unload_lora_adapter"
 
 class Loras(EngineCall[list[dict[str, Any]]], frozen=True, tag="loras"):
     """Answered by the adapters, in the order of their names."""
+
+
+class EncodeMedia(EngineCall[bytes], frozen=True, tag="encode_media"):
+    """Answered by the features of images, videos or sounds in the format of safetensors: a tensor [count, size] for
+    each, named by its hash (`MediaItem.key`) in hexadecimal."""
+
+    media: tuple[Image, ...]
 
 
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):

@@ -14,15 +14,17 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
-from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import (
+    check_encoders,
     check_nodes,
     check_offload,
     check_replicas,
     check_scales,
     check_template,
     seed_ports,
+    urls_of_encoders,
 )
+from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
@@ -151,6 +153,11 @@ class EngineConfig:
             1}; None for no limit.
         mm_process_config: settings that replace those of the model's processors, as {"image": {"max_pixels": 500000},
             "video": {"fps": 1}}; None for the model's.
+        encoder_only: whether to load the encoder of images, videos and sounds alone, whose features other engines ask
+            for. Refused with settings of text.
+        language_only: whether the features come from other servers, and no encoder is loaded. Needs `encoder_urls`.
+        encoder_urls: addresses of servers with `encoder_only` and the same model, as ("http://10.0.0.2:30000",). One
+            that does not answer is replaced by the next.
         prefix_cache: whether to keep and reuse computed prefixes.
         explain_cache_misses: whether results explain tokens that were not cached with the text that the cache has
             instead, and with a match in another namespace; this reveals parts of other prompts. None is True, but False
@@ -289,6 +296,9 @@ class EngineConfig:
     enable_multimodal: bool | None = None
     limit_mm_data_per_request: Mapping[str, int] | str | None = None
     mm_process_config: Mapping[str, Mapping[str, Any]] | str | None = None
+    encoder_only: bool = False
+    language_only: bool = False
+    encoder_urls: tuple[str, ...] = ()
     prefix_cache: bool = True
     explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
@@ -410,12 +420,15 @@ class EngineConfig:
                 if medium == "audio" and kind is Mapping:
                     raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
             object.__setattr__(self, name, found or None)
+        object.__setattr__(self, "encoder_urls", urls_of_encoders(self.encoder_urls))
+        check_encoders(self.encoder_only, self.language_only, self.encoder_urls, self.enable_multimodal)
 
     @property
     def image_options(self) -> ImageOptions:
         """Options for images, videos and sounds."""
         limits, settings = by_kind("", self.limit_mm_data_per_request), by_kind("", self.mm_process_config)
-        return ImageOptions(settings, limits, self.enable_multimodal)
+        wanting = (name for name in ("encoder_only", "language_only", "enable_multimodal") if getattr(self, name))
+        return ImageOptions(settings, limits, self.enable_multimodal is False, next(wanting, None))
 
     def _check_speculation(self) -> None:
         known = isinstance(self.speculation, str) and (self.speculation == "off" or set(self.drafters) <= set(DRAFTERS))
@@ -493,6 +506,8 @@ _OF_ONE_RANK = (
     "enable_memory_saver",
     "cpu_offload_gb",
     "kv_dtype",
+    "encoder_only",
+    "language_only",
 )
 _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s", "dp_size")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings

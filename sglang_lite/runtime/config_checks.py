@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 from sglang_lite.errors import shown
@@ -72,6 +73,32 @@ def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
             raise ParameterError("offload_group_size", "is for weights in the host's memory.", hint="cpu_offload_gb=4")
     if gigabytes and saver:
         raise ParameterError("cpu_offload_gb", "is not here with enable_memory_saver.", hint="Leave one out.")
+
+
+def urls_of_encoders(given: UserValue) -> tuple[str, ...]:
+    """Addresses of encoders, without a slash at their ends. Raises ParameterError if one is none."""
+    found = (given,) if isinstance(given, str) else given
+    if not isinstance(found, list | tuple):
+        raise ParameterError("encoder_urls", f"{shown(given)} is no list of addresses.")
+    for each in found:
+        if not isinstance(each, str) or not re.fullmatch(r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d+)?/?", each):
+            problem = f"{shown(each)} is no address of a server."
+            raise ParameterError("encoder_urls", problem, hint="Write http://10.0.0.2:30000, for example.")
+    return tuple(each.rstrip("/") for each in found)
+
+
+def check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ...], media: bool | None) -> None:
+    """Raises ParameterError if settings of encoders on other servers don't fit together, or to `enable_multimodal`."""
+    if language_only and encoder_only:
+        raise ParameterError("encoder_only", "and language_only are both given.", hint="Leave one out.")
+    if language_only and not urls:
+        hint = "Add encoder_urls, or use enable_multimodal=False to read text alone."
+        raise ParameterError("language_only", "needs servers that encode.", hint=hint)
+    if urls and not language_only:
+        raise ParameterError("encoder_urls", "are asked with language_only alone.", hint="Add language_only=True.")
+    if media is False and (encoder_only or language_only):
+        name = "encoder_only" if encoder_only else "language_only"
+        raise ParameterError(name, "is for images, videos and sounds.", hint="Leave enable_multimodal=False out.")
 
 
 def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ranks: int) -> None:

@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             how = _type(hints[each.name])
             if kind is EngineConfig and ("choices" in how or each.name == "load_threads"):
                 how["type"] = partial(_own_value, (*names_of(each.name), each.name)[0])
-            if (how.get("type") and "choices" not in how) or how.get("action") == "append":
+            if (how.get("type") and "choices" not in how) or how.get("action") == "extend":
                 how["metavar"] = each.name.upper()
             group.add_argument(
                 *names, dest=_dest(kind, each.name), default=None, help=f"{texts[each.name]}{_default(each)}", **how
@@ -176,7 +176,7 @@ def _type(hint: Any) -> dict[str, Any]:
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
     if get_args(hint)[1:] == (...,):
-        return {"action": "append"}
+        return {"action": "extend", "nargs": "+"}
     texts = [value for each in options for value in (get_args(each) or (each,)) if isinstance(value, str)]
     if texts:
         return {"choices": texts}

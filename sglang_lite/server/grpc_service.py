@@ -1,5 +1,6 @@
 """SGLang's gRPC service (`sglang_scheduler.proto`, as smg-grpc-proto publishes it), which gateways speak with workers:
-token ids in, token ids out. It shares the engine, keys and limits of the HTTP server."""
+token ids in, token ids out. It shares the engine, keys and limits of the HTTP server. Beside it, a server with
+`--encoder-only` has that of encoders (grpc_encoder.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ import json
 import logging
 import time
 import zipfile
-from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,29 +20,24 @@ from typing import Any
 import grpc
 import msgspec
 from google.protobuf.json_format import MessageToDict
+from smg_grpc_proto import sglang_encoder_pb2_grpc as encoders
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from smg_grpc_proto import sglang_scheduler_pb2_grpc as services
 from smg_grpc_proto.generated import common_pb2 as common
-from starlette.requests import Request
 
 from sglang_lite.engine import embedding
-from sglang_lite.protocol import BackendError, Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
-from sglang_lite.random_ids import random_id
+from sglang_lite.protocol import BackendError, Delta, Generation, SglError, TokenLogprob, Usage
 from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server import native
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.endpoint import AccessControl, Route
-from sglang_lite.server.errors import RateLimitError, status_of
+from sglang_lite.server.grpc_calls import GrpcCalls, refuse
+from sglang_lite.server.grpc_encoder import EncoderServicer
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.request import read_request
 from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite.server")
-_CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED, 404: grpc.StatusCode.NOT_FOUND, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED, 503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}  # fmt: skip
 _CHUNK = 64 * 1024  # bytes of a tokenizer's files in a message
 _LONGEST_S = 600.0  # of an embedding
 _IDLE_MS = 60_000  # after which a connection without calls is closed
@@ -50,8 +45,6 @@ _FILES = (  # of a tokenizer
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "tokenizer.model", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
-_NAME = pb.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
-_OF_KEY = Route("gRPC", native.generate, "Any call", protocol="native")
 _OF_ADMIN = Route("gRPC", native.flush_cache, "Calls that change the server", access="admin")
 
 
@@ -70,7 +63,10 @@ async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[
     server = grpc.aio.server(options=[
         ("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0), ("grpc.max_connection_idle_ms", _IDLE_MS),
     ])  # fmt: skip
-    services.add_SglangSchedulerServicer_to_server(_Servicer(service, gate), server)
+    calls = GrpcCalls(service, gate)
+    services.add_SglangSchedulerServicer_to_server(_Servicer(service, calls), server)
+    if service.engine.config.encoder_only:
+        encoders.add_SglangEncoderServicer_to_server(EncoderServicer(service, calls), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         port = server.add_insecure_port(f"{host}:{port}")
@@ -83,62 +79,12 @@ async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[
 class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # generated code has no types
     """Calls of the service. Those that are missing here answer UNIMPLEMENTED."""
 
-    def __init__(self, service: Service, gate: AccessControl) -> None:
-        self._service, self._gate = service, gate
-        self._connections = _Connections(service.settings.max_connections_per_client)
-
-    @contextlib.asynccontextmanager
-    async def _answering(
-        self, call: str, context: grpc.aio.ServicerContext, route: Route = _OF_KEY, *, request_id: str = "",
-        counts: bool = False,
-    ) -> AsyncIterator[None]:  # fmt: skip
-        """Context of a call that checks its key and the limits, logs a line, and ends it with a status if it fails."""
-        headers = {name.lower(): value for name, value in context.invocation_metadata() if isinstance(value, str)}
-        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        started, request_id, key, status, text = time.perf_counter(), request_id or random_id(), "", 200, ""
-        told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
-        with self._span(call, headers, told) if counts else contextlib.nullcontext():
-            try:
-                key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
-                with self._connections.call(context.peer()), self._gate.count_open(key, counts):
-                    if counts:
-                        self._service.begin(key)
-                    key_in_use.set(key)
-                    yield
-            except SglError as error:
-                status, text = status_of(error).status, str(error)
-            except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
-                status = 499
-                raise
-            except Exception:  # a bug of this package: the client gets a status, and the server continues
-                logger.exception("the gRPC call %s failed", call)
-                status, text = 500, "the server failed. See its log."
-            finally:
-                code = grpc.StatusCode.OK if status == 200 else _CODES.get(status, grpc.StatusCode.INTERNAL)
-                told["rpc.grpc.status_code"] = code.value[0]
-                self._log(call, request_id, status, key, time.perf_counter() - started)
-        if text:
-            await context.abort(code, text)
-
-    def _span(
-        self, call: str, headers: dict[str, str], told: dict[str, str | int]
-    ) -> contextlib.AbstractContextManager[None]:
-        if self._service.spans is None:
-            return contextlib.nullcontext()
-        attributes = {"rpc.system": "grpc", "rpc.service": _NAME, "rpc.method": call}
-        return self._service.spans.request(f"{_NAME}/{call}", attributes, headers, told)
-
-    def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
-        """Logs and counts a call as an HTTP request, with the status that it would have there."""
-        ms = round(took * 1000, 1)
-        line = {"method": "gRPC", "route": f"/{call}", "status": status, "ms": ms, "request_id": request_id}
-        logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
-        self._service.metrics.responded(f"/{call}", "gRPC", status, key)
-        self._service.metrics.took(f"/{call}", took)
+    def __init__(self, service: Service, calls: GrpcCalls) -> None:
+        self._service, self._calls = service, calls
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """Continues token ids."""
-        async with self._answering("Generate", context, request_id=request.request_id, counts=True):
+        async with self._calls.answering("Generate", context, request_id=request.request_id, counts=True):
             wanted = _generate_request(request)
             wanted = self._service.adapted(request.lora_id, wanted)
             events = self._service.async_engine.generate(wanted)
@@ -151,8 +97,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Embedding of token ids."""
-        async with self._answering("Embed", context, request_id=request.request_id, counts=True):
-            _refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
+        async with self._calls.answering("Embed", context, request_id=request.request_id, counts=True):
+            refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
             texts = [list(request.tokenized.input_ids)]
             compute = partial(embedding.embeddings, self._service.engine, texts, field="tokenized")
             (row, *_), tokens = await self._service.call_engine(compute, at_most_s=_LONGEST_S)
@@ -168,19 +114,19 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Ends a request."""
-        async with self._answering("Abort", context):
+        async with self._calls.answering("Abort", context):
             self._service.async_engine.abort(request.request_id, key_in_use.get() or None)
             return pb.AbortResponse(success=True)
 
     async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Description of the model."""
-        async with self._answering("GetModelInfo", context):
+        async with self._calls.answering("GetModelInfo", context):
             engine, tokenizer = self._service.engine, self._service.engine.tokenizer
             config = self._config
             return pb.GetModelInfoResponse(
                 model_path=engine.config.model,
                 tokenizer_path=self._service.tokenizer_path,
-                is_generation=engine.core.encoder is None,
+                is_generation=engine.core.generates,
                 weight_version=engine.config.weight_version,
                 served_model_name=self._service.model_name,
                 max_context_length=engine.context_length,
@@ -196,7 +142,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetServerInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Settings and counts."""
-        async with self._answering("GetServerInfo", context):
+        async with self._calls.answering("GetServerInfo", context):
             info: Any = await self._service.call_engine(self._service.engine.get_server_info)
             found = pb.GetServerInfoResponse(
                 active_requests=self._service.async_engine.open, sglang_version=__version__, server_type="grpc",
@@ -210,7 +156,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Load of each replica of the engine."""
-        async with self._answering("GetLoads", context):
+        async with self._calls.answering("GetLoads", context):
             each = await native.each_stats(self._service)
             loads = [_load(self._service, stats) for stats in each]
             if request.HasField("dp_rank"):
@@ -224,13 +170,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     async def FlushCache(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
         """Drops cached prefixes that are not in use."""
-        async with self._answering("FlushCache", context, _OF_ADMIN):
+        async with self._calls.answering("FlushCache", context, _OF_ADMIN):
             freed = await self._service.call_engine(self._service.engine.flush_cache)
             return common.FlushCacheResponse(success=True, message=f"Cache flushed: {freed} tokens.")
 
     async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
         """The tokenizer's files, as a ZIP archive in pieces."""
-        async with self._answering("GetTokenizer", context):
+        async with self._calls.answering("GetTokenizer", context):
             data, digest = await asyncio.to_thread(lambda: self._archive)
             for start in range(0, len(data), _CHUNK):
                 last = start + _CHUNK >= len(data)
@@ -260,51 +206,9 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         return data, hashlib.sha256(data).hexdigest()
 
 
-class _Connections:
-    """Connections that have open calls, by client: gRPC tells of no others, and closes them.
-
-    Args:
-        most: most connections of a client's address.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)  # numbers of calls by address and peer
-
-    @contextlib.contextmanager
-    def call(self, peer: str) -> Iterator[None]:
-        """Context of a call. Raises RateLimitError if its client has too many connections.
-
-        Args:
-            peer: address and port of the connection, as gRPC writes them.
-        """
-        address = peer.rpartition(":")[0]
-        calls = self._calls[address]
-        if peer not in calls and len(calls) >= self._most:
-            told = f"{self._most:,} connections of this client have calls, which is the limit."
-            raise RateLimitError(told, hint="Send calls over one connection.")
-        calls[peer] += 1
-        try:
-            yield
-        finally:
-            calls[peer] -= 1
-            if not calls[peer]:
-                del calls[peer]
-            if not calls:
-                del self._calls[address]
-
-
 def _ids(given: object) -> list[int]:
     """Token ids of a field of a config, which may have none, one or several."""
     return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)]
-
-
-def _refuse(request: Any, *names: str) -> None:
-    """Raises ParameterError if one of the fields is set."""
-    given = {field.name for field, _ in request.ListFields()}
-    for name in names:
-        if name in given:
-            raise ParameterError(name, "is not supported by this server.", hint="Leave it out.")
 
 
 def _generate_request(request: Any) -> Any:
@@ -313,11 +217,11 @@ def _generate_request(request: Any) -> Any:
     Raises:
         ParameterError, ConstraintError: as `read_request`.
     """
-    _refuse(
+    refuse(
         request, "mm_inputs", "input_embeds", "return_hidden_states", "disaggregated_params", "custom_logit_processor"
     )
     given = request.sampling_params
-    _refuse(given, "custom_params")
+    refuse(given, "custom_params")
     params = MessageToDict(given, preserving_proto_field_name=True)
     params = {"temperature": given.temperature, **params}  # whose zero is a value
     for name in ("spaces_between_special_tokens", "stream_interval"):

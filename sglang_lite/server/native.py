@@ -255,7 +255,7 @@ async def ready(service: Service, _: HttpRequest) -> Response:
 
 async def health_generate(service: Service, call: HttpRequest) -> Response:
     """Generates a token, if the model generates text and is awake; otherwise only checks the engine's health."""
-    if service.engine.core.encoder is not None or service.asleep:
+    if not service.engine.core.generates or service.asleep:
         return await health(service, call)
     seconds = service.settings.health_timeout_s
     try:

@@ -230,7 +230,7 @@ class Service:
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(SglError):
-            if self.engine.core.encoder is not None:
+            if not self.engine.core.generates:
                 await self.call_engine(self.engine.core.gate.check_open)
                 self._first_token_at = time.monotonic()
                 return

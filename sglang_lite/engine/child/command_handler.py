@@ -72,10 +72,8 @@ from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure, as_error
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
-    from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.engine_program import EngineProgram
-    from sglang_lite.runtime.core.step_loop import StepLoop
+    from sglang_lite.runtime.core.engine_thread import AnyCore, AnyLoop
 
 logger = logging.getLogger("sglang_lite")
 
@@ -120,7 +118,9 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     ))  # fmt: skip
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
-    if core.encoder is None:
+    from sglang_lite.runtime.core.engine_core import EngineCore  # imports torch
+
+    if isinstance(core, EngineCore):
         outgoing.tree = core.scheduler.store.tree.changes
     handler.begin(core)
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
@@ -175,7 +175,7 @@ def _forward_logs(outgoing: Outgoing) -> None:
 
 def _loaded(
     start: Start, outgoing: Outgoing, compiler: CompileProcess | None, crash: Callable[[SglError], None]
-) -> EngineCore | EmbeddingCore:
+) -> AnyCore:
     config, path = EngineConfig(**start.config), Path(start.model_path)
     several = config.parallel.ranks > 1
     ranks = RankProcesses(config, path, crash) if several else None  # they start while torch is imported
@@ -237,11 +237,11 @@ class CommandHandler:
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
         self._ready = threading.Event()
-        self._core: Any = None  # an EngineCore or EmbeddingCore; each refuses calls that it doesn't support
+        self._core: Any = None  # an AnyCore; each refuses calls that it doesn't support
         self._open: dict[int, _Submission] = {}
         self._programs: dict[int, EngineProgram] = {}
 
-    def begin(self, core: EngineCore | EmbeddingCore) -> None:
+    def begin(self, core: AnyCore) -> None:
         """Sets the core, and starts the execution of commands, which may have arrived before."""
         self._core = core
         self._ready.set()
@@ -268,7 +268,7 @@ class CommandHandler:
     def write_files(self) -> None:
         """Waits for the cache's files that are to be written. The handle kills this process if that takes long."""
         core = self._core
-        if core is not None and core.encoder is None and (tiers := core.scheduler.store.tiers) and tiers.disk:
+        if core is not None and core.generates and (tiers := core.scheduler.store.tiers) and tiers.disk:
             core.loop.inbox.call(tiers.close)
 
     def _execute(self, number: int, message: Any) -> None:  # any record of a Command, or an error in its place
@@ -393,7 +393,7 @@ def _obey(handler: CommandHandler, messages: Iterator[Command | tuple[int, Param
         os._exit(0)
 
 
-def _raise(error: SglError, loop: StepLoop | EmbeddingLoop) -> None:
+def _raise(error: SglError, loop: AnyLoop) -> None:
     """Command that ends a loop, unless it is ending already."""
     if not loop.inbox.closing:
         raise error
@@ -430,7 +430,7 @@ def _named(processor: str) -> LogitProcessor:
     return value  # type: ignore[no-any-return]  # any callable; its results are checked at each call
 
 
-def watch_steps(loop: StepLoop, timeout_s: float) -> None:
+def watch_steps(loop: AnyLoop, timeout_s: float) -> None:
     """Logs the stack of each step that takes longer than `timeout_s`. Never returns.
 
     Args:

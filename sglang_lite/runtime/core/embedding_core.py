@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import BackendError, CapabilityError, EngineClosedError, ParameterError, SglError
+from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
 from sglang_lite.runtime.calls import CompileGrammar, EngineCall, FlushCache, R, Stats
 from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.open_requests import OpenRequests
+from sglang_lite.runtime.core.step_turns import run_turns
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
@@ -94,23 +95,12 @@ class EmbeddingLoop:
     def run(self) -> None:
         """Runs the loop until its inbox is closed. Must be called once, on the thread that the encoder was loaded
         on."""
-        self.inbox.gate.claim()
-        try:
-            while not self.inbox.closing:
-                if not self._waiting:
-                    self.inbox.wait()
-                self.inbox.run()
-                self._step()
-        except BaseException as error:
-            self.inbox.crash = error
-            logger.exception("the engine's loop has crashed")
-            raise
-        finally:
-            self.inbox.end()
-            self.inbox.run()
-            closed = EngineClosedError("the engine was closed before the request finished.")
+
+        def fail(error: SglError) -> None:
             for text in self._waiting:
-                _fail(text.of.future, closed)
+                _fail(text.of.future, error)
+
+        run_turns(self.inbox, lambda: not self._waiting, self._step, fail)
 
     def _step(self) -> None:
         texts = self._planned()
@@ -173,6 +163,7 @@ class EmbeddingCore:
 
     eos_ids: frozenset[int] = frozenset()
     responds = True  # unlike a process that is stopped
+    generates = False
 
     def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
         if config.enable_lora:

@@ -6,19 +6,14 @@ streams go on; on a GPU a few of equal size. All state is changed on the loop's 
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 
-import torch
-
-from sglang_lite.protocol import BackendError, OverloadedError, SglError
-from sglang_lite.runtime.executor import memory_shortage
-from sglang_lite.runtime.media.prepare import MediaPreparer, Pixels
+from sglang_lite.protocol import OverloadedError, SglError
+from sglang_lite.runtime.core.encoder_step import MediaEncoder, Preparer, encode, encoded_together, shapes_of
+from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.media.store import Features, FeatureStore
-from sglang_lite.runtime.models.sound_tower import SoundTower
-from sglang_lite.runtime.models.vision_tower import VisionTower
 from sglang_lite.runtime.requests.request import Request, State
 
 
@@ -26,11 +21,12 @@ class Encoding:
     """Waiting room of requests with images.
 
     Args:
-        tower: encoder of images.
+        encoder: encoder of images.
         store: its features.
         preparer: decodes images.
         pool: threads that it runs on; shut down by `close`.
         most_numbers: maximum number of pixel values that are encoded together, if it is not one image.
+        closed: function that ends what the encoder uses.
 
     Attributes:
         runs: number of images that were encoded.
@@ -40,15 +36,17 @@ class Encoding:
 
     def __init__(
         self,
-        tower: VisionTower | SoundTower,
+        encoder: MediaEncoder,
         store: FeatureStore,
-        preparer: MediaPreparer,
+        preparer: Preparer,
         pool: Executor,
         most_numbers: int = 0,
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
         self.store, self.runs, self._most_numbers = store, 0, most_numbers
         self.wake: Callable[[], None] = lambda: None
-        self._tower, self._preparer, self._pool = tower, preparer, pool
+        self._encoder, self._preparer, self._pool = encoder, preparer, pool
+        self._closed = closed
         self._waiting: deque[Request] = deque()  # for room in the store, in order
         self._claimed: dict[Request, list[Features]] = {}  # their rows are reserved
         self._pixels: dict[bytes, Future[Pixels]] = {}  # by key of images that are not encoded yet
@@ -127,6 +125,7 @@ class Encoding:
     def close(self) -> None:
         """Ends the threads, when they have decoded what they have begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._closed()
 
     def _claim(self, request: Request) -> bool:
         """Reserves the rows of a request and starts to decode its images. Returns False if it has to wait."""
@@ -139,7 +138,7 @@ class Encoding:
         for entry in entries:
             if not entry.filled and entry.item.key not in self._pixels:
                 try:
-                    pixels = self._pool.submit(self._preparer.prepare, entry.item.image)
+                    pixels = self._pool.submit(self._preparer.prepare, entry.item)
                 except RuntimeError:  # the executor has been shut down: the loop is about to end
                     pixels = Future()
                 self._pixels[entry.item.key] = pixels
@@ -156,21 +155,18 @@ class Encoding:
     def _batch(self) -> list[Features]:
         """Images that are encoded next: the first that is decoded, and others of its size that are."""
         decoded = dict.fromkeys(e for entries in self._claimed.values() for e in entries if self._is_decoded(e))
-        shapes = [(entry, self._shapes(entry)) for entry in decoded]
-        if not shapes or (first := shapes[0][1]) is None:
-            return [entry for entry, _ in shapes[:1]]
-        numbers = sum(map(math.prod, first.values()))
-        return [entry for entry, each in shapes if each == first][: max(self._most_numbers // numbers, 1)]
-
-    def _shapes(self, entry: Features) -> dict[str, torch.Size] | None:
-        """Shapes of a decoded image's inputs; None if decoding failed."""
-        pixels = self._pixels[entry.item.key]
-        return {name: each.shape for name, each in pixels.result().items()} if pixels.exception() is None else None
+        if not decoded or self._pixels[next(iter(decoded)).item.key].exception() is not None:
+            return [*decoded][:1]
+        ready = [entry for entry in decoded if self._pixels[entry.item.key].exception() is None]
+        shapes = [shapes_of(self._pixels[entry.item.key].result()) for entry in ready]
+        return [ready[i] for i in encoded_together(shapes, self._most_numbers)]
 
     def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
         """Encodes images of equal size together; one by one if that fails. Ends the requests of those that can't be."""
         try:
-            for entry, features in zip(batch, self._features(batch), strict=True):
+            pixels = (self._pixels[entry.item.key].result() for entry in batch)
+            found = encode(self._encoder, [entry.item for entry in batch], pixels)
+            for entry, features in zip(batch, found, strict=True):
                 self.store.fill(entry, features)
                 self.runs += 1
                 del self._pixels[entry.item.key]
@@ -180,24 +176,6 @@ class Encoding:
             if len(batch) == 1:
                 del self._pixels[batch[0].item.key]
                 self._fail(batch[0], error, fail)
-
-    def _features(self, batch: list[Features]) -> Sequence[torch.Tensor]:
-        """Features of each image. Raises SglError if one can't be decoded or encoded."""
-        try:
-            found = self._tower.encode([self._pixels[entry.item.key].result() for entry in batch])
-        except SglError:
-            raise
-        except Exception as error:  # of transformers' code, of any kind
-            if not memory_shortage.is_shortage(error):
-                raise BackendError(f"the image can't be encoded: {error!r}") from error
-            raise OverloadedError(
-                f"not enough memory to encode the image: {str(error).partition(chr(10))[0]}",
-                hint="Send a smaller image, or lower mem_fraction.",
-            ) from None
-        for entry, features in zip(batch, found):
-            if len(features) != entry.item.count:
-                raise BackendError(f"the image has {len(features):,} features, not {entry.item.count:,}.")
-        return found
 
     def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
         """Ends all requests that wait for an image."""

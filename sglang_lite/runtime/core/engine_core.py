@@ -57,6 +57,7 @@ from sglang_lite.runtime.core.adapters import make_adapters, no_adapter, no_adap
 from sglang_lite.runtime.core.cache_tiers import make_tiers, page_names
 from sglang_lite.runtime.core.capacity import capacity_of
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
+from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.engine_context import ConstantTexts, EngineContext
 from sglang_lite.runtime.core.engine_program import EngineProgram
@@ -103,7 +104,6 @@ from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 _MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
 _FEATURES_PER_TOKEN = 4  # of the KV pool: more features than that are not worth their memory
-_NUMBERS_TOGETHER = 1 << 23  # pixel values that a GPU encodes together: 24 images of LLaVA 1.5, 40 ms of a large tower
 _IMAGE_THREADS = 16  # most images that are decoded at the same time
 _OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration}
 _ONE_RANK = "Use an engine with one rank, or start another engine."
@@ -139,7 +139,7 @@ class EngineCore:
     """
 
     encoder: EncoderSpec | None = None  # set in the core of an encoder
-    responds = True  # unlike a process that is stopped
+    responds = generates = True  # unlike a process that is stopped, or an encoder
     _profile: Profiler | None = None  # that is being recorded
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
@@ -475,8 +475,14 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     store = FeatureStore(loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype))
     loaded.model.features = store.table
     on_gpu = loaded.model.device.type == "cuda"
+    together = NUMBERS_TOGETHER if on_gpu and not config.deterministic else 0
+    if config.language_only:
+        from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
+
+        assert isinstance(loaded.tower, EncoderClient), "no encoder is loaded"
+        fetching = ThreadPoolExecutor(_IMAGE_THREADS, "sglang_lite-images")  # which wait for other machines
+        return Encoding(loaded.tower, store, loaded.tower, fetching, together, loaded.tower.close)
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, _IMAGE_THREADS), "sglang_lite-images")
-    together = _NUMBERS_TOGETHER if on_gpu and not config.deterministic else 0
     preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
     return Encoding(loaded.tower, store, preparer, threads, together)
 

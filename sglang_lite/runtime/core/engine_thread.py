@@ -8,22 +8,25 @@ import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeAlias
 
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.embedding_core import EmbeddingCore, EmbeddingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
+from sglang_lite.runtime.core.tower_core import TowerCore, TowerLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.host import openmp
-from sglang_lite.runtime.loading.load_model import LoadedModel
+from sglang_lite.runtime.loading.load_model import Loaded, LoadedTower
 from sglang_lite.runtime.models.weight_memory import save_memory
 
+AnyCore: TypeAlias = EngineCore | EmbeddingCore | TowerCore
+AnyLoop: TypeAlias = StepLoop | EmbeddingLoop | TowerLoop
 
-def start(
-    handle: object, config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]
-) -> EngineCore | EmbeddingCore:
+
+def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     """Starts an engine's thread, and waits until the core is ready.
 
     All work with tensors, loading included, is done on that one thread: OpenMP keeps a team of threads for every thread
@@ -38,7 +41,7 @@ def start(
     Raises:
         SglError: the model can't be loaded, or the core can't be made.
     """
-    ready: Future[EngineCore | EmbeddingCore] = Future()
+    ready: Future[AnyCore] = Future()
     thread = threading.Thread(
         target=_run, args=(weakref.ref(handle), config, load, ready), name="sglang_lite-engine", daemon=True
     )
@@ -49,14 +52,14 @@ def start(
         del ready  # an exception refers to this frame, and this frame to it through the future: breaks the cycle
 
 
-_running: dict[threading.Thread, StepLoop | EmbeddingLoop] = {}
+_running: dict[threading.Thread, AnyLoop] = {}
 
 
 def _run(
     handle: weakref.ref[object],
     config: EngineConfig,
-    load: Callable[[], LoadedModel | LoadedEncoder],
-    ready: Future[EngineCore | EmbeddingCore],
+    load: Callable[[], Loaded],
+    ready: Future[AnyCore],
 ) -> None:
     """Body of the thread. Keeps no reference to the handle while the loop runs, because the loop ends with the
     handle."""
@@ -78,7 +81,7 @@ def _run(
     del _running[thread]
 
 
-def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]) -> EngineCore | EmbeddingCore:
+def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     """Makes an engine's core, on the thread that will run its loop.
 
     Args:
@@ -96,9 +99,11 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
         raise memory_shortage.startup_error(error) from error.__cause__
 
 
-def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EmbeddingCore:
+def _core(config: EngineConfig, loaded: Loaded) -> AnyCore:
     if isinstance(loaded, LoadedEncoder):
         return EmbeddingCore(config, loaded)
+    if isinstance(loaded, LoadedTower):
+        return TowerCore(config, loaded)
     try:
         if config.enable_memory_saver:
             save_memory(loaded.model, backup=config.enable_weights_cpu_backup)

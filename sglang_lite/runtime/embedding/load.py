@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -32,6 +32,8 @@ _GENERATION = {
     "cuda_graphs", "mem_fraction",
     "constraint_backend", "compile_timeout_s", "compile_memory_mb", "seed",
 }  # fmt: skip
+
+_MEDIA = ("encoder_only", "language_only", "encoder_urls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,7 @@ def load_encoder(
         ModelError: the model is damaged or not supported.
         ParameterError: a setting has no meaning for models that read texts.
     """
-    given = [each.name for each in fields(config) if getattr(config, each.name) != each.default]
-    for name in given:
-        # Without a cache, explain_cache_misses=False always holds.
-        if name in _GENERATION or (name == "explain_cache_misses" and config.explain_cache_misses):
-            raise ParameterError(name, "is for models that generate text.", hint="Leave it out.")
+    check_no_generation(config, _MEDIA)
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"
         raise ParameterError(name, f"{getattr(config, name)!r} is for models that generate text.", hint='Use "auto".')
@@ -87,6 +85,18 @@ def load_encoder(
     with torch.inference_mode():
         model = Encoder(spec, *_sources(config, path, spec, device), dtype, device, progress)
     return LoadedEncoder(config.model, model, tokenizer)
+
+
+def check_no_generation(config: EngineConfig, also: Container[str] = ()) -> None:
+    """Raises ParameterError if a setting is given that has a meaning for models that generate text alone, or one of
+    `also`."""
+    for each in fields(config):
+        if getattr(config, each.name) == each.default:
+            continue
+        # Without a cache, explain_cache_misses=False always holds.
+        unused = config.explain_cache_misses if each.name == "explain_cache_misses" else each.name in _GENERATION
+        if unused or each.name in also:
+            raise ParameterError(each.name, "is for models that generate text.", hint="Leave it out.")
 
 
 def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

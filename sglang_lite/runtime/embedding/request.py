@@ -160,8 +160,12 @@ def not_an_encoder_error(name: str) -> CapabilityError:
     )
 
 
-def not_a_generator_error(name: str) -> CapabilityError:
-    """Error for a request of generation to a model that only reads texts."""
+def not_a_generator_error(name: str, *, encoder_only: bool = False) -> CapabilityError:
+    """Error for a request of generation to a model that only reads texts, or whose encoder of media alone is loaded."""
+    if encoder_only:
+        return CapabilityError(
+            f"of {name}, the encoder of media alone is loaded.", hint="Ask a server that has this one in encoder_urls."
+        )
     return CapabilityError(
         f"{name} generates no text: it gives embeddings, scores or classes.",
         hint="Use Engine.encode, score_pairs or classify; or start an engine with a model that generates.",

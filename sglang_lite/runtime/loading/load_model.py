@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
-from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
+from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generation, load_encoder
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
@@ -25,6 +25,7 @@ from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.seeding import seed_of
 from sglang_lite.runtime.media.placeholders import MediaFormat
+from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.cuts import rank_spec
 from sglang_lite.runtime.models.decoder import Decoder
@@ -36,7 +37,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
-from sglang_lite.runtime.models.vision_tower import VisionTower
+from sglang_lite.runtime.models.vision_tower import VisionTower, feature_planes
 from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.formats import check_gguf, files_read, open_weights
@@ -53,9 +54,11 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation
+    from sglang_lite.runtime.media.encoder_client import EncoderClient
 from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec
 
 logger = logging.getLogger("sglang_lite")
+Tower: TypeAlias = VisionTower | SoundTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,30 @@ class LoadedModel:
     compiling: BackgroundCompilation | None = None
     path: Path | None = None
     media: MediaFormat | None = None
-    tower: VisionTower | SoundTower | None = None
+    tower: Tower | EncoderClient | None = None
     ranks: RankLinks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTower:
+    """A model's encoder of images, videos or sounds, without its decoder.
+
+    Attributes:
+        media, preparer: how prompts have media, and what decodes them.
+        longest: positions of the decoder.
+        device: device of the encoder.
+    """
+
+    name: str
+    tower: Tower
+    media: MediaFormat
+    preparer: MediaPreparer
+    tokenizer: Tokenizer
+    longest: int
+    device: torch.device
+
+
+Loaded: TypeAlias = LoadedModel | LoadedEncoder | LoadedTower
 
 
 def load(
@@ -88,8 +113,8 @@ def load(
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     compiler: CompileProcess | None = None,
     ranks: RankLinks | None = None,
-) -> LoadedModel | LoadedEncoder:
-    """Loads the model at `path`: a decoder or an encoder.
+) -> Loaded:
+    """Loads the model at `path`: a decoder, an encoder of texts, or the encoder of media that a decoder has.
 
     Args:
         progress: wraps the iterable of parts to load; None for a progress bar.
@@ -110,9 +135,29 @@ def load(
             raise ParameterError(config.parallel.setting, problem, hint="Leave it out.")
         bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
+    if config.encoder_only:
+        return load_tower(config, path)
     if ranks is None:
         return load_model(config, path, progress, compiler)
     return replace(load_model(config, path, progress, compiler, ranks.collectives), ranks=ranks)
+
+
+def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
+    """Loads the encoder of images, videos or sounds of the model in the folder at `path`, and nothing else.
+
+    Raises:
+        ModelError: the model is damaged or not supported.
+        ParameterError: it has no such encoder, or a setting has no meaning for one.
+    """
+    check_no_generation(config)
+    files = open_model_files(path, config.model_impl, config.image_options)
+    device = pick_device(config)
+    assert files.media is not None, "refused with the files"
+    assert isinstance(files.spec, ModelSpec), "transformers' models take no media here"
+    dtype = precision(config.dtype, device).compute
+    tower = _open_tower(files, _source(files, files.spec, config, device), dtype, device)
+    preparer = MediaPreparer(path, files.media, config.image_options, pinned=device.type == "cuda")
+    return LoadedTower(config.model, tower, files.media, preparer, files.tokenizer, files.spec.max_positions, device)
 
 
 def _files_read(config: EngineConfig, path: Path) -> set[Path]:
@@ -212,11 +257,21 @@ def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: 
 
 def _tower(
     files: ModelFiles, config: EngineConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
-) -> VisionTower | SoundTower | None:
-    """Encoder of a model's images or sounds; None if it takes text alone."""
+) -> Tower | EncoderClient | None:
+    """Encoder of a model's images or sounds, here or on other servers; None if it takes text alone."""
     if files.media is None or not _can_see(files.media, config, device):
         return None
-    return (VisionTower if files.media.sound is None else SoundTower)(files.path, source, dtype, device)
+    if not config.language_only:
+        return _open_tower(files, source, dtype, device)
+    from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
+
+    assert isinstance(files.spec, ModelSpec), "transformers' models take no media here"
+    return EncoderClient(config.encoder_urls, files.spec.hidden_size, feature_planes(files.path), dtype, device)
+
+
+def _open_tower(files: ModelFiles, source: WeightSource, dtype: torch.dtype, device: torch.device) -> Tower:
+    sound = files.media is not None and files.media.sound is not None
+    return (SoundTower if sound else VisionTower)(files.path, source, dtype, device)
 
 
 def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:

@@ -69,8 +69,8 @@ def open_model_files(
             f"{path}: the tokenizer has {found.tokenizer.vocab_size:,} tokens, the model {found.spec.vocab_size:,}.",
             hint="The folder mixes the files of two models.",
         )
-    if options.wanted and found.media is None:
-        raise ParameterError("enable_multimodal", f"{path} has a model that reads no images.", hint="Leave it out.")
+    if options.wanted_by is not None and found.media is None:
+        raise ParameterError(options.wanted_by, f"{path} has a model that reads no images.", hint="Leave it out.")
     return found
 
 
@@ -113,7 +113,7 @@ def _from_folder(path: Path, implementation: Implementation, with_tokenizer: boo
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))
     media = None
-    if isinstance(spec, ModelSpec) and tokenizer.knows_text and options.wanted is not False:
+    if isinstance(spec, ModelSpec) and tokenizer.knows_text and not options.text_alone:
         media = media_format(path, tokenizer, spec.vocab_size, options)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media)

@@ -119,6 +119,11 @@ class MediaFormat:
                 start += count
         return tuple(spans)
 
+    def item(self, medium: Image) -> MediaItem:
+        """An image, a video or a sound as prompts have it. Raises as `spans`."""
+        items = (span.item for span in self.spans(medium) if isinstance(span, ImageSpan))
+        return next(item for item in items if item is not None)
+
 
 def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> Sequence[Span]:
     """Spans of a prompt, with the placeholders of its images, videos and sounds.

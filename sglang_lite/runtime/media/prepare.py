@@ -20,6 +20,7 @@ from sglang_lite.runtime.media.sound_families import SoundFormat
 from sglang_lite.runtime.media.video_families import VideoFormat
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.tokens.image_options import ImageOptions
+from sglang_lite.runtime.tokens.image_span import MediaItem
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -51,13 +52,13 @@ class MediaPreparer:
         if media.sound is not None:
             self._of_kind["audio"] = _SoundPreparer(folder, media.sound).prepare
 
-    def prepare(self, image: Image) -> Pixels:
+    def prepare(self, item: MediaItem) -> Pixels:
         """Inputs of the encoder for an image, a video or a sound. May be called on several threads.
 
         Raises:
             ParameterError: it is damaged; or as `open_image`, `frames` and `samples`.
         """
-        made = self._of_kind[image.kind](image)
+        made = self._of_kind[item.image.kind](item.image)
         return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made
 
 

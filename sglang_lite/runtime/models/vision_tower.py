@@ -42,11 +42,8 @@ class VisionTower:
         from transformers import AutoConfig, AutoModel
         from transformers.initialization import no_init_weights
 
+        self.planes = feature_planes(folder)
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-        deep = len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
-        if deep >= config.text_config.num_hidden_layers:
-            raise ModelError(f"{folder}: deepstack_visual_indexes: {deep} are as many as the decoder's layers.")
-        self.planes = 1 + deep
         for name, value in _TINY.items():  # of the decoder, which is not made here
             if hasattr(config.text_config, name):
                 setattr(config.text_config, name, value)
@@ -95,6 +92,18 @@ class VisionTower:
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if values.is_floating_point() else None
         return values.to(device=self.device, dtype=dtype, non_blocking=True)
+
+
+def feature_planes(folder: Path) -> int:
+    """Number of vectors in a feature of a model's images or sounds: see `VisionTower`. Raises ModelError if they are
+    more than the decoder has layers for."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    deep = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", ()))
+    if deep and deep >= config.text_config.num_hidden_layers:
+        raise ModelError(f"{folder}: deepstack_visual_indexes: {deep} are as many as the decoder's layers.")
+    return 1 + deep
 
 
 def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

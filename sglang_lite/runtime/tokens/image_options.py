@@ -21,12 +21,14 @@ class ImageOptions:
     Attributes:
         processors: by kind, settings that replace those of the model's processor.
         most: by kind, largest number in a prompt; no limit for others.
-        wanted: False for text alone, True to refuse a model that takes text alone; None for what the model does.
+        text_alone: whether a model that takes more is given text alone.
+        wanted_by: name of the setting that a model which takes text alone is refused for; None to take it.
     """
 
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
-    wanted: bool | None = None
+    text_alone: bool = False
+    wanted_by: str | None = None
 
 
 def by_kind(name: str, value: UserValue) -> dict[str, UserValue]:

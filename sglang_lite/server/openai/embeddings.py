@@ -17,6 +17,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import EncodeRequest, EncoderInput, are_ids
+from sglang_lite.server import features
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, read_record
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.reader import RequestReader
@@ -96,7 +97,10 @@ def _read(
 
 
 async def encode(service: Service, call: HttpRequest) -> Response:
-    """Returns embeddings, or the outputs of a reward model, in SGLang's form."""
+    """Returns embeddings, or the outputs of a reward model, in SGLang's form; with `--encoder-only`, features of media
+    (features.py)."""
+    if service.engine.config.encoder_only:
+        return await features.encode(service, call)
     body = await read_record(service, call, ENCODE)
     if (body.text is None) == (body.input_ids is None):
         raise ParameterError(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.embedding.request import not_an_encoder_error, too_long
+from sglang_lite.runtime.embedding.request import too_long
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.tools import variables_of_template
@@ -97,7 +97,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
         raise ParameterError(
             "input", "is missing." if body.input is None else "and messages are both given. Give one of them."
         )
-    spec = _spec(service)
+    spec = embedding.spec_of(service.engine)
     _check_kind(body, spec, service.model_name)
     texts, field = _readable(service, body, ids)
     if spec.classifier is None:
@@ -147,7 +147,7 @@ def _readable(
     if body.messages is None:
         _check_template(body)
         return texts_of(body.input, "input"), "input"
-    limit = _spec(service).limit
+    limit = embedding.spec_of(service.engine).limit
     if len(ids) > limit and not body.truncate:
         raise too_long("messages", len(ids), limit)
     return [list(ids)], "messages"
@@ -158,13 +158,6 @@ def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
     for name in ("add_generation_prompt", "chat_template_kwargs"):
         if getattr(body, name) is not None:
             raise ParameterError(name, "needs messages.")
-
-
-def _spec(service: Service) -> EncoderSpec:
-    spec = service.engine.core.encoder
-    if spec is None:
-        raise not_an_encoder_error(service.model_name)
-    return spec
 
 
 def _listed(service: Service, name: str, data: list[dict[str, Any]], tokens: Sequence[int]) -> Response:

@@ -50,8 +50,8 @@ class Tower:
         return [each["pixel_values"] for each in images]
 
 
-def pixels_of(image: Image) -> dict[str, torch.Tensor]:
-    number, count = image.data
+def pixels_of(item: MediaItem) -> dict[str, torch.Tensor]:
+    number, count = item.image.data
     if number == 9:
         raise ParameterError("image", "is damaged")
     return {"pixel_values": torch.full((count, 4), float(number))}
@@ -77,7 +77,7 @@ def asked(number: int, count: int) -> Asked:
 def run(requests: Sequence[Asked], tower: Tower, most: int) -> tuple[list[int], dict[int, SglError], FeatureStore]:
     """Numbers of the requests that are complete, in order, and the errors of others."""
     store = FeatureStore(torch.zeros(64, 4))
-    waiting: Any = Encoding(tower, store, SimpleNamespace(prepare=pixels_of), Now(), most)  # type: ignore[arg-type] # stand-ins
+    waiting: Any = Encoding(tower, store, SimpleNamespace(prepare=pixels_of), Now(), most)
     failed: dict[int, SglError] = {}
     complete: list[int] = []
     for request in requests:
@@ -130,7 +130,7 @@ def test_an_encoder_gives_each_image_of_a_batch_its_features(family: str, tmp_pa
     media = open_model_files(tmp_path).media
     assert media is not None
     preparer = MediaPreparer(tmp_path, media, ImageOptions())
-    images = [preparer.prepare(Image(png(40, 20, seed), "image/png")) for seed in range(3)]
+    images = [preparer.prepare(media.item(Image(png(40, 20, seed), "image/png"))) for seed in range(3)]
     together = tower.encode(images)
     for image, found in zip(images, together, strict=True):
         assert torch.allclose(found, tower.encode([image])[0], atol=1e-5)

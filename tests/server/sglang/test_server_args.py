@@ -61,7 +61,7 @@ def test_a_default_changes_nothing_and_another_value_is_refused():
 @pytest.mark.parametrize(
     "given",
     [
-        dict(eplb_min_rebalancing_utilization_threshold=1.0), dict(encoder_urls=[]), dict(device=None),
+        dict(eplb_min_rebalancing_utilization_threshold=1.0), dict(encoder_register_urls=[]), dict(device=None),
         dict(enable_custom_logit_processor=True), dict(max_queued_requests=None), dict(host="127.0.0.1"),
     ],
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_what_says_nothing_changes_nothing(given):
     assert engine_settings(given) == {}
 
 
-@pytest.mark.parametrize("given", [dict(dcp_size=True), dict(dcp_size=1.5), dict(encoder_urls=["a"])])
+@pytest.mark.parametrize("given", [dict(dcp_size=True), dict(dcp_size=1.5), dict(encoder_register_urls=["a"])])
 def test_what_looks_like_a_default_is_none(given):
     with pytest.raises(sgl.ParameterError, match="is not supported"):
         engine_settings(given)

@@ -248,9 +248,7 @@ class WeightSource(ABC):
             ModelError: the model has no place for some tensors.
         """
         if others := sum(map(is_of_encoder, self._unused)):
-            logger.info(
-                "%s: %d tensors for images or sounds are left out; it reads only text here.", self.label, others
-            )
+            logger.info("%s: %d tensors of an encoder of images or sounds are not loaded.", self.label, others)
         unused = sorted(
             n for n in self._unused
             if not (n.endswith(_IGNORABLE) or n.startswith((*_ENCODER, *may_ignore)) or _KV_SCALE.fullmatch(n))

@@ -1,0 +1,287 @@
+"""Core of an engine with `encoder_only`: the encoder of a model's images, videos and sounds, without its decoder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, NoReturn
+
+import torch
+
+from sglang_lite.protocol import (
+    BackendError,
+    CapabilityError,
+    EngineClosedError,
+    Image,
+    ParameterError,
+    SglError,
+)
+from sglang_lite.runtime.calls import EncodeMedia, EngineCall, FlushCache, R, Stats
+from sglang_lite.runtime.capacity import Capacity, Sizes
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER, encode, encoded_together, shapes_of
+from sglang_lite.runtime.core.gate import CLOSED
+from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.core.open_requests import OpenRequests
+from sglang_lite.runtime.core.request_builder import RequestBuilder
+from sglang_lite.runtime.core.step_turns import run_turns
+from sglang_lite.runtime.embedding.request import not_a_generator_error
+from sglang_lite.runtime.loading.load_model import LoadedTower
+from sglang_lite.runtime.media.prepare import Pixels
+from sglang_lite.runtime.tokens.image_span import MediaItem
+
+_THREADS = 16  # most media that are decoded at the same time
+_MAX_BYTES = 240 << 20  # of features that one answer has: a message of the engine's process has room for them
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """Call with media that are not encoded yet."""
+
+    answer: Future[bytes]
+    left: int
+    found: dict[str, torch.Tensor] = field(default_factory=dict)  # by hash
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Waiting:
+    of: _Asked
+    item: MediaItem
+    pixels: Pixels
+
+
+class TowerLoop:
+    """Loop that encodes media, those of equal size together, and keeps features by their hash.
+
+    Args:
+        loaded: encoder, and what prepares for it.
+        most_bytes: size of the features that are kept, of which the least recently used go first.
+
+    Attributes:
+        stepping_since: start of the running step on the monotonic clock, or None.
+        steps, runs: numbers of steps and of encoded media.
+    """
+
+    def __init__(self, loaded: LoadedTower, most_bytes: int) -> None:
+        self.inbox = Inbox()
+        self.stepping_since: float | None = None
+        self.steps = self.runs = 0
+        self._loaded, self._most_bytes = loaded, most_bytes
+        self._together = NUMBERS_TOGETHER if loaded.device.type == "cuda" else 0
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS), "sglang_lite-images")
+        self._asked: set[_Asked] = set()  # not answered yet
+        self._waiting: list[_Waiting] = []
+        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
+
+    def submit(self, media: Sequence[Image]) -> Future[bytes]:
+        """Future of the answer to `EncodeMedia`. May be called on any thread.
+
+        Raises:
+            ParameterError: there are no media.
+        """
+        if not media:
+            raise ParameterError("media", "are none.", hint="Give an image, a video or a sound.")
+        asked = _Asked(Future(), len(media))
+        self._asked.add(asked)
+        asked.answer.add_done_callback(lambda _: self._asked.discard(asked))
+        for each in media:
+            try:
+                self._pool.submit(self._prepare, asked, each)
+            except RuntimeError:  # the executor has been shut down
+                _fail(asked, EngineClosedError(CLOSED))
+        return asked.answer
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kept(self) -> int:
+        return len(self._kept)
+
+    def forget(self) -> None:
+        """Drops all features that are kept. Called on the loop's thread."""
+        self._kept.clear()
+
+    def run(self) -> None:
+        """Runs the loop until its inbox is closed. Must be called once, on the thread that loaded the encoder."""
+
+        def fail(error: SglError) -> None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for each in list(self._asked):
+                _fail(each, error)
+
+        run_turns(self.inbox, lambda: not self._waiting, self._step, fail)
+
+    def _prepare(self, asked: _Asked, medium: Image) -> None:
+        """Decodes a medium, if its features are not there, on a thread of the pool."""
+        if asked.answer.done():  # another one has failed, or nobody waits
+            return
+        try:
+            item = self._loaded.media.item(medium)
+            if self.inbox.call(partial(self._answered, asked, item)):
+                return
+            pixels = self._loaded.preparer.prepare(item)
+            self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels)))
+        except SglError as error:
+            _fail(asked, error)
+        except Exception as error:  # of transformers' code, of any kind
+            _fail(asked, BackendError(f"the {medium.kind} can't be prepared: {error!r}"))
+
+    def _receive(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+
+    def _answered(self, asked: _Asked, item: MediaItem) -> bool:
+        """Adds the features of a medium to an answer, if they are kept."""
+        features = self._kept.get(item.key)
+        if features is None:
+            return False
+        self._kept.move_to_end(item.key)
+        asked.found[item.key.hex()] = features
+        asked.left -= 1
+        if not asked.left and not asked.answer.done():
+            _settle(asked)
+        return True
+
+    def _step(self) -> None:
+        """Encodes the first medium that waits, and others of its size."""
+        self._waiting = [
+            each for each in self._waiting if not each.of.answer.done() and not self._answered(each.of, each.item)
+        ]
+        if not self._waiting:
+            return
+        together = encoded_together([shapes_of(each.pixels) for each in self._waiting], self._together)
+        batch = [self._waiting[i] for i in together]
+        self.stepping_since = time.monotonic()
+        try:
+            self._encode(batch)
+        finally:
+            self.stepping_since = None
+        self._waiting = [each for each in self._waiting if each not in batch]
+
+    def _encode(self, batch: Sequence[_Waiting]) -> None:
+        """Encodes media of equal size together; one by one if that fails."""
+        try:
+            found = encode(self._loaded.tower, [each.item for each in batch], (each.pixels for each in batch))
+        except SglError as error:
+            for each in batch if len(batch) > 1 else ():
+                self._encode([each])
+            if len(batch) == 1:
+                _fail(batch[0].of, error)
+            return
+        self.steps, self.runs = self.steps + 1, self.runs + len(batch)
+        for each, features in zip(batch, found):
+            self._kept[each.item.key] = features.contiguous().cpu()
+            self._answered(each.of, each.item)
+        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > self._most_bytes:
+            self._kept.popitem(last=False)
+
+
+def _settle(asked: _Asked) -> None:
+    from safetensors.torch import save
+
+    size = sum(each.nbytes for each in asked.found.values())
+    if size > _MAX_BYTES:
+        problem = f"have {size:,} bytes of features; the limit is {_MAX_BYTES:,}."
+        _fail(asked, ParameterError("media", problem, hint="Ask for fewer at once, or for smaller ones."))
+    elif asked.answer.set_running_or_notify_cancel():
+        asked.answer.set_result(save(asked.found))
+
+
+def _fail(asked: _Asked, error: SglError) -> None:
+    with contextlib.suppress(InvalidStateError):  # another medium has failed, or the future was cancelled
+        asked.answer.set_exception(error)
+
+
+class TowerCore:
+    """Core of an engine with an encoder of media alone. Must be made on the thread that runs its loop.
+
+    Args:
+        config: configuration of the engine.
+        loaded: its encoder.
+
+    Attributes: see `Core` in engine/core.py.
+    """
+
+    eos_ids: frozenset[int] = frozenset()
+    responds = True  # unlike a process that is stopped
+    encoder = None  # of texts
+    generates = False
+
+    def __init__(self, config: EngineConfig, loaded: LoadedTower) -> None:
+        self.thread = threading.current_thread()
+        self.config, self.model_name, self.device = config, loaded.name, loaded.device
+        self.tokenizer, self.vocab_size = loaded.tokenizer, loaded.media.vocab_size
+        longest = loaded.longest
+        self.capacity = Capacity(Sizes(config.max_queued, longest, 1), longest, 0, longest)
+        size = loaded.tower.bytes >> 20
+        self.description = f"{loaded.name} on {self.device}, its encoder of media alone, {size:,} MB"
+        self.open_requests = OpenRequests(config.max_queued)
+        self.builder = RequestBuilder(
+            loaded.name, loaded.tokenizer, self.vocab_size, self.eos_ids, longest, None, media=loaded.media
+        )
+        self.loop = TowerLoop(loaded, config.image_cache_mb << 20)
+        self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
+
+    def submit(self, *_: object) -> NoReturn:
+        raise not_a_generator_error(self.model_name, encoder_only=True)
+
+    open_program = submit
+
+    def ask(self, call: EngineCall[R]) -> Future[R]:
+        """Future of the answer to a call.
+
+        Raises:
+            OverloadedError: too many requests are waiting.
+            EngineClosedError: the engine is closed.
+            CapabilityError: the call is for an engine with a decoder.
+        """
+        self.gate.check_open()
+        if type(call) not in self._answers:
+            raise CapabilityError("an engine with encoder_only can't do that.", hint="Start another engine.")
+        return self._answers[type(call)](self, call)
+
+    def _encode(self, call: EncodeMedia) -> Future[bytes]:
+        self.open_requests.acquire()
+        try:
+            found = self.loop.submit(call.media)
+        except BaseException:
+            self.open_requests.release()
+            raise
+        self.open_requests.count("requests_submitted")
+        found.add_done_callback(lambda _: self.open_requests.release())
+        return found
+
+    def _flush_cache(self, _: FlushCache) -> Future[int]:
+        self.loop.inbox.post(self.loop.forget)
+        return self.loop.inbox.ask(int)  # of tokens, there are none
+
+    def _stats(self, _: Stats) -> Future[dict[str, Any]]:
+        loop = self.loop
+        return loop.inbox.ask(lambda: {
+            "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
+            "steps": loop.steps, "images_encoded": loop.runs, "images_stored": loop.kept,
+            **self.open_requests.counts(),
+        })  # fmt: skip
+
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
+        EncodeMedia: _encode,
+        FlushCache: _flush_cache,
+        Stats: _stats,
+    }
+
+    def close(self) -> None:
+        """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
+        self.gate.reason = CLOSED
+        if self.gate.is_copy:
+            return
+        self.loop.inbox.close()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()

@@ -1,0 +1,115 @@
+"""Client of encoders on other servers (`serve --encoder-only`), in the place of an encoder and of what prepares for it.
+
+A server is sent the file, which is smaller than what an encoder reads of it, and answers with features in the format of
+safetensors, named by a hash of the file and of the settings that it is prepared with. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import httpx2
+import torch
+
+from sglang_lite.protocol import BackendError, ParameterError
+from sglang_lite.runtime.tokens.image_span import MediaItem
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.media.prepare import Pixels
+
+logger = logging.getLogger("sglang_lite")
+_KEY = "SGLANG_LITE_ENCODER_KEY"  # variable with the servers' API key
+_TIMEOUT = httpx2.Timeout(60.0, connect=5.0)  # of each read and write
+_PAUSE_S = 10.0  # for which a server that has failed is asked after the others
+_FEATURES = "features"
+
+
+class EncoderClient:
+    """Encoders of a model's images, videos and sounds at several addresses.
+
+    Args:
+        urls: addresses of the servers, as "http://10.0.0.2:30000".
+        size, planes: size of a vector, and number of vectors in a feature, as `VisionTower.planes`.
+        dtype, device: of the features.
+    """
+
+    def __init__(self, urls: Sequence[str], size: int, planes: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.planes, self.dtype, self.device = planes, dtype, device
+        self._urls, self._width = tuple(urls), size * planes
+        key = os.environ.get(_KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx2.Client(timeout=_TIMEOUT, trust_env=False, headers=headers)
+        self._paused = dict.fromkeys(self._urls, 0.0)  # until when
+
+    def prepare(self, item: MediaItem) -> Pixels:
+        """Features of an image, a video or a sound. May be called on several threads.
+
+        A server is asked first for what it has been asked before. If it does not answer, the next one is asked.
+
+        Raises:
+            ParameterError: a server refuses the file.
+            BackendError: no server answers with its features.
+        """
+        first, now, failures = int.from_bytes(item.key[:4], "big") % len(self._urls), time.monotonic(), list[str]()
+        for url in sorted(self._urls[first:] + self._urls[:first], key=lambda url: now < self._paused[url]):
+            try:
+                return {_FEATURES: self._asked(url, item)}
+            except (httpx2.HTTPError, _UnusableError) as error:
+                self._paused[url] = time.monotonic() + _PAUSE_S
+                failures.append(f"{url}: {error or type(error).__name__}")
+                logger.warning("the encoder at %s", failures[-1])
+        raise BackendError(
+            f"the {item.image.kind} is encoded nowhere: {'; '.join(failures)}",
+            hint="Start one of encoder_urls: sglang-lite serve --encoder-only, with the same model.",
+        )
+
+    def encode(self, media: Sequence[Pixels]) -> list[torch.Tensor]:
+        """Features [count, planes * size] of each, on the device."""
+        return [each[_FEATURES].to(self.device, self.dtype, non_blocking=True) for each in media]
+
+    def close(self) -> None:
+        """Ends all connections. Requests that are under way fail."""
+        self._client.close()
+
+    def _asked(self, url: str, item: MediaItem) -> torch.Tensor:
+        """Features from one server."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        medium = item.image
+        source = f"data:{medium.media_type};base64,{base64.b64encode(medium.data).decode()}"
+        asked = {"mm_items": [source], "modality": medium.kind, "num_frames": medium.frames}
+        response = self._client.post(f"{url}/encode", json=asked)
+        if response.status_code in (400, 413):
+            raise ParameterError(medium.kind, f"{url} refuses it: {_problem(response)}")
+        if response.status_code != 200:
+            hint = f" ({_KEY} has its key.)" if response.status_code in (401, 403) else ""
+            raise _UnusableError(f"answers {response.status_code}: {_problem(response)}{hint}")
+        try:
+            found = load(response.content)
+        except SafetensorError as error:
+            raise _UnusableError(f"answers no features: {error}") from None
+        if item.key.hex() not in found:
+            raise _UnusableError("prepares it in another way. Give it the same model and mm_process_config.")
+        features = found[item.key.hex()]
+        if features.shape != (item.count, self._width):
+            shape = " x ".join(map(str, features.shape))
+            raise _UnusableError(f"has {shape} numbers for it, not {item.count} x {self._width}: of another model.")
+        return features.pin_memory() if self.device.type == "cuda" else features
+
+
+class _UnusableError(Exception):
+    """Answer of a server in which there are no features that can be used."""
+
+
+def _problem(response: httpx2.Response) -> str:
+    """Problem that an answer names."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]

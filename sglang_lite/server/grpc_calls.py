@@ -1,0 +1,141 @@
+"""Context of all gRPC calls: keys, limits, a line of the log, counts, spans, and the status of an error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+from starlette.requests import Request
+
+from sglang_lite.protocol import ParameterError, SglError
+from sglang_lite.random_ids import random_id
+from sglang_lite.server import native
+from sglang_lite.server.async_engine import key_in_use
+from sglang_lite.server.endpoint import AccessControl, Route
+from sglang_lite.server.errors import RateLimitError, status_of
+from sglang_lite.server.service import Service
+
+logger = logging.getLogger("sglang_lite.server")
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED, 404: grpc.StatusCode.NOT_FOUND, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED, 503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}  # fmt: skip
+_SCHEDULER = "sglang.grpc.scheduler.SglangScheduler"
+_OF_KEY = Route("gRPC", native.generate, "Any call", protocol="native")
+
+
+class GrpcCalls:
+    """Context of the gRPC calls of a server.
+
+    Args:
+        gate: keys and counts of open requests of the HTTP server.
+    """
+
+    def __init__(self, service: Service, gate: AccessControl) -> None:
+        self._service, self._gate = service, gate
+        self._connections = _Connections(service.settings.max_connections_per_client)
+
+    @contextlib.asynccontextmanager
+    async def answering(
+        self, call: str, context: grpc.aio.ServicerContext, route: Route = _OF_KEY, *, request_id: str = "",
+        counts: bool = False, of: str = _SCHEDULER,
+    ) -> AsyncIterator[None]:  # fmt: skip
+        """Context of a call that checks its key and the limits, logs a line, and ends it with a status if it fails.
+
+        Args:
+            call: name of the call.
+            route: who may call.
+            counts: whether it counts as an open request.
+            of: full name of its service.
+        """
+        headers = {name.lower(): value for name, value in context.invocation_metadata() if isinstance(value, str)}
+        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        started, request_id, key, status, text = time.perf_counter(), request_id or random_id(), "", 200, ""
+        told: dict[str, str | int] = {"sglang_lite.request_id": request_id}
+        with self._span(of, call, headers, told) if counts else contextlib.nullcontext():
+            try:
+                key = self._gate.key_of(Request({"type": "http", "headers": encoded, "query_string": b""}), route)
+                with self._connections.call(context.peer()), self._gate.count_open(key, counts):
+                    if counts:
+                        self._service.begin(key)
+                    key_in_use.set(key)
+                    yield
+            except SglError as error:
+                status, text = status_of(error).status, str(error)
+            except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
+                status = 499
+                raise
+            except Exception:  # a bug of this package: the client gets a status, and the server continues
+                logger.exception("the gRPC call %s failed", call)
+                status, text = 500, "the server failed. See its log."
+            finally:
+                code = grpc.StatusCode.OK if status == 200 else _CODES.get(status, grpc.StatusCode.INTERNAL)
+                told["rpc.grpc.status_code"] = code.value[0]
+                self._log(call, request_id, status, key, time.perf_counter() - started)
+        if text:
+            await context.abort(code, text)
+
+    def _span(
+        self, service: str, call: str, headers: dict[str, str], told: dict[str, str | int]
+    ) -> contextlib.AbstractContextManager[None]:
+        if self._service.spans is None:
+            return contextlib.nullcontext()
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": call}
+        return self._service.spans.request(f"{service}/{call}", attributes, headers, told)
+
+    def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
+        """Logs and counts a call as an HTTP request, with the status that it would have there."""
+        ms = round(took * 1000, 1)
+        line = {"method": "gRPC", "route": f"/{call}", "status": status, "ms": ms, "request_id": request_id}
+        logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
+        self._service.metrics.responded(f"/{call}", "gRPC", status, key)
+        self._service.metrics.took(f"/{call}", took)
+
+
+def refuse(request: Any, *names: str) -> None:  # of the protocol
+    """Raises ParameterError if one of the fields of a message is set."""
+    given = {field.name for field, _ in request.ListFields()}
+    for name in names:
+        if name in given:
+            raise ParameterError(name, "is not supported by this server.", hint="Leave it out.")
+
+
+class _Connections:
+    """Connections that have open calls, by client: gRPC tells of no others, and closes them.
+
+    Args:
+        most: most connections of a client's address.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)  # numbers of calls by address and peer
+
+    @contextlib.contextmanager
+    def call(self, peer: str) -> Iterator[None]:
+        """Context of a call. Raises RateLimitError if its client has too many connections.
+
+        Args:
+            peer: address and port of the connection, as gRPC writes them.
+        """
+        address = peer.rpartition(":")[0]
+        calls = self._calls[address]
+        if peer not in calls and len(calls) >= self._most:
+            told = f"{self._most:,} connections of this client have calls, which is the limit."
+            raise RateLimitError(told, hint="Send calls over one connection.")
+        calls[peer] += 1
+        try:
+            yield
+        finally:
+            calls[peer] -= 1
+            if not calls[peer]:
+                del calls[peer]
+            if not calls:
+                del self._calls[address]

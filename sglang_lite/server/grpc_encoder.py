@@ -1,0 +1,37 @@
+"""SGLang's gRPC service of encoders (`sglang_encoder.proto`, as smg-grpc-proto publishes it), on a server with
+`--encoder-only`. Its messages have no place for features: a call makes them and answers with their size, and `/encode`
+over HTTP answers the same media with the features, which are kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from smg_grpc_proto import sglang_encoder_pb2 as pb
+from smg_grpc_proto import sglang_encoder_pb2_grpc as services
+
+from sglang_lite.server.features import features
+from sglang_lite.server.grpc_calls import GrpcCalls, refuse
+from sglang_lite.server.service import Service
+
+_NAME = pb.DESCRIPTOR.services_by_name["SglangEncoder"].full_name
+
+
+class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # generated code has no types
+    """Calls of the service. Those that hand features over by Mooncake or ZMQ answer UNIMPLEMENTED."""
+
+    def __init__(self, service: Service, calls: GrpcCalls) -> None:
+        self._service, self._calls = service, calls
+
+    async def Encode(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
+        """Encodes media, and answers with the size of their features."""
+        async with self._calls.answering("Encode", context, of=_NAME, request_id=request.req_id, counts=True):
+            refuse(request, "prefill_host", "embedding_port")  # pickles over ZMQ
+            data = await features(self._service, list(request.mm_items))
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # of safetensors
+            found = [each for name, each in header.items() if name != "__metadata__"]
+            return pb.EncodeResponse(
+                embedding_size=max(each["data_offsets"][1] for each in found),
+                embedding_len=sum(each["shape"][0] for each in found),
+                embedding_dim=found[0]["shape"][1],
+            )
