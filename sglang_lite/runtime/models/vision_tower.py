@@ -57,9 +57,10 @@ class VisionTower:
                 delattr(self._model, name)
         self.parameters = take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
-        if config.model_type == "qwen2_5_vl":
+        if config.model_type.startswith("qwen"):
+            windows = _Windows()
             for block in self._model.visual.blocks:
-                block.attn = _WindowAttention(block.attn)
+                block.attn = _WindowAttention(block.attn, windows)
         self.dtype, self.device = dtype, device
         self._inputs = inspect.signature(self._model.get_image_features).parameters
 
@@ -149,17 +150,45 @@ def stored_names(name: str) -> tuple[str, ...]:
     return name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"
 
 
+class _Windows:
+    """Patches of each window of an image, which all layers of a pass divide alike: finding them waits for the GPU."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+
+    def of(self, borders: torch.Tensor) -> list[torch.Tensor]:
+        """Numbers [windows, length] of the patches in windows, for each length that there is.
+
+        Args:
+            borders: int32 [windows + 1]; window i has the patches from borders[i] to borders[i + 1].
+        """
+        for known, found in self._found:
+            if known is borders:
+                return found
+        starts: dict[int, list[int]] = {}
+        for start, end in pairwise(borders.tolist()):
+            starts.setdefault(end - start, []).append(start)
+        found = [
+            torch.tensor(those, device=borders.device).unsqueeze(1) + torch.arange(length, device=borders.device)
+            for length, those in starts.items()
+        ]
+        self._found = [*self._found[-1:], (borders, found)]  # some layers have whole images in the place of windows
+        return found
+
+
 class _WindowAttention(torch.nn.Module):
-    """Attention within windows of an image, all of one size at once: transformers' module takes one after the other, of
-    which a large image has hundreds in each layer.
+    """Attention within windows or whole images, those of one size at once: transformers' module takes one after the
+    other, of which a large image has hundreds in each layer, and waits for the GPU in each layer.
 
     Args:
         attention: transformers' module.
+        windows: patches of each window, shared by all layers.
     """
 
-    def __init__(self, attention: torch.nn.Module) -> None:
+    def __init__(self, attention: torch.nn.Module, windows: _Windows) -> None:
         super().__init__()
         self._of: Any = attention
+        self._windows = windows
 
     def forward(
         self,
@@ -173,13 +202,8 @@ class _WindowAttention(torch.nn.Module):
 
         q, k, v = self._of.qkv(hidden_states).view(len(hidden_states), 3, self._of.num_heads, -1).unbind(1)
         q, k = apply_rotary_pos_emb_vision(q, k, *position_embeddings)
-        borders = cu_seqlens.tolist()
-        starts: dict[int, list[int]] = {}
-        for start, end in pairwise(borders):
-            starts.setdefault(end - start, []).append(start)
         out = torch.empty_like(v)
-        for length, those in starts.items():
-            at = torch.tensor(those, device=q.device).unsqueeze(1) + torch.arange(length, device=q.device)
+        for at in self._windows.of(cu_seqlens):
             own_q, own_k, own_v = (each[at].transpose(1, 2) for each in (q, k, v))
             seen = F.scaled_dot_product_attention(own_q, own_k, own_v, scale=self._of.scaling)
             out[at] = seen.transpose(1, 2)
