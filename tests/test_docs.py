@@ -14,6 +14,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding import spec as embedding_spec
 from sglang_lite.runtime.models import families, read_gguf
 from sglang_lite.runtime.models.aliases import ALIASES
+from sglang_lite.runtime.models.transformers_config import WHISPER
 
 ROOT = Path(__file__).parent.parent
 SNIPPETS = [
@@ -64,7 +65,7 @@ def test_help_of_an_engine_and_of_gen_has_every_parameter_with_its_default():
 def test_the_page_on_models_names_every_architecture_and_no_other():
     text = (ROOT / "docs" / "models.md").read_text()
     written = set(re.findall(r"`([A-Z]\w+(?:For[A-Z]\w+|Model))`", text))
-    assert written == {*families.ARCHITECTURES, *families.WITH_ENCODER, *embedding_spec.ENCODERS}
+    assert written == {*families.ARCHITECTURES, *families.WITH_ENCODER, WHISPER, *embedding_spec.ENCODERS}
     assert re.findall(r"^\| `([\w.-]+)` \| (?:\[[\w-]+/|PyPI)", text, re.MULTILINE) == list(ALIASES)
     first = text.partition("## Models that generate text")[2].partition("###")[0]
     rows = [line.split("|")[1:-1] for line in first.splitlines() if "`" in line and line.startswith("|")]

@@ -230,7 +230,8 @@ class Service:
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(SglError):
-            if not self.engine.core.generates:
+            media = self.reader.media
+            if not self.engine.core.generates or (media is not None and media.begins):
                 await self.call_engine(self.engine.core.gate.check_open)
                 self._first_token_at = time.monotonic()
                 return

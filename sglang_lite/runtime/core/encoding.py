@@ -118,7 +118,7 @@ class Encoding:
             fail: as of `step`.
         """
         lost = self.store.forget()
-        self._pixels |= {each.item.key: self._pool.submit(self._preparer.prepare, each.item.image) for each in lost}
+        self._pixels |= {each.item.key: self._pool.submit(self._preparer.prepare, each.item) for each in lost}
         for entry in lost:
             self._encode([entry], fail)
 

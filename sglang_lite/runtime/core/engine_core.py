@@ -92,6 +92,7 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.media.store import FeatureStore
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.whisper import WhisperDecoder
 from sglang_lite.runtime.requests.output_builder import Event, Sink
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.admission_order import POLICIES
@@ -469,8 +470,8 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     """Encoder of images, videos or sounds with its store, if the model takes any."""
     if loaded.tower is None or loaded.media is None or loaded.path is None:
         return None
-    assert isinstance(loaded.model, Decoder), "transformers' models read no images here"
-    width, dtype = loaded.tower.planes * loaded.model.spec.hidden_size, loaded.model.precision.compute
+    assert isinstance(loaded.model, Decoder | WhisperDecoder), "transformers' models read no images here"
+    width, dtype = loaded.tower.width, loaded.model.precision.compute
     rows = max(config.image_cache_mb * 2**20 // (width * dtype.itemsize), 1)
     store = FeatureStore(loaded.model.zeros((min(rows, _FEATURES_PER_TOKEN * capacity.tokens), width), dtype))
     loaded.model.features = store.table

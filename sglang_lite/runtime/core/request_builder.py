@@ -278,6 +278,8 @@ class RequestBuilder:
                 self._as_tokens("input_ids", real)
         else:
             tokens = self._as_tokens("input_ids", ids)
+        if self.media is not None:
+            self.media.check_beginning(tokens, media)
         room = self._longest - len(ids)
         if room < (1 if params.max_tokens else 0):
             raise ParameterError(

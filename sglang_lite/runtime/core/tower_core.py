@@ -221,7 +221,7 @@ class TowerCore:
         self.tokenizer, self.vocab_size = loaded.tokenizer, loaded.media.vocab_size
         longest = loaded.longest
         self.capacity = Capacity(Sizes(config.max_queued, longest, 1), longest, 0, longest)
-        size = loaded.tower.bytes >> 20
+        size = sum(each.nbytes for each in loaded.tower.parameters.values()) >> 20
         self.description = f"{loaded.name} on {self.device}, its encoder of media alone, {size:,} MB"
         self.open_requests = OpenRequests(config.max_queued)
         self.builder = RequestBuilder(

@@ -16,6 +16,7 @@ import torch
 
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.attention.base import AttentionRequirements, ModelAttention
+from sglang_lite.runtime.attention.cross import CrossAttention
 from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
@@ -419,7 +420,8 @@ def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) ->
         )
         for spec in model.attentions
     ]  # fmt: skip
-    return make_layers_attention(name, required)
+    made = make_layers_attention(name, required)
+    return made if model.sound is None else CrossAttention(made, model.sound)
 
 
 def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int) -> PrefixGroups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,26 @@ class KVLayout:
     def numbers(self) -> int:
         """Number of elements that a token takes in all layers."""
         return sum(plane.heads * plane.size for planes in self.layers for plane in planes)
+
+
+_WHOLE_PAGES = 64  # a sound takes a multiple of so many tokens, so that text begins with a page of any common size
+
+
+class SoundPrefix(NamedTuple):
+    """First tokens of each sequence, whose keys and values are a sound's: text attends to them by cross attention.
+
+    Attributes:
+        frames: number of those that are attended to.
+        tokens: their number with the padding behind them.
+    """
+
+    frames: int
+    tokens: int
+
+    @classmethod
+    def of(cls, frames: int) -> SoundPrefix:
+        return cls(frames, -(-frames // _WHOLE_PAGES) * _WHOLE_PAGES)
+
+    @property
+    def padding(self) -> int:
+        return self.tokens - self.frames

@@ -165,10 +165,8 @@ class _Inspection:
             )  # fmt: skip
             return
         self._spec = found = read_spec(self.path)
-        native = isinstance(found, ModelSpec)
-        why = "there is none of our own for it"
-        if isinstance(found, ModelSpec):
-            why = f"the family {found.architecture}"
+        native = isinstance(found, ModelSpec) or found.sound is not None
+        why = f"the family {found.architecture}" if native else "there is none of our own for it"
         self._update(
             architecture=self.description.architecture or found.architecture, why=why,
             runs="native" if native else "transformers", serves=("generate", "score"),
@@ -188,8 +186,10 @@ class _Inspection:
                 self._fit_encoder(self._spec)
             case ModelSpec():
                 self._fit_decoder(self._spec)
-            case TransformersSpec():
+            case TransformersSpec(sound=None):
                 self._fit_fallback()
+            case TransformersSpec():
+                self._fit_whisper()
 
     def _source(self) -> HeaderSource | None:
         if self._headers is None:
@@ -268,6 +268,18 @@ class _Inspection:
         _take_encoder(spec, source)
         more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
         self._update(loaded_bytes=source.elements * dtype.itemsize + more * 4)
+
+    def _fit_whisper(self) -> None:
+        device, config = pick_device(self._config), read_config(self.path)
+        formats, numbers = precision("auto", device), Counter[bool]()
+        item = formats.compute.itemsize
+        for name, header in (self._headers or {}).items():
+            numbers[is_of_encoder(name)] += math.prod(header.shape)
+        self._update(
+            device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers[False] * item,
+            cache_bytes=2 * config["decoder_layers"] * config["d_model"] * item, tower_bytes=numbers[True] * item,
+            media=() if self._media is None else tuple(self._media.kinds),
+        )  # fmt: skip
 
     def _fit_fallback(self) -> None:
         from sglang_lite.runtime.models.load_transformers import outline  # imports all of transformers' models

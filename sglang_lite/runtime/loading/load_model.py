@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generation, load_encoder
@@ -21,6 +21,7 @@ from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
+from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.seeding import seed_of
@@ -47,6 +48,7 @@ from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.models.whisper import WhisperDecoder
 from sglang_lite.runtime.parallel.addresses import NCCL, meeting
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -155,7 +157,7 @@ def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
     assert files.media is not None, "refused with the files"
     assert isinstance(files.spec, ModelSpec), "transformers' models take no media here"
     dtype = precision(config.dtype, device).compute
-    tower = _open_tower(files, _source(files, files.spec, config, device), dtype, device)
+    tower = _open_tower(files, _source(files, config, device), dtype, device)
     preparer = MediaPreparer(path, files.media, config.image_options, pinned=device.type == "cuda")
     return LoadedTower(config.model, tower, files.media, preparer, files.tokenizer, files.spec.max_positions, device)
 
@@ -192,7 +194,7 @@ def load_model(
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
     check_deterministic(config, spec, device)
-    source = _source(files, spec, config, device)
+    source = _source(files, config, device)
     given = {} if (file := config.quantization_param_path) is None else read_kv_scales(Path(file), spec.kv_layout)
     kind = Decoder
     if device.type == "cpu":
@@ -227,7 +229,7 @@ def load_model(
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
             model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload)
-        model.tower = tower
+        model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None  # whose weights are here
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
             stored = source.kv_scales(spec.kv_layout) | given
@@ -308,6 +310,8 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     device = pick_device(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which tries the model
+    if spec.sound is not None:
+        return _load_whisper(config, files, spec.sound, device)
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
     startup_messages.announce(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
@@ -321,7 +325,29 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     )
 
 
-def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig, device: torch.device) -> WeightSource:
+def _load_whisper(config: EngineConfig, files: ModelFiles, sound: SoundPrefix, device: torch.device) -> LoadedModel:
+    """Loads Whisper's encoder and decoder."""
+    spec, path = files.spec, files.path
+    if files.media is None:
+        raise ModelError(
+            f"{path}: {spec.architecture} hears nothing without a tokenizer and preprocessor_config.json.",
+            hint="Add them, and leave enable_multimodal and skip_tokenizer_init out.",
+        )
+    if longest_context(config, spec.max_positions) <= sound.tokens:
+        raise ParameterError("context_length", f"a sound alone takes {sound.tokens:,} tokens.", hint="Leave it out.")
+    if config.page_size and sound.tokens % config.page_size:
+        raise ParameterError("page_size", f"the {sound.tokens:,} tokens of a sound are no whole pages.", hint="Use 16.")
+    source, formats = _source(files, config, device), precision(config.dtype, device)
+    tower = SoundTower(path, source, formats.compute, device)
+    model = WhisperDecoder(path, source, formats.compute, device, sound)
+    source.check_all_used()
+    return LoadedModel(
+        config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, None, path,
+        files.media, tower,
+    )  # fmt: skip
+
+
+def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> WeightSource:
     """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
     if files.gguf is not None:
         check_gguf(config.load_format, files.path)
@@ -331,7 +357,8 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig, device: to
                 hint='Leave it out, or use "gguf".',
             )  # fmt: skip
         dummy = config.load_format == "dummy"
-        return DummySource(device, Q4_K) if dummy else GgufSource(files.gguf, spec)
+        assert isinstance(files.spec, ModelSpec), "no other code reads GGUF files"
+        return DummySource(device, Q4_K) if dummy else GgufSource(files.gguf, files.spec)
     path = files.path
     declared = read_quantisation(path)
     declared.check_name(config.quantization)

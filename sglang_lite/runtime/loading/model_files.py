@@ -113,7 +113,8 @@ def _from_folder(path: Path, implementation: Implementation, with_tokenizer: boo
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))
     media = None
-    if isinstance(spec, ModelSpec) and tokenizer.knows_text and not options.text_alone:
+    takes_media = isinstance(spec, ModelSpec) or spec.sound is not None
+    if takes_media and tokenizer.knows_text and not options.text_alone:
         media = media_format(path, tokenizer, spec.vocab_size, options)
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
     return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more, media=media)

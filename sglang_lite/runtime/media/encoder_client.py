@@ -39,8 +39,8 @@ class EncoderClient:
     """
 
     def __init__(self, urls: Sequence[str], size: int, planes: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.planes, self.dtype, self.device = planes, dtype, device
-        self._urls, self._width = tuple(urls), size * planes
+        self.dtype, self.device = dtype, device
+        self._urls, self.width = tuple(urls), size * planes
         key = os.environ.get(_KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx2.Client(timeout=_TIMEOUT, trust_env=False, headers=headers)
@@ -97,9 +97,9 @@ class EncoderClient:
         if item.key.hex() not in found:
             raise _UnusableError("prepares it in another way. Give it the same model and mm_process_config.")
         features = found[item.key.hex()]
-        if features.shape != (item.count, self._width):
+        if features.shape != (item.count, self.width):
             shape = " x ".join(map(str, features.shape))
-            raise _UnusableError(f"has {shape} numbers for it, not {item.count} x {self._width}: of another model.")
+            raise _UnusableError(f"has {shape} numbers for it, not {item.count} x {self.width}: of another model.")
         return features.pin_memory() if self.device.type == "cuda" else features
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sglang_lite.media_files import samples, video_header
 from sglang_lite.protocol import CapabilityError, Image, MediaKind, ModelError, ParameterError, Prompt, Span
 from sglang_lite.protocol.prompt import is_placeholder
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.media.data_url import ARTICLES, image_from, unfetched
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.media.image_families import GEMMA_IMAGE, IMAGE_FAMILIES, Config, Part
@@ -23,7 +24,7 @@ from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.tokens.image_options import ImageOptions
 from sglang_lite.runtime.tokens.image_span import Grid, ImageSpan, MediaItem
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
-from sglang_lite.runtime.tokens.virtual_ids import virtual_ids
+from sglang_lite.runtime.tokens.virtual_ids import virtual_ids, virtual_positions
 
 NAMES: Mapping[MediaKind, str] = {"image": "image", "video": "video", "audio": "sound"}  # for messages
 _SENSES: Mapping[MediaKind, str] = {"image": "see images", "video": "watch videos", "audio": "hear sounds"}
@@ -63,6 +64,7 @@ class MediaFormat:
         settings: hash of what media are prepared with.
         block: number of an image's tokens, if they attend to each other in both directions; else 0.
         video, sound: how it takes videos and sounds; None if it takes none.
+        begins: whether each prompt begins with one sound, and has no other.
     """
 
     kinds: Mapping[MediaKind, Placeholders]
@@ -71,6 +73,17 @@ class MediaFormat:
     block: int = 0
     video: VideoFormat | None = None
     sound: SoundFormat | None = None
+    begins: bool = False
+
+    def check_beginning(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
+        """Raises ParameterError if prompts begin with a sound, and these tokens with something else."""
+        if not self.begins:
+            return
+        places = virtual_positions(tokens, self.vocab_size)
+        if len(media) != 1 or len(places) != media[0].count or places[-1] >= len(places):
+            problem = "has to begin with a sound and have no other: the model writes what it hears."
+            hint = "Begin with sgl.audio(…) in a program; with <audio> and audio_data= for generate."
+            raise ParameterError("prompt", problem, hint=hint)
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Spans of a prompt that names its placeholders in text, with these by themselves. Text that can't name special
@@ -247,16 +260,17 @@ def _sound_format(
     """Media of a model that hears sounds."""
     if (settings := _settings(folder, "feature_extractor", "preprocessor_config.json")) is None:
         return None
-    sound, token_id = SOUND_FAMILIES[config["model_type"]](config, settings), _id(config, "audio_token")
+    sound = SOUND_FAMILIES[config["model_type"]](config, settings)
+    token_id = config["eos_token_id"] if sound.named else _id(config, "audio_token")
     token = tokenizer.control_text(token_id)
 
     def parts(each: Image) -> Sequence[Part]:
         return sound.parts(len(samples(each, sound.rate, sound.seconds)))
 
     kinds: dict[MediaKind, Placeholders] = {
-        "audio": Placeholders(token, token, token_id, parts, options.most.get("audio"))
+        "audio": Placeholders(sound.named or token, token, token_id, parts, options.most.get("audio"))
     }
-    return MediaFormat(kinds, vocab_size, _digest(settings), sound=sound)
+    return MediaFormat(kinds, vocab_size, _digest(settings), sound=sound, begins=bool(sound.named))
 
 
 def _id(config: Config, name: str) -> int:

@@ -118,7 +118,8 @@ def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures:
 
 
 class _SoundPreparer:
-    """Preparer of sounds, by transformers' extractor of spectrograms."""
+    """Preparer of sounds, by transformers' extractor of spectrograms: `input_features` [windows, mel bins, columns],
+    and `attention_mask` [1, columns of all windows]."""
 
     def __init__(self, folder: Path, sound: SoundFormat) -> None:
         from transformers import AutoFeatureExtractor
@@ -133,13 +134,15 @@ class _SoundPreparer:
             ) from error
 
     def prepare(self, sound: Image) -> Pixels:
-        rate = self._sound.rate
-        heard = samples(sound, rate, self._sound.seconds)
-        return dict(
-            self._extractor(
-                heard, sampling_rate=rate, padding="max_length", return_attention_mask=True, return_tensors="pt"
-            )
-        )
+        form = self._sound
+        heard = samples(sound, form.rate, form.seconds)
+        made = self._extractor(
+            heard, sampling_rate=form.rate, padding=True, pad_to_multiple_of=form.window, truncation=False,
+            return_attention_mask=True, return_tensors="pt",
+        )  # fmt: skip
+        (spectrogram,) = made["input_features"]
+        windows = spectrogram.view(len(spectrogram), -1, form.window // form.hop).transpose(0, 1)
+        return {"input_features": windows.contiguous(), "attention_mask": made["attention_mask"]}
 
 
 def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformers

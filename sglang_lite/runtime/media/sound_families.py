@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sglang_lite.media_files import MAX_SECONDS
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.media.image_families import Config, Part
 
 
@@ -16,14 +18,18 @@ class SoundFormat:
     Attributes:
         rate: samples in a second.
         hop: samples from one column of the spectrogram to the next.
-        seconds: length that it hears at once.
+        seconds: longest sound.
+        window: samples to a multiple of which a sound is padded; the encoder gets one such window after the other.
         count: number of placeholders of a spectrogram of so many columns.
+        named: text that stands for a sound in prompts; "" if it is the token that the config names.
     """
 
     rate: int
     hop: int
     seconds: float
+    window: int
     count: Callable[[int], int]
+    named: str = ""
 
     def parts(self, samples: int) -> Sequence[Part]:
         """Placeholders of a sound of so many samples. Raises ParameterError if it is too short."""
@@ -33,12 +39,33 @@ class SoundFormat:
         return (count,)
 
 
+def _spectrogram(
+    settings: Config, count: Callable[[int], int], most_seconds: float = 0, named: str = ""
+) -> SoundFormat:
+    """Whisper's spectrogram, of a window if a sound may not be longer."""
+    rate, seconds = settings.get("sampling_rate", 16000), settings.get("chunk_length", 30)
+    return SoundFormat(rate, settings.get("hop_length", 160), most_seconds or seconds, rate * seconds, count, named)
+
+
 def _qwen2_audio(config: Config, settings: Config) -> SoundFormat:
-    """Qwen2-Audio: Whisper's spectrogram, halved by a convolution and again by pooling."""
-    return SoundFormat(
-        settings.get("sampling_rate", 16000), settings.get("hop_length", 160), settings.get("chunk_length", 30),
-        lambda columns: ((columns - 1) // 2 - 1) // 2 + 1,
-    )  # fmt: skip
+    """Qwen2-Audio: the spectrogram is halved by a convolution and again by pooling."""
+    return _spectrogram(settings, lambda columns: ((columns - 1) // 2 - 1) // 2 + 1)
 
 
-SOUND_FAMILIES: Mapping[str, Callable[[Config, Config], SoundFormat]] = {"qwen2_audio": _qwen2_audio}
+def _voxtral(config: Config, settings: Config) -> SoundFormat:
+    """Voxtral: all frames of each window, so many of them in a feature as the projector takes."""
+    audio = {"hidden_size": 1280, "intermediate_size": 5120, "max_source_positions": 1500, **config["audio_config"]}
+    columns, frames = 2 * audio["max_source_positions"], audio["max_source_positions"]
+    each = frames * audio["hidden_size"] // audio["intermediate_size"]
+    return _spectrogram(settings, lambda count: -(-count // columns) * each, MAX_SECONDS)
+
+
+def _whisper(config: Config, settings: Config) -> SoundFormat:
+    """Whisper: all frames of a window, in front of the text."""
+    tokens = SoundPrefix.of(config["max_source_positions"]).tokens
+    return _spectrogram(settings, lambda columns: tokens, named="<audio>")
+
+
+SOUND_FAMILIES: Mapping[str, Callable[[Config, Config], SoundFormat]] = {
+    "qwen2_audio": _qwen2_audio, "voxtral": _voxtral, "whisper": _whisper,
+}  # fmt: skip

@@ -507,6 +507,7 @@ WITH_ENCODER = (
     "Mistral3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration", "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
+    "VoxtralForConditionalGeneration",
 )  # fmt: skip
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "mrope_section": [16, 24, 24]}
 # Types of decoders in these models -> family, and values of fields that a config may omit.

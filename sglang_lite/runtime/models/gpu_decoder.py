@@ -14,6 +14,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, Devic
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.embed import add_features, embed
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import LoraRows, lora_rows
@@ -49,6 +50,7 @@ class GpuDecoder(Decoder):
     vocab_block = BLOCK
     cuts_embedding = False
     uncapturable: str | None = None
+    sound: SoundPrefix | None = None
 
     def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # arguments of Decoder
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):

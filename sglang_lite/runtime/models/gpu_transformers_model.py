@@ -19,6 +19,7 @@ from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.norm import norm
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
@@ -46,6 +47,7 @@ class GpuTransformersModel(TransformersModel):
     kv_scales: KVScales | None = None
     rope_axes: torch.Tensor | None = None
     both_ways = False
+    sound: SoundPrefix | None = None
 
     def __init__(self, module: Any, label: str) -> None:  # arguments of TransformersModel
         super().__init__(module, label)

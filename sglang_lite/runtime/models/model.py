@@ -10,7 +10,7 @@ import torch
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
-from sglang_lite.runtime.kernels.kv_layout import KVLayout
+from sglang_lite.runtime.kernels.kv_layout import KVLayout, SoundPrefix
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
 
@@ -21,13 +21,12 @@ Cache: TypeAlias = Any  # KV cache of a model: its type is the model's own, and 
 
 
 class Model(Protocol):
-    """Model that computes hidden states and logits from token tensors.
+    """Model that computes hidden states and logits from token tensors."""
 
-    Attributes:
-        fused: True if the model is a `DeviceModel`.
-    """
-
-    fused: bool
+    @property
+    def fused(self) -> bool:
+        """True if the model is a `DeviceModel`."""
+        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -86,13 +85,15 @@ class DeviceModel(Model, Protocol):
         kv_scales: scales of an 8-bit KV cache, or None if the cache is not in 8 bits.
         uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
         rope_axes: `RotaryPositions.axes` for the model's plans; None if tokens have one position.
-        both_ways: whether tokens of images see later ones.
+        both_ways: whether its attention reads `DevicePlan.limits`, as tokens of images see later ones.
+        sound: tokens of the sound that each sequence begins with, if text attends to it apart from other text.
         parts: how ranks share the logits; None if there is one rank.
     """
 
     kv_scales: KVScales | None
     uncapturable: str | None
     both_ways: bool
+    sound: SoundPrefix | None
 
     @property
     def rope_axes(self) -> torch.Tensor | None: ...

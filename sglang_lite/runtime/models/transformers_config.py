@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import MAX_POSITIONS, MAX_TOKENS, Field, Json
 from sglang_lite.runtime.models.families import ARCHITECTURES, WITH_ENCODER, Config
@@ -24,6 +25,12 @@ _FIELDS = {
     "bos_token_id": config_fields.CONFIG["bos_token_id"],
     **{name: Field("whole", 1, MAX_POSITIONS) for name in _LIMITS},
 }
+WHISPER = "WhisperForConditionalGeneration"
+_WHISPER_FIELDS = {
+    # A block of queries sees all frames, or none.
+    "max_source_positions": Field("whole", 128, MAX_POSITIONS, required=True),
+    "max_target_positions": Field("whole", 1, MAX_POSITIONS, required=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,14 @@ class TransformersSpec:
         vocab_size: number of tokens.
         max_positions: longest sequence, in tokens.
         eos_ids: tokens that end a sequence.
+        sound: tokens of the sound that each sequence begins with; None if it begins with text.
     """
 
     architecture: str
     vocab_size: int
     max_positions: int
     eos_ids: tuple[int, ...]
+    sound: SoundPrefix | None = None
 
 
 def is_native(config: Config) -> bool:
@@ -84,6 +93,13 @@ def _read(config: Config, source: str) -> TransformersSpec:
     config_fields.check(whole, _FIELDS, source)
     limits = [whole[name] for name in _LIMITS if whole.get(name) is not None]
     names = config.get("architectures") or ["not named"]
+    eos = whole.get("eos_token_id")
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    config_fields.check_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
+    if names[0] == WHISPER:
+        config_fields.check(config, _WHISPER_FIELDS, source)
+        sound = SoundPrefix.of(whole["max_source_positions"])
+        return TransformersSpec(WHISPER, whole["vocab_size"], sound.tokens + whole["max_target_positions"], ids, sound)
     if config.get("is_encoder_decoder") and names[0].endswith("ForConditionalGeneration"):
         problem = f"{names[0]} has an encoder beside its decoder, which alone continues no text."
         raise ModelError(f"{source}: {problem}", hint="Use a model that generates text.")
@@ -95,7 +111,4 @@ def _read(config: Config, source: str) -> TransformersSpec:
         )
     if not limits:
         raise ModelError(f"{source}: architecture {names[0]} has no limit of positions ({', '.join(_LIMITS)}).")
-    eos = whole.get("eos_token_id")
-    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    config_fields.check_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
     return TransformersSpec(names[0], whole["vocab_size"], limits[0], ids)

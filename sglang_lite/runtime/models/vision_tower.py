@@ -32,6 +32,7 @@ class VisionTower:
     Attributes:
         planes: number of vectors in a feature: the one that takes a token's place, and those that are added behind the
             decoder's first layers (DeepStack, arXiv:2406.04334).
+        width: number of elements of a feature.
         parameters: its weights by transformers' names.
 
     Raises:
@@ -44,6 +45,7 @@ class VisionTower:
 
         self.planes = feature_planes(folder)
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        self.width: int = self.planes * config.text_config.hidden_size
         for name, value in _TINY.items():  # of the decoder, which is not made here
             if hasattr(config.text_config, name):
                 setattr(config.text_config, name, value)

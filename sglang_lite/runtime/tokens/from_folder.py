@@ -110,7 +110,7 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
         if name.endswith("_token") and isinstance(token, str | dict)
     }
     bos = special_tokens.get("bos_token")
-    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids
+    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids[:-1]  # Whisper adds it behind
     eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     prefixed = _prefix_space(description)
     unknown = backend.token_to_id(_unknown_token(description["model"]))

@@ -46,6 +46,8 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessorPil,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
     WhisperFeatureExtractor,
 )
 
@@ -219,6 +221,18 @@ def _qwen2_audio(folder: Path) -> torch.nn.Module:
     )  # fmt: skip
 
 
+def _voxtral(folder: Path) -> torch.nn.Module:
+    WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
+    audio = dict(
+        model_type="voxtral_encoder", hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        num_mel_bins=16, max_source_positions=50,
+    )  # fmt: skip
+    return VoxtralForConditionalGeneration(
+        VoxtralConfig(audio_config=audio, text_config=dict(_TEXT, head_dim=16), audio_token_id=IMAGE_ID)
+    )
+
+
+_HEARING = {"qwen2_audio": _qwen2_audio, "voxtral": _voxtral}
 FAMILIES = {
     "llava": _llava, "llava_next": _llava_next, "onevision": _onevision, "pixtral": _pixtral, "mistral3": _mistral3, "idefics3": _idefics,
     "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl,
@@ -239,7 +253,7 @@ def save_seeing(family: str, folder: Path, chat_template: str = "") -> Any:
     folder.mkdir(exist_ok=True)
     if chat_template:
         (folder / "chat_template.jinja").write_text(chat_template)
-    model = randomise({**FAMILIES, "qwen2_audio": _qwen2_audio}[family](folder))
+    model = randomise((FAMILIES | _HEARING)[family](folder))
     model.save_pretrained(folder)
     tokenizer = tiny_tokenizer()
     tokenizer["added_tokens"] = [

@@ -61,6 +61,30 @@ def test_sounds_have_transformers_probabilities(hearing: Seeing) -> None:
     assert answer.usage.image_tokens == 16 + 10 + 25
 
 
+def test_voxtral_hears_windows_of_a_sound_with_transformers_probabilities(tmp_path: Path) -> None:
+    folder = tmp_path / "voxtral"
+    model = save_seeing("voxtral", folder)
+    extractor = AutoFeatureExtractor.from_pretrained(folder)
+
+    def logprobs(ids: Sequence[int]) -> torch.Tensor:
+        windows = []
+        for each in sounds:  # as transformers' processor cuts them, which needs Mistral's own tokenizer
+            found = extractor(
+                heard(each), sampling_rate=RATE, padding=True, pad_to_multiple_of=RATE, truncation=False,
+                return_tensors="pt",
+            )  # fmt: skip
+            windows.append(found["input_features"].reshape(16, -1, 100).transpose(0, 1))
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([list(ids)]), input_features=torch.cat(windows)).logits
+        return logits[0].float().log_softmax(-1)  # type: ignore[no-any-return] # of transformers
+
+    with engine_of(folder) as engine:
+        for sounds in ([wav(0.4)], [wav(2.3, pitch=600), wav(1)]):
+            answer = engine.complete(seen("ab", *(part for each in sounds for part in (each, "cd"))), GREEDY)
+            check_with(answer, logprobs)
+        assert answer.usage.image_tokens == (3 + 1) * 25
+
+
 @pytest.mark.parametrize("step_tokens", [7, 64])
 def test_a_sound_is_computed_in_chunks_forked_and_found_in_the_cache(hearing: Seeing, step_tokens: int) -> None:
     sound = wav(0.8)

@@ -28,7 +28,7 @@ _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_s
 _ENCODER = (
     "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
     "model.vision_model.", "model.connector.", "visual.", "model.visual.",
-    "image_newline", "model.image_newline", "audio_tower.", "model.audio_tower.",
+    "image_newline", "model.image_newline", "audio_tower.", "model.audio_tower.", "model.encoder.",
 )  # fmt: skip
 
 

@@ -1,0 +1,105 @@
+"""Attention of a decoder whose sequences begin with a sound: text attends to text before it, and to the sound.
+
+The tokens of the sound have keys and values in the cache as others do, of each layer's cross attention, so that both
+attentions are those over a part of a sequence: behind the prefix, or of its frames. What the sound's own tokens attend
+to means nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sglang_lite.runtime.attention.base import ModelAttention, StepAttention
+from sglang_lite.runtime.kernels.attention_metadata import (
+    AttentionPlan,
+    AttentionRules,
+    DecodeGroup,
+    DecodeRows,
+    DevicePlan,
+    ExtendRow,
+)
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
+
+
+class CrossAttention:
+    """Attention on a GPU: with `rules.causal` over text, without over the sound.
+
+    Args:
+        backend: attention that reads `DevicePlan.limits`.
+        prefix: tokens of the sound, whole pages of them.
+    """
+
+    shares_prefixes = False
+
+    def __init__(self, backend: ModelAttention, prefix: SoundPrefix) -> None:
+        self._backend, self._prefix = backend, prefix
+        self.capturable = backend.capturable
+
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
+        over_text, over_sound = (self._backend.plan_step(each).attend for each in self._plans(plan))
+
+        def attend(q: torch.Tensor, cache: KVCache, layer: int, out: torch.Tensor, rules: AttentionRules) -> None:
+            (over_text if rules.causal else over_sound)(q, cache, layer, out, rules)
+
+        return StepAttention(attend)
+
+    def _plans(self, plan: DevicePlan) -> tuple[DevicePlan, DevicePlan]:
+        frames, tokens = self._prefix
+        first, count, slot, position = plan.blocks.unbind(1)
+        skipped = (tokens - position).clamp(min=0).minimum(count)  # tokens of the sound
+        first, count, position = first + skipped, count - skipped, position + skipped - tokens
+        over_text, over_sound = (torch.stack((first, count, slot, at), 1) for at in (position, position * 0))
+        if not self.capturable:
+            over_text, over_sound = over_text[count > 0], over_sound[count > 0]
+        own = plan.positions - tokens
+        plan = replace(plan, separate=False, longest_uncached=0)
+        return (
+            replace(
+                plan, positions=own.clamp(min=0), limits=(own + 1).clamp(min=0), blocks=over_text,
+                page_table=plan.page_table[:, tokens // plan.page_size :].contiguous(),
+            ),
+            replace(
+                plan, positions=torch.full_like(own, frames - 1), limits=torch.full_like(own, frames),
+                blocks=over_sound,
+            ),
+        )  # fmt: skip
+
+
+def text_plans(plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix) -> tuple[AttentionPlan, AttentionPlan]:
+    """Plans on a CPU of a step's text, over text and over the sound.
+
+    Args:
+        plan: plan of the whole step.
+        text: bool [T], which tokens are text.
+        prefix: tokens of the sound.
+    """
+    frames, tokens = prefix
+    at = text.cumsum(0) - 1  # index among the text
+    groups, rows = list[tuple[DecodeGroup, DecodeGroup]](), list[tuple[ExtendRow, ExtendRow]]()
+    for group in plan.decode:
+        own, read = text[group.tokens], group.rows.read_at
+        if own.any():
+            index, lengths = at[group.tokens][own], group.rows.lengths[own]
+            behind = DecodeRows(read[own, tokens:], lengths - tokens, group.rows.ragged)
+            heard = DecodeRows(read[own, :frames], torch.full_like(lengths, frames), ragged=False)
+            groups.append((DecodeGroup(index, behind), DecodeGroup(index, heard)))
+    for row in plan.extends:
+        count, end = min(row.end - row.start, row.length - tokens), int(at[row.end - 1]) + 1
+        if count > 0:
+            read_text, read_sound = _behind(row.read_at, tokens), _behind(row.read_at, 0, frames)
+            rows.append((ExtendRow(end - count, end, read_text), ExtendRow(end - count, end, read_sound)))
+    store_at = plan.store_at[text]
+    over_text, over_sound = (
+        AttentionPlan(store_at, tuple(each[i] for each in groups), tuple(each[i] for each in rows)) for i in (0, 1)
+    )
+    return over_text, over_sound
+
+
+def _behind(read_at: torch.Tensor | slice, first: int, end: int | None = None) -> torch.Tensor | slice:
+    """Token slots of positions `first` to `end` - 1 of a sequence."""
+    if isinstance(read_at, torch.Tensor):
+        return read_at[first:end]
+    return slice(read_at.start + first, read_at.stop if end is None else read_at.start + end)
