@@ -6,6 +6,7 @@ A file is read from memory, in one of a few formats that its first bytes tell: l
 from __future__ import annotations
 
 import io
+import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -153,6 +154,13 @@ def samples(sound: Image, rate: int, most_seconds: float) -> NDArray[np.float32]
     if not np.isfinite(found).all():
         raise _error("audio", "has samples that are no numbers.", "Save it again.")
     return found
+
+
+def wav_of(heard: NDArray[np.float32], rate: int) -> Image:
+    """Sound of samples of one channel, float32, as a WAV file that has the same."""
+    data = heard.astype("<f4").tobytes()
+    head = b"RIFF", 36 + len(data), b"WAVEfmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data)
+    return Image(struct.pack("<4sI8sIHHIIHH4sI", *head) + data, "audio/wav")
 
 
 @contextmanager

@@ -164,13 +164,13 @@ class CoreClient:
         params = self.builder.resolved(request.params)
         tokens = self.builder.tokens(ids, params, media)
         output = self.builder.output(request.output_ids, len(tokens), params)
-        processor = None if request.logit_processor is None else _import_name(request.logit_processor)
+        processor, args = _processor(request.logit_processor)
         number = self._link.new_number()
         entry = OpenSubmission(params.n)
         ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached)
         message = Submit(
             tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
-            processor, output.tobytes(), request.timeout, request.session, media,
+            processor, output.tobytes(), request.timeout, request.session, media, args,
         )  # fmt: skip
         self._begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
         return ticket
@@ -374,7 +374,15 @@ def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
     return None, files.tokenizer, files.media
 
 
-def _import_name(processor: LogitProcessor) -> str:
+def _processor(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
+    """Name by which the engine's process can import a logit processor, and its first arguments. Raises ParameterError
+    as `_import_name`."""
+    if isinstance(given, partial) and not given.keywords:
+        return _import_name(given.func), given.args
+    return None if given is None else _import_name(given), ()
+
+
+def _import_name(processor: Callable[..., Any]) -> str:
     """Name by which the engine's process can import a logit processor, as "module:name".
 
     Raises:

@@ -46,7 +46,8 @@ class Start(_Message, frozen=True, tag="start"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """GenerateRequest. `ids` and `output_ids` are int32 token ids; `processor` is "module:name"."""
+    """GenerateRequest. `ids` and `output_ids` are int32 token ids; `processor` is "module:name", and `processor_args`
+    are its first arguments."""
 
     ids: bytes
     params: SamplingParams
@@ -59,6 +60,7 @@ class Submit(_Message, frozen=True, tag="submit"):
     timeout: float | None = None
     session: str | None = None
     media: tuple[MediaItem, ...] = ()
+    processor_args: tuple[Any, ...] = ()  # plain data
 
 
 class Encode(_Message, frozen=True, tag="encode"):

@@ -167,6 +167,7 @@ class Route:
         protocol: protocol whose form the errors have.
         query: names of the query parameters.
         fields: fields of the body; None for a route without body, or whose handler parses the body.
+        body_type: media type of the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
         access: "open" for a route without key, "key" for the API key, "admin" for the administrator's if there is one,
@@ -183,6 +184,7 @@ class Route:
     protocol: Protocol = "native"
     query: tuple[str, ...] = ()
     fields: Fields[Any] | None = None
+    body_type: str = "application/json"
     streams: bool = False
     media_type: str = "application/json"
     access: Literal["open", "key", "admin", "owner", "page"] = "key"

@@ -37,11 +37,12 @@ class Fields(Generic[R]):
     neutral: Mapping[str, str]
     refused: Mapping[str, tuple[object, ...]]
 
-    def read(self, body: Mapping[str, Json], unused: list[str] | None = None) -> R:
+    def read(self, body: Mapping[str, Json], unused: list[str] | None = None, *, strict: bool = True) -> R:
         """Record of a request's body.
 
         Args:
             unused: list to which the names of unknown fields are appended; None to refuse unknown fields.
+            strict: False if numbers and flags may be text, as in forms.
 
         Raises:
             ParameterError: a field is unknown or refused, or a value has the wrong type.
@@ -58,7 +59,7 @@ class Fields(Generic[R]):
                     raise ParameterError(name, "is not supported by this server.", hint="Leave it out.")
             else:
                 self._unknown(name, unused)
-        return convert(honoured, self.record)
+        return convert(honoured, self.record, strict=strict)
 
     @property
     def known(self) -> frozenset[str]:

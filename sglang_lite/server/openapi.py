@@ -83,7 +83,7 @@ def _operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict
             for name, place in parameters
         ]
     if route.fields is not None and method != "GET":
-        content = {"application/json": {"schema": references[route.fields.record]}}
+        content = {route.body_type: {"schema": references[route.fields.record]}}
         operation["requestBody"] = {"required": True, "content": content}
     if route.access != "open":
         operation["security"] = [{"key": []}, {}]

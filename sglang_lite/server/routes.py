@@ -8,7 +8,16 @@ from sglang_lite.server import adapters, clouds, metrics, models, native, openap
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.endpoint import HttpRequest, Route, answer
 from sglang_lite.server.ollama import catalog, lines
-from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
+from sglang_lite.server.openai import (
+    chat,
+    completions,
+    decisions,
+    embeddings,
+    pooling,
+    responses,
+    score,
+    transcriptions,
+)
 from sglang_lite.server.programs import program
 from sglang_lite.server.service import Service
 
@@ -29,6 +38,7 @@ ROUTES: tuple[Route, ...] = (
     *score.ROUTES,
     *embeddings.ROUTES,
     *pooling.ROUTES,
+    *transcriptions.ROUTES,
     *clouds.ROUTES,
     *lines.ROUTES,
     *catalog.ROUTES,

@@ -19,6 +19,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import EngineClosedError, RequestTimeoutError, SamplingParams, SglError
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.media.speech import VoxtralSpeech, WhisperSpeech, speech_of
 from sglang_lite.runtime.models.lora.paths import read_lora_path
 from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server.async_engine import AsyncEngine, key_in_use
@@ -147,6 +148,14 @@ class Service:
     def reader(self) -> RequestReader:
         """Reader of requests in this process."""
         return RequestReader.of(self.engine, self.settings)
+
+    @cached_property
+    def speech(self) -> WhisperSpeech | VoxtralSpeech:
+        """Transcripts of the model. Raises CapabilityError if it writes none. The first use may read files."""
+        config = self.engine.config
+        return speech_of(
+            self.reader.media, self.reader.tokenizer, partial(resolve_served, config.model, config.revision)
+        )
 
     async def tokens(self, text: str) -> int:
         """Number of tokens of a text."""

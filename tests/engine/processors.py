@@ -12,6 +12,12 @@ def only_e(ids, logits):
     return logits
 
 
+def only(token, ids, logits):
+    logits[:] = -100.0
+    logits[token] = 0.0
+    return logits
+
+
 class Class:
     @staticmethod
     def only_f(ids, logits):

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+from functools import partial
 
 import pytest
 
@@ -48,6 +49,7 @@ def busy(engine):
         (processors.only_e_where_garbage_is_collected, "EEE"),
         (processors.only_e, "EEE"),
         (processors.Class.only_f, "FFF"),
+        (partial(processors.only, 38), "GGG"),
     ],
 )
 def test_a_logit_processor_crosses_by_its_name(own, processor, text):

@@ -415,19 +415,19 @@ def _request(message: Submit) -> GenerateRequest:
     ids, output_ids = array("i", message.ids), array("i", message.output_ids)
     return GenerateRequest(
         ids, message.params, message.constraint, message.stream, message.namespace, message.priority,
-        None if message.processor is None else _named(message.processor), output_ids=output_ids,
+        None if message.processor is None else _named(message.processor, message.processor_args), output_ids=output_ids,
         timeout=message.timeout, session=message.session, media=message.media,
     )  # fmt: skip
 
 
-def _named(processor: str) -> LogitProcessor:
+def _named(processor: str, args: tuple[Any, ...]) -> LogitProcessor:
     module, _, name = processor.partition(":")
     value: Any = import_module(module)
     for part in name.split("."):
         value = getattr(value, part, None)
     if not callable(value):
         raise ParameterError("logit_processor", f"{processor!r} is nothing that can be called.")
-    return value  # type: ignore[no-any-return]  # any callable; its results are checked at each call
+    return partial(value, *args) if args else value  # any callable; its results are checked at each call
 
 
 def watch_steps(loop: AnyLoop, timeout_s: float) -> None:

@@ -71,17 +71,18 @@ def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
     return body
 
 
-def convert(body: object, kind: type[T], where: str = "") -> T:
+def convert(body: object, kind: type[T], where: str = "", *, strict: bool = True) -> T:
     """Record of type `kind` from plain data.
 
     Args:
         where: place of the data in the body, as `tools[0]`.
+        strict: False if numbers and flags may be text.
 
     Raises:
         ParameterError: the data is invalid; the error has the path to the fault, as `messages[0].role`.
     """
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
         raise _at_its_place(str(error), where) from None
     except RecursionError:

@@ -1,0 +1,185 @@
+"""Transcripts of speech: the prompts of models that are trained to write them, and what their answers mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from sglang_lite.errors import shown
+from sglang_lite.protocol import CapabilityError, Image, ParameterError, Prompt, Span
+from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.media.placeholders import MediaFormat
+from sglang_lite.runtime.media.sound_families import SoundFormat
+from sglang_lite.runtime.media.whisper_rules import by_whispers_rules
+from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+
+Task: TypeAlias = Literal["transcribe", "translate"]
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_TIMES_A_SECOND = 50
+
+
+class Segment(NamedTuple):
+    """Part of a transcript.
+
+    Attributes:
+        start, end: seconds from the beginning of the window.
+        ids: token ids of its text.
+    """
+
+    start: float
+    end: float
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperSpeech:
+    """Transcripts of Whisper.
+
+    Attributes:
+        sound: sounds of the model.
+        tokenizer: tokenizer of the model.
+        settings: content of its `generation_config.json`.
+        languages: token of each language that it can be told, by code; empty for a model of English alone.
+    """
+
+    sound: SoundFormat
+    tokenizer: Tokenizer
+    settings: Mapping[str, Json]
+    languages: Mapping[str, int]
+
+    @property
+    def end(self) -> int:
+        """Token that ends a transcript; those of text are below it."""
+        return self._id("<|endoftext|>")
+
+    def instructions(self, language: str | None, task: Task, *, timed: bool) -> list[int]:
+        """Tokens that begin a transcript.
+
+        Args:
+            language: code of the language that is spoken; None if it is not known, of which nothing but the first
+                token is written.
+            task: whether to write what is said, or a translation into English.
+            timed: whether to write when segments begin and end.
+
+        Raises:
+            ParameterError: the model has no such language.
+            CapabilityError: the model knows English alone, and a translation is wanted.
+        """
+        ids = [self._id("<|startoftranscript|>")]
+        if self.languages:
+            if language is None:
+                return ids
+            if language not in self.languages:
+                problem = f"{shown(language)} is no language of the model."
+                raise ParameterError("language", problem, hint=f"It has {', '.join(self.languages)}."[:900])
+            ids += [self.languages[language], self._id(f"<|{task}|>")]
+        elif task == "translate" or language not in (None, "en"):
+            raise CapabilityError("the model knows English alone.", parameter="language", hint="Leave it out.")
+        return ids if timed else [*ids, self._first_time - 1]
+
+    def prompt(self, sound: Image, instructions: Sequence[int], before: str = "") -> Prompt:
+        """Prompt for a transcript of a sound.
+
+        Args:
+            sound: the sound, of one window at most.
+            instructions: tokens that begin the transcript.
+            before: text that is taken for what was said before; of a long one, the end.
+        """
+        ids = [*instructions]
+        if before:
+            most = max(int(self.settings.get("max_length", 448)) // 2 - 1, 1)
+            said = self.tokenizer.encode_spans([Span(f" {before.strip()}", special=False)], first=False)
+            ids = [self._id("<|startofprev|>"), *said[-most:], *ids]
+        return Prompt((Span("<audio>", ()), Span("", tuple(ids))), images=(sound,))
+
+    def rules(self, instructions: Sequence[int], *, timed: bool) -> LogitProcessor | None:
+        """Processor of the logits behind these instructions; None if they are drawn as they are."""
+        never = tuple(self.settings.get("suppress_tokens") or ())
+        not_first = tuple(self.settings.get("begin_suppress_tokens") or ())
+        if not (timed or never or not_first):
+            return None
+        return partial(
+            by_whispers_rules, instructions[0], len(instructions), self.end, self._first_time if timed else 0,
+            self.settings.get("max_initial_timestamp_index"), never, not_first,
+        )  # fmt: skip
+
+    def segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
+        """Segments of a transcript with times, and the second up to which it is complete.
+
+        Args:
+            ids: its token ids.
+            seconds: length of the sound.
+        """
+        first, ids = self._first_time, [each for each in ids if each < self.end or each >= self._first_time]
+        times = [each >= first for each in ids]
+        borders = [i for i in range(1, len(ids)) if times[i - 1] and times[i]]  # one segment ends, the next begins
+        whole = times[-2:] == [False, True]  # nothing has begun behind the last segment
+        parts = [ids[start:end] for start, end in zip([0, *borders], [*borders, len(ids)]) if start < end]
+        if borders and not whole:
+            parts.pop()  # begun and not ended
+        found = []
+        for part in parts:
+            said = [min((each - first) / _TIMES_A_SECOND, seconds) for each in part if each >= first]
+            start = said[0] if part[0] >= first else 0.0
+            end = said[-1] if part[-1] >= first and len(part) > 1 else seconds
+            if text := tuple(each for each in part if each < first):
+                found.append(Segment(start, max(start, end), text))
+        heard = seconds if whole or not borders else (ids[borders[-1] - 1] - first) / _TIMES_A_SECOND
+        return found, heard if heard > 0 else seconds
+
+    @property
+    def _first_time(self) -> int:
+        return self._id("<|notimestamps|>") + 1
+
+    def _id(self, text: str) -> int:
+        found: int | None = self.tokenizer.backend.token_to_id(text)
+        if found is None:
+            raise CapabilityError(f"the model's tokenizer has no {text}.", hint="Use one of Whisper's own checkpoints.")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class VoxtralSpeech:
+    """Transcripts of Voxtral, without times.
+
+    Attributes:
+        sound: sounds of the model.
+        placeholder: text that stands for one.
+    """
+
+    sound: SoundFormat
+    placeholder: str
+
+    def prompt(self, sound: Image, language: str | None) -> Prompt:
+        """Prompt for a transcript of a sound. Raises ParameterError if the language is no code."""
+        if language is not None and not re.fullmatch("[a-z]{2}", language):
+            problem = f"{shown(language)} is no code of a language."
+            raise ParameterError("language", problem, hint='Write it as ISO 639-1 does: "en".')
+        behind = "[/INST]" + (f"lang:{language}" if language else "") + "[TRANSCRIBE]"
+        return Prompt((Span("[INST][BEGIN_AUDIO]"), Span(self.placeholder, ()), Span(behind)), images=(sound,))
+
+
+def speech_of(
+    media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
+) -> WhisperSpeech | VoxtralSpeech:
+    """Transcripts of the model in a folder. Raises CapabilityError if it is not trained to write any."""
+    sound = None if media is None else media.sound
+    if media is not None and sound is not None and media.begins:
+        file = folder() / "generation_config.json"
+        settings = read_json(file) if file.exists() else {}
+        ids = tokenizer.backend.get_vocab()
+        languages = {found[1]: ids[text] for text in tokenizer.control_texts if (found := _LANGUAGE.fullmatch(text))}
+        return WhisperSpeech(sound, tokenizer, settings, languages if settings.get("is_multilingual", True) else {})
+    if media is not None and sound is not None and tokenizer.backend.token_to_id("[TRANSCRIBE]") is not None:
+        return VoxtralSpeech(sound, media.kinds["audio"].named)
+    raise CapabilityError(
+        "the model writes no transcripts.", hint="Serve Whisper or Voxtral; ask others about a sound in a chat."
+    )

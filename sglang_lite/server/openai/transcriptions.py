@@ -1,0 +1,279 @@
+"""Routes of OpenAI's transcripts and translations of speech."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.media_files import MAX_SECONDS, samples, wav_of
+from sglang_lite.protocol import CapabilityError, Generation, Image, ParameterError, Prompt, SamplingParams
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.runtime.media.sound_families import SoundFormat
+from sglang_lite.runtime.media.speech import Task, VoxtralSpeech, WhisperSpeech
+from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.endpoint import HttpRequest, Route, answer
+from sglang_lite.server.fields import Fields
+from sglang_lite.server.http.form import parse_form
+from sglang_lite.server.http.sse import EventStream, event
+from sglang_lite.server.service import Service
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sglang_lite.runtime.requests.resolved_params import LogitProcessor
+
+
+class TranscriptionRequest(msgspec.Struct, kw_only=True):
+    """OpenAI's request for a transcript, as a form."""
+
+    file: bytes
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: float | None = None
+    timestamp_granularities: list[str] = []
+    stream: bool | None = None
+
+    @property
+    def timed(self) -> bool:
+        """True if the answer tells when something is said."""
+        return self.response_format not in ("json", "text")
+
+
+TRANSCRIPTIONS: Fields[TranscriptionRequest] = Fields(
+    TranscriptionRequest, {}, {"include": (), "chunking_strategy": (), "known_speaker_names": (),
+                               "known_speaker_references": ()},
+)  # fmt: skip
+_FORMAT = "response_format"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Part of a transcript.
+
+    Attributes:
+        start, end: seconds from the beginning of the sound.
+        text: what is said.
+        details: further fields of OpenAI's segments.
+    """
+
+    start: float
+    end: float
+    text: str
+    details: dict[str, Any]
+
+
+class _Transcript:
+    """Transcript of a sound.
+
+    Args:
+        service: service of the server.
+        body: the request.
+        task: what is written.
+        heard: samples of the sound.
+        form: sounds of the model.
+
+    Attributes:
+        language: code of the language, once it is known.
+        seconds: length of the sound.
+    """
+
+    def __init__(
+        self, service: Service, body: TranscriptionRequest, task: Task, heard: NDArray[np.float32], form: SoundFormat
+    ) -> None:
+        self._service, self._body, self._task, self._heard, self._form = service, body, task, heard, form
+        self.language, self.seconds = body.language, len(heard) / form.rate
+
+    async def parts(self, speech: WhisperSpeech | VoxtralSpeech) -> AsyncGenerator[list[_Part], None]:
+        """Parts of the transcript, as they are written. Closing the generator ends the work."""
+        params = SamplingParams(
+            max_tokens=self._service.engine.context_length, temperature=self._body.temperature or 0.0,
+            return_logprob=self._body.timed,
+        )  # fmt: skip
+        if isinstance(speech, VoxtralSpeech):
+            found = await self._generate(speech.prompt(_sound(self._body), self.language), params)
+            yield [_Part(0.0, self.seconds, found.text, {})]
+            return
+        instructions = speech.instructions(self.language, self._task, timed=False)
+        if speech.languages and self.language is None:
+            self.language = await self._language(speech, instructions)
+        at, form = 0, self._form
+        timed = self._body.timed or len(self._heard) > form.window  # times tell where the next window begins
+        instructions = speech.instructions(self.language, self._task, timed=timed)
+        while at < len(self._heard):
+            window = self._heard[at : at + form.window]
+            prompt = speech.prompt(wav_of(window, form.rate), instructions, self._body.prompt or "")
+            found = await self._generate(prompt, params, speech.rules(instructions, timed=timed))
+            seconds, start = len(window) / form.rate, at / form.rate
+            segments, complete = speech.segments(found.token_ids, seconds)
+            yield [
+                _Part(start + part.start, start + part.end, self._text(part.ids), self._details(found, part.ids, start))
+                for part in segments
+            ]
+            at += max(round(complete * form.rate), 1)
+
+    async def _language(self, speech: WhisperSpeech, instructions: Sequence[int]) -> str:
+        """Code of the language that the model finds the likeliest, from the first window."""
+        first = wav_of(self._heard[: self._form.window], self._form.rate)
+        biases = tuple((token, 100.0) for token in speech.languages.values())
+        params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=biases)
+        found = await self._generate(speech.prompt(first, instructions), params)
+        return next(code for code, token in speech.languages.items() if token == found.token_ids[0])
+
+    async def _generate(
+        self, prompt: Prompt, params: SamplingParams, rules: LogitProcessor | None = None
+    ) -> Generation:
+        request = GenerateRequest(prompt, params, logit_processor=rules)
+        (found,) = await self._service.async_engine.results(self._service.adapted(self._body.model, request))
+        return found
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._service.engine.tokenizer.decode(ids)
+
+    def _details(self, found: Generation, ids: Sequence[int], start: float) -> dict[str, Any]:
+        if not self._body.timed:
+            return {}
+        text = self._text(ids).encode()
+        logprobs = [each.logprob or 0.0 for each in found.output_logprobs]
+        return {
+            "seek": round(start * 100), "tokens": list(ids), "temperature": self._body.temperature or 0.0,
+            "avg_logprob": sum(logprobs) / max(len(logprobs), 1),
+            "compression_ratio": len(text) / len(zlib.compress(text)),
+        }  # fmt: skip
+
+
+async def transcribe(service: Service, call: HttpRequest) -> Response:
+    """Writes what is said in a sound."""
+    return await _answer(service, call, "transcribe")
+
+
+async def translate(service: Service, call: HttpRequest) -> Response:
+    """Writes in English what is said in a sound."""
+    return await _answer(service, call, "translate")
+
+
+async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
+    speech = await asyncio.to_thread(lambda: service.speech)
+    body = await asyncio.to_thread(_read, call)
+    service.adapter_of(body.model)  # refused here
+    _check(body, speech, task)
+    heard = await asyncio.to_thread(samples, _sound(body), speech.sound.rate, MAX_SECONDS)
+    transcript = _Transcript(service, body, task, heard, speech.sound)
+    parts = transcript.parts(speech)
+    if body.stream:
+        events = await with_first_event(parts)
+        return EventStream(_stream(transcript, events), events)
+    found: list[_Part] = []
+    async with contextlib.aclosing(parts):
+        async for some in parts:
+            found += some
+    text = "".join(part.text for part in found).strip()
+    match body.response_format:
+        case "text":
+            return Response(f"{text}\n", media_type="text/plain")
+        case "srt" | "vtt" as kind:
+            return Response(_subtitles(found, kind), media_type="text/vtt" if kind == "vtt" else "text/plain")
+        case "verbose_json":
+            segments = [
+                {"id": i, "start": part.start, "end": part.end, "text": part.text, **part.details}
+                for i, part in enumerate(found)
+            ]
+            content = {
+                "task": task, "language": transcript.language or "en", "duration": transcript.seconds, "text": text,
+                "segments": segments,
+            }  # fmt: skip
+            return answer({**content, "usage": _usage(transcript)})
+    return answer({"text": text, "usage": _usage(transcript)})
+
+
+def _read(call: HttpRequest) -> TranscriptionRequest:
+    """Request of a form. Raises ParameterError if it is none, or a field is invalid."""
+    values: dict[str, Any] = {}
+    for name, content in parse_form(call.data, call.headers.get("content-type", "")):
+        value: Any = content if name == "file" else content.decode("utf-8", "replace")
+        listed = name.removesuffix("[]")
+        if listed != name:
+            values.setdefault(listed, []).append(value)
+        elif name in values:
+            raise ParameterError(name[:100], "is given twice.")
+        else:
+            values[name] = value
+    return TRANSCRIPTIONS.read(values, call.unused if call.reports else None, strict=False)
+
+
+def _check(body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, task: Task) -> None:
+    """Raises ParameterError or CapabilityError for what the model, or this server, can't do."""
+    if others := [each for each in body.timestamp_granularities if each != "segment"]:
+        hint = 'Leave it out, or use "segment".'
+        raise ParameterError("timestamp_granularities", f"{others[0]!r:.50} is not supported.", hint=hint)
+    if body.timestamp_granularities and body.response_format != "verbose_json":
+        hint = 'Use response_format="verbose_json".'
+        raise ParameterError("timestamp_granularities", "is for the detailed answer alone.", hint=hint)
+    if body.temperature is not None and not 0 <= body.temperature <= 1:
+        raise ParameterError("temperature", f"{body.temperature:g} is not between 0 and 1.")
+    if body.stream and body.response_format not in ("json", "text"):
+        raise ParameterError(_FORMAT, f"{body.response_format!r} is not streamed.", hint='Use "json" or "text".')
+    if isinstance(speech, WhisperSpeech):
+        return
+    told = {_FORMAT: body.timed, "prompt": body.prompt, "language": task == "translate"}
+    if name := next((name for name, wanted in told.items() if wanted), None):
+        problem = "the model writes transcripts alone, without times and what was said before."
+        raise CapabilityError(problem, parameter=name, hint='Use /v1/audio/transcriptions with "json" or "text".')
+
+
+def _sound(body: TranscriptionRequest) -> Image:
+    return Image(body.file, "audio/*")
+
+
+def _usage(transcript: _Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(transcript.seconds)}
+
+
+async def _stream(transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]) -> AsyncGenerator[bytes, None]:
+    """Events of a transcript, one for the text of each window."""
+    text = ""
+    async with contextlib.aclosing(parts):
+        async for some in parts:
+            if delta := "".join(part.text for part in some):
+                delta = delta if text else delta.lstrip()
+                text += delta
+                yield event({"type": "transcript.text.delta", "delta": delta})
+    yield event({"type": "transcript.text.done", "text": text, "usage": _usage(transcript)})
+
+
+def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
+    """Subtitles of SubRip or WebVTT."""
+    lines = ["WEBVTT\n"] if kind == "vtt" else []
+    for i, part in enumerate(parts, 1):
+        number = f"{i}\n" if kind == "srt" else ""
+        lines.append(f"{number}{_clock(part.start, kind)} --> {_clock(part.end, kind)}\n{part.text.strip()}\n")
+    return "\n".join(lines)
+
+
+def _clock(seconds: float, kind: Literal["srt", "vtt"]) -> str:
+    """Time of subtitles: hours, minutes, seconds and milliseconds."""
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    point = "," if kind == "srt" else "."
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+ROUTES = tuple(
+    Route(
+        f"/v1/audio/{name}", handler, summary, protocol="openai", fields=TRANSCRIPTIONS,
+        body_type="multipart/form-data", streams=True, counts_as_open=True,
+    )
+    for name, handler, summary in (
+        ("transcriptions", transcribe, "Write what is said"), ("translations", translate, "Write it in English"),
+    )
+)  # fmt: skip
