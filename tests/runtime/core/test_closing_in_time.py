@@ -10,6 +10,7 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen
 from sglang_lite.protocol import Number, ParameterError, Regex, SamplingParams
 from tests.constraints.test_generation import random_model
+from tests.runtime.scripted import FreeDrafts
 from tests.runtime.structured_output.test_closing import PERSON, is_valid
 
 CONSTRAINTS = {
@@ -61,6 +62,17 @@ def test_time_that_suffices_changes_nothing(engine):
         free, steps = answer(engine, constraint, None, seed=seed, max_tokens=100)
         found, _ = answer(engine, constraint, 10 * steps + 1000, seed=seed, max_tokens=100)
         assert (found.token_ids, found.meta["shortened"]) == (free.token_ids, free.meta["shortened"])
+
+
+def test_drafted_tokens_close_in_time_as_well():
+    with Engine.of(random_model(), speculation="again", draft_tokens=1) as engine:
+        loop = engine.core.loop
+        loop.clock.now, loop.scheduler.drafts.drafting.cost = lambda: float(loop.steps), FreeDrafts()
+        free, _ = answer(engine, CONSTRAINTS["a person"], None, seed=0)  # which the second one drafts
+        found, took = answer(engine, CONSTRAINTS["a person"], 60, seed=0)
+        assert is_valid(CONSTRAINTS["a person"], found.text)
+        assert (took <= 60, found.meta["shortened"], free.meta["shortened"]) == (True, True, False)
+        assert found.meta["spec_accept_token_num"] > 5
 
 
 def test_scored_tokens_close_in_time_as_well(engine):

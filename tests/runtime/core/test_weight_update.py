@@ -8,8 +8,10 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
+from sglang_lite.runtime.calls import PauseGeneration
 from sglang_lite.runtime.core import weight_update
 from tests.runtime.models.test_new_weights import Q, engine, pair, tensors_of
+from tests.runtime.scripted import FreeDrafts
 
 LONG = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
 PROMPT = list(range(3, 40))
@@ -27,17 +29,17 @@ def running(llamas):
 
 
 class Stream:
-    """A request that streams: its ticket, its first delta, and its end."""
+    """A request that streams: its ticket, its first delta, what is then done on the engine's thread, and its end."""
 
-    def __init__(self, running, params=LONG):
-        self.first, self.end = Future(), Future()
+    def __init__(self, running, params=LONG, then=lambda: None):
+        self.first, self.end, self._then = Future(), Future(), then
         self.ticket = running.submit(PROMPT, params, sink=self._take, stream=True)
 
     def _take(self, event):
         if isinstance(event, sgl.SglError | sgl.protocol.Generation):
             self.end.set_result(event)
         elif not self.first.done():
-            self.first.set_result(event)
+            self.first.set_result(self._then())
 
 
 def tokens(running, params=LONG):
@@ -90,6 +92,30 @@ def test_each_token_has_the_version_that_drew_it(running, llamas, mode):
             done: Future = Future()
             other.submit([*PROMPT, *drawn[:count]], rest, sink=done.set_result)
             assert list(done.result(60).token_ids) == drawn[count:]
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_new_weights_come_between_two_steps_with_drafts(llamas, mode):
+    """The drafts are of the old weights' answer, which is drafted as a whole, and end where the new ones differ."""
+    with engine(llamas[0], speculation="again", draft_tokens=16) as running:
+        running.core.scheduler.drafts.drafting.cost = FreeDrafts()
+        old = tokens(running)
+        stream = Stream(running, then=lambda: running.core.ask(PauseGeneration(mode)))
+        assert stream.first.result(60).result(60) == 1
+        running.update_weights_from_tensor(tensors_of(llamas[1]), weight_version="new")
+        running.continue_generation()
+        generation = stream.end.result(60)
+        ((count, _),) = generation.meta["older_weight_versions"]
+        assert generation.token_ids[:count] == old[:count]
+        assert generation.meta["spec_accept_token_num"] > 0
+        fresh = tokens(running)
+    with engine(llamas[1]) as other:
+        assert fresh == tokens(other) != old
+        if mode == "retract":
+            done: Future = Future()
+            rest = SamplingParams(max_tokens=150 - count, temperature=0, ignore_eos=True)
+            other.submit([*PROMPT, *old[:count]], rest, sink=done.set_result)
+            assert done.result(60).token_ids == generation.token_ids[count:]
 
 
 def test_an_update_that_has_not_ended_refuses_requests(running, llamas):
