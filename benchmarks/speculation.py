@@ -273,9 +273,6 @@ class Free(StepCost):
     def seconds(self, tokens: int) -> float:
         return 1.0
 
-    def least_chance(self, tokens: int, rows: int) -> float:
-        return 0.0
-
 
 def steps(rounds: int, settings: Mapping[str, Any]) -> None:
     """Prints the time of a step of several tokens of one row, over that of one token."""

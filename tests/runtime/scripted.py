@@ -220,9 +220,6 @@ class FreeDrafts(StepCost):
     def seconds(self, tokens):
         return 1.0
 
-    def least_chance(self, tokens, rows):
-        return 0.0
-
 
 class ShortRunner:
     """A runner whose memory ends where it is told to."""

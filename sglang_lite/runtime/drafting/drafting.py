@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from heapq import heapify, heappop, heapreplace
 from operator import itemgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,6 +45,20 @@ class _Record:
     tried: float = 0.0
 
 
+class OpenRow(NamedTuple):
+    """Row of a step that may have a draft.
+
+    Attributes:
+        request: its request.
+        known: all its tokens, prompt included, int32.
+        room: maximum number of drafted tokens.
+    """
+
+    request: Request
+    known: Ints
+    room: int
+
+
 class Drafting:
     """Maker of drafts. Used on the loop's thread alone.
 
@@ -68,6 +84,7 @@ class Drafting:
         self.counts = {drafter.name: DraftCounts() for drafter in drafters}
         self.cost = StepCost()
         self._records = defaultdict[tuple[str, int], _Record](_Record)
+        self._unlearned: list[tuple[Request, list[int], int]] = []  # tokens, and the index of the first new one
         self._chances = {drafter.name: partial(self.chance, drafter.name) for drafter in drafters}
 
     def drafts(self, request: Request) -> bool:
@@ -76,74 +93,83 @@ class Drafting:
             return False
         return any(drafter.drafts(request) for drafter in self._drafters)
 
-    def draft(self, request: Request, known: Ints, room: int, least: float) -> Draft:
-        """Draft of a row, maybe empty, as long as it may pay.
+    def write(self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int) -> dict[int, Draft]:
+        """Drafts with which a step is expected to give the most tokens a second, by id of their request.
+
+        They grow by one guess at a time, the likeliest of all rows to be right together with those before it, as long
+        as more of them may pay.
 
         Args:
-            request: request of the row.
-            known: all its tokens, prompt included.
-            room: maximum number of tokens.
-            least: smallest chance of a draft to be right as a whole.
-        """
-        self.observe(request, known)
-        drafts = request.params.speculation and request.processor is None
-        jump = self._jump and not request.params.scores_tokens
-        writer = DraftWriter(request.output.matcher, room if drafts else 0, jump=jump)
-        text: list[int] = known[-TAIL:].tolist() if writer.is_open else []
-        guessers = self._guessers(request, known) if writer.is_open else {}
-        guesses: list[DraftedGuess] = []
-        luck = _luck(request.output.draft)
-        while writer.is_open and len(guesses) < self.most:
-            written = self._append(writer, guesses, request, self._guesses(guessers, text), luck, least)
-            if not written:
-                break
-            text += written
-        return writer.draft(tuple(guesses))
-
-    def _append(
-        self, writer: DraftWriter, guesses: list[DraftedGuess], request: Request,
-        found: list[tuple[float, str, Guess]], luck: float, least: float,
-    ) -> list[int]:  # fmt: skip
-        """Appends the likeliest guess that may come, if its chance is large enough. Returns what was written."""
-        before = guesses[-1].likely if guesses else 1.0
-        for chance, name, (token, evidence) in found:
-            if not 0 <= token < self._vocab_size or token in self._eos_ids or token in request.output.ends:
-                continue  # nothing may follow it
-            guess = DraftedGuess(len(writer.tokens), name, evidence, chance, before * min(chance * luck, 1.0))
-            if guess.likely < least:
-                self._leave_out(guess)
-                break
-            if written := writer.append(token):
-                guesses.append(guess)
-                return written
-        return []
-
-    def worthwhile(self, drafts: Mapping[int, Draft], rows: int, tokens: int, budget: int) -> dict[int, Draft]:
-        """First parts of drafts with which a step is expected to give the most tokens a second.
-
-        Args:
-            drafts: drafts of a step, by id of their request.
-            rows: number of rows whose next token the step draws.
+            rows: rows that may have a draft.
+            drawn: number of rows whose next token the step draws.
             tokens: number of tokens of the step without drafts.
             budget: maximum number of drafted tokens.
         """
-        guesses: list[tuple[float, int, int]] = []  # chance, row, and number of tokens with those forced behind it
-        for of, draft in drafts.items():
-            ends = [*(guess.place for guess in draft.guesses[1:]), len(draft.tokens)]
-            guesses += [(guess.likely, of, end - guess.place) for guess, end in zip(draft.guesses, ends)]
-        guesses.sort(key=itemgetter(0), reverse=True)  # stable, so those of a row stay in order
-        expected, best, taken = float(rows), rows / self.cost.seconds(tokens), 0
-        for i, (likely, _, size) in enumerate(guesses, 1):
-            tokens, budget, expected = tokens + size, budget - size, expected + likely
-            if budget < 0:
-                break
-            if (rate := expected / self.cost.seconds(tokens)) >= best:
-                best, taken = rate, i
-        counts = Counter(of for _, of, _ in guesses[:taken])
-        for of, draft in drafts.items():
-            if counts[of] < len(draft.guesses):
-                self._leave_out(draft.guesses[counts[of]])
-        return {of: draft.first(counts[of]) for of, draft in drafts.items() if counts[of]}
+        writers = [self._writer(row) for row in rows]
+        candidates = [self._candidates(row, writer) for row, writer in zip(rows, writers)]
+        first = (next(each, None) for each in candidates)
+        heap = [(-guess.likely, i, guess) for i, guess in enumerate(first) if guess is not None]
+        heapify(heap)
+        guesses: list[list[DraftedGuess]] = [[] for _ in rows]
+        order: list[int] = []  # row of each guess
+        expected, best, taken, most = float(drawn), drawn / self.cost.seconds(tokens), 0, tokens
+        while heap and budget >= 0:
+            _, i, guess = heap[0]
+            if tokens >= most:
+                most = self.cost.worth_asking(tokens, expected, guess.likely, best)
+                if not most:
+                    break
+            before = len(writers[i].tokens)
+            following = next(candidates[i], None)  # writes the guess
+            if following is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, (-following.likely, i, following))
+            if not (size := len(writers[i].tokens) - before):
+                continue  # its grammar forbids it
+            guesses[i].append(guess)
+            order.append(i)
+            tokens, budget, expected = tokens + size, budget - size, expected + guess.likely
+            if budget >= 0 and (rate := expected / self.cost.seconds(tokens)) >= best:
+                best, taken = rate, len(order)
+        counts, unwritten = Counter(order[:taken]), {i: guess for _, i, guess in heap}
+        for i, each in enumerate(guesses):
+            left_out = each[counts[i]] if counts[i] < len(each) else unwritten.get(i)
+            if left_out is not None:
+                self._leave_out(left_out)
+        return {
+            row.request.id: writers[i].draft(tuple(guesses[i])).first(counts[i])
+            for i, row in enumerate(rows)
+            if counts[i]
+        }
+
+    def _writer(self, row: OpenRow) -> DraftWriter:
+        params = row.request.params
+        drafts = params.speculation and row.request.processor is None
+        jump = self._jump and not params.scores_tokens
+        return DraftWriter(row.request.output.matcher, row.room if drafts else 0, jump=jump)
+
+    def _candidates(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
+        """Guesses of a row one by one, the likeliest ones. When the next is asked for, the one before is written, if
+        the grammar allows it; else the next likely one is for the same place."""
+        self.observe(row.request, row.known)
+        if not writer.is_open:
+            return
+        output, text = row.request.output, row.known[-TAIL:].tolist()
+        guessers, luck, likely = self._guessers(row.request, row.known), _luck(output.draft), 1.0
+        for _ in range(self.most):
+            written: list[int] = []
+            for chance, name, (token, evidence) in self._guesses(guessers, text):
+                if not 0 <= token < self._vocab_size or token in self._eos_ids or token in output.ends:
+                    continue  # nothing may follow it
+                guess = DraftedGuess(len(writer.tokens), name, evidence, chance, likely * min(chance * luck, 1.0))
+                yield guess
+                if written := writer.append(token):
+                    likely = guess.likely
+                    break
+            if not written or not writer.is_open:
+                return
+            text += written
 
     def _leave_out(self, guess: DraftedGuess) -> None:
         """Lets the evidence fade for which a guess was too unlikely, so that such guesses are tried again."""
@@ -181,7 +207,7 @@ class Drafting:
     # ------------------------------------------------------------------------------------------------- drafters
 
     def observe(self, request: Request, known: Ints) -> None:
-        """Lets drafters learn the tokens of a request that they have not seen.
+        """Takes the tokens of a request that drafters have not seen, which they learn with the next `learn`.
 
         Args:
             request: the request.
@@ -191,9 +217,14 @@ class Drafting:
         request.output.draft.learned = len(known)
         if start < len(known):
             first = max(start - TAIL, 0)
-            text: list[int] = known[first:].tolist()
+            self._unlearned.append((request, known[first:].tolist(), start - first))
+
+    def learn(self) -> None:
+        """Lets drafters learn what was observed."""
+        for request, text, start in self._unlearned:
             for drafter in self._drafters:
-                self._ask(drafter, partial(drafter.learn, request, text, start - first))
+                self._ask(drafter, partial(drafter.learn, request, text, start))
+        self._unlearned = []
 
     def _guessers(self, request: Request, known: Ints) -> dict[Drafter, Guesser]:
         found: dict[Drafter, Guesser] = {}
@@ -251,11 +282,12 @@ class StepCost:
         self._sums = np.zeros(5)  # of 1, tokens, seconds, tokens², tokens * seconds
         self._step, self._token = 1.0, _SLOPE
         self._measured: list[float] = []  # by number of tokens
+        self._sizes: list[int] = []  # numbers of tokens that were measured, ascending
         self._most = _MAX_TOKENS
 
     def set_measured(self, seconds: Mapping[int, float]) -> None:
         """Takes over measured times of steps by numbers of tokens. Other steps take as long as the next larger one."""
-        counts = sorted(seconds)
+        self._sizes = counts = sorted(seconds)
         times = np.maximum.accumulate([seconds[count] for count in counts])
         self._measured, self._most = times[np.searchsorted(counts, np.arange(counts[-1] + 1))].tolist(), counts[-1]
         self._step = self._token = 0.0
@@ -282,12 +314,16 @@ class StepCost:
         measured = self._measured[min(tokens, self._most)] if self._measured else 0.0
         return max(measured + self._step + self._token * tokens, 1e-9)
 
-    def least_chance(self, tokens: int, rows: int) -> float:
-        """Chance of being right that a drafted token needs at least to pay, even where a larger step takes no longer
-        than measured.
+    def worth_asking(self, tokens: int, expected: float, likely: float, best: float) -> int:
+        """Number of tokens up to which a step takes hardly longer than with one more; 0 if no larger step can give as
+        many tokens a second as one that is known.
 
         Args:
-            tokens: number of tokens of the step without drafts.
-            rows: number of tokens that it gives.
+            tokens: number of tokens of the step.
+            expected: number of tokens that it is expected to give.
+            likely: chance of each further token to be one of these, at most.
+            best: tokens a second that are known.
         """
-        return self._token * rows / self.seconds(tokens)
+        sizes = self._sizes[bisect(self._sizes, tokens) :] or [tokens + 1]
+        pays = any((expected + likely * (size - tokens)) / self.seconds(size) >= best for size in sizes)
+        return sizes[0] if pays else 0

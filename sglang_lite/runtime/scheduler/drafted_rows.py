@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
 from sglang_lite.runtime.drafting.draft import Draft
-from sglang_lite.runtime.drafting.drafting import Drafting
+from sglang_lite.runtime.drafting.drafting import Drafting, OpenRow
 from sglang_lite.runtime.drafting.turns import Turns
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.queues import Queues
+from sglang_lite.runtime.scheduler.retraction import slots_of
 
 _MISSES = 3  # steps without a right guess after which a row gets drafts more rarely
 
@@ -87,49 +90,42 @@ class DraftedRows:
             chunks: rows of prefill, of which those that reach their last token get drafts.
             budget: maximum number of tokens.
         """
-        drafts: dict[int, Draft] = {}
-        length = self._store.table.length
-        budget = min(budget, max_drafted(len(length)))
-        rows = (*decoding, *(request for request, _, end in chunks if end == length[request.slot]))
-        tokens = len(decoding) + sum(end - start for _, start, end in chunks)
-        least = self.drafting.cost.least_chance(tokens, len(rows))
-        for request in rows:
-            table, slot = self._store.table, request.slot
-            room = min(int(table.limit[slot] - table.length[slot]) - 1, budget)
-            if not self.drafting.drafts(request):
-                continue
-            if table.known[slot] != table.length[slot] or room <= 0:
+        table = self._store.table
+        budget = min(budget, max_drafted(len(table.length)))
+        rows = (*decoding, *(request for request, _, end in chunks if end == table.length[request.slot]))
+        slots = slots_of(rows)
+        lengths = table.length[slots]
+        rooms = np.minimum(table.limit[slots] - lengths - 1, budget) * (table.known[slots] == lengths)
+        asked: list[OpenRow] = []
+        for request, length, room in zip(rows, lengths.tolist(), rooms.tolist()):
+            if room <= 0 or not self.drafting.drafts(request):
                 continue
             progress = request.output.draft
             if progress.rest:
                 progress.rest -= 1
                 continue
-            draft = self.drafting.draft(request, table.tokens[slot, : table.length[slot]], room, least)
-            if (
-                progress.misses >= _MISSES
-            ):  # to ask for what is not likely takes time, beside many rows more than it saves
+            if progress.misses >= _MISSES:  # what is not likely takes time, beside many rows more than it saves
                 progress.rest = min(1 << min(progress.misses - _MISSES, 6), len(rows) // 2)
             progress.misses += 1
-            if draft.guesses:
-                drafts[request.id] = draft
-        if not drafts:
-            return {}
-        drafts = self.drafting.worthwhile(drafts, len(rows), tokens, budget)
-        written = ((r.id, self._with_pages(r.slot, drafts[r.id])) for r in rows if r.id in drafts)
+            asked.append(OpenRow(request, table.tokens[request.slot, :length], room))
+        tokens = len(decoding) + sum(end - start for _, start, end in chunks)
+        drafts = self.drafting.write(asked, len(rows), tokens, budget) if asked else {}
+        of_rows = ((row, drafts[row.request.id]) for row in asked if row.request.id in drafts)
+        written = ((row.request.id, self._with_pages(row, draft)) for row, draft in of_rows)
         return {of: draft for of, draft in written if len(draft.tokens)}
 
-    def _with_pages(self, slot: int, draft: Draft) -> Draft:
-        """Writes a draft behind the tokens of a slot, as far as there are free pages, and returns what is written."""
-        table = self._store.table
-        length = int(table.length[slot])
+    def _with_pages(self, row: OpenRow, draft: Draft) -> Draft:
+        """Writes a draft behind the tokens of a row, as far as there are free pages, and returns what is written."""
+        slot, length = row.request.slot, len(row.known)
         draft = draft.cut(self._store.reserve_free(slot, length + len(draft.tokens)) - length)
-        table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
+        self._store.table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
         return draft
 
     def learn(self, request: Request) -> None:
         """Lets drafters learn from a running request that has come to its end."""
         table, slot = self._store.table, request.slot
         self.drafting.observe(request, table.tokens[slot, : table.known[slot]])
+        self.drafting.learn()
 
     def check(self, request: Request, draft: Draft) -> None:
         """Records that the draws behind a draft are about to be read."""
@@ -154,11 +150,12 @@ class DraftedRows:
             self._queues.decode(request)
 
     def record_checked(self) -> None:
-        """Records what came of the last drafts, by which later guesses are chosen. On a GPU the next step computes
-        meanwhile."""
+        """Records what came of the last drafts, by which later guesses are chosen, and lets drafters learn what was
+        observed. On a GPU the next step computes meanwhile."""
         for record in self._checked:
             record()
         self._checked = []
+        self.drafting.learn()
 
     def settle(self, request: Request, draft: Draft, start: int) -> None:
         """Records how much of a draft was right, once no more of its draws count, and frees the pages of the rest.

@@ -1,13 +1,15 @@
 """Steps take turns with and without drafts: most time goes to the way that is worth more, also after that changes."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sglang_lite.runtime.drafting.draft import Draft, DraftedGuess
-from sglang_lite.runtime.drafting.drafting import Drafting, StepCost
+from sglang_lite.runtime.drafting.drafting import Drafting, OpenRow, StepCost
+from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.turns import Turns
+from sglang_lite.runtime.requests.output_builder import DraftProgress
 
 
 def times(worth, count, turns, noise=0.0):
@@ -53,30 +55,58 @@ def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():
     cost = StepCost()
     cost.set_measured({1: 0.004, 64: 0.005, 128: 0.008})
     assert [cost.seconds(tokens) for tokens in (1, 2, 64, 65, 10_000)] == [0.004, 0.005, 0.005, 0.008, 0.008]
-    assert cost.least_chance(10, 10) == 0
+    assert cost.worth_asking(10, 10.0, likely=0.01, best=10 / 0.005) == 64
     for _ in range(200):
         for tokens in (10, 60):
             cost.record(tokens, 0.005 + 0.001 + 0.00002 * tokens)
     assert cost.seconds(30) == pytest.approx(0.005 + 0.001 + 0.0006, rel=1e-3)
-    assert cost.least_chance(30, 15) == pytest.approx(0.00002 * 15 / 0.0066, rel=1e-2)
+    assert cost.worth_asking(30, 15.0, likely=0.05, best=15 / 0.0066) == 64
+    assert cost.worth_asking(30, 15.0, likely=0.04, best=15 / 0.0066) == 0  # too few to pay for their own time
 
 
 def test_a_step_has_the_drafts_that_give_the_most_tokens_a_second():
     """A step of up to 16 tokens takes 10 ms, a larger one 15: so eight rows draft eight tokens, the likeliest ones."""
-    drafting = Drafting([], 8, 100, frozenset(), jump=False)
+    rows = [[0.9, 0.5, 0.4] if row < 4 else [0.45, 0.1] for row in range(8)]
+    assert written(rows, tokens=8, budget=100) == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert written(rows, tokens=8, budget=5) == {0: 2, 1: 1, 2: 1, 3: 1}
+    assert sum(written([[0.9] * 6] * 8, tokens=8, budget=100).values()) == 48
+    assert not written([[0.4]], tokens=16, budget=100)
+
+
+def written(likely, tokens, budget):
+    """Number of drafted tokens by row of a step that draws as many tokens as it has without drafts.
+
+    Args:
+        likely: by row, the chance of each guess that it and all before it are right.
+    """
+
+    class Told:
+        name = "prompt"
+
+        def drafts(self, request):
+            return True
+
+        def guesser(self, request, known, chance):
+            chances = likely[request.id]
+
+            def guess(text):
+                at = len(text) - len(known)
+                return Guess(5, chances[at] / (chances[at - 1] if at else 1)) if at < len(chances) else None
+
+            return guess
+
+        def learn(self, request, text, start):
+            pass
+
+    drafting = Drafting([Told()], 8, 100, frozenset(), jump=False)
+    drafting.chance = lambda drafter, evidence: evidence
     drafting.cost.set_measured({16: 0.010, 64: 0.015})
-    drafts = {row: draft([0.9, 0.5, 0.4] if row < 4 else [0.45, 0.1]) for row in range(8)}
-    found = drafting.worthwhile(drafts, rows=8, tokens=8, budget=100)
-    assert {row: len(each.tokens) for row, each in found.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
-    assert all(each.drawn == (1, 2) for each in found.values())
-    few = drafting.worthwhile(drafts, rows=8, tokens=8, budget=5)
-    assert [len(each.tokens) for each in few.values()] == [2, 1, 1, 1]
-    likely = {row: draft([0.9] * 6) for row in range(8)}
-    assert sum(len(each.tokens) for each in drafting.worthwhile(likely, rows=8, tokens=8, budget=100).values()) == 48
-    assert not drafting.worthwhile({0: draft([0.4])}, rows=16, tokens=16, budget=100)
-
-
-def draft(likely):
-    """Draft of guesses, by the chance of each that it and all before it are right."""
-    guesses = tuple(DraftedGuess(i, "prompt", 0, 0.5, chance) for i, chance in enumerate(likely))
-    return Draft(np.arange(len(likely), dtype=np.int32), guesses, tuple(range(1, len(likely) + 1)))
+    params = SimpleNamespace(speculation=True, scores_tokens=False)
+    rows = []
+    for i in range(len(likely)):
+        output = SimpleNamespace(matcher=None, ends=(), draft=DraftProgress())
+        request = SimpleNamespace(id=i, params=params, processor=None, prompt_len=1, output=output)
+        rows.append(OpenRow(request, np.ones(1, dtype=np.int32), 100))
+    found = drafting.write(rows, tokens, tokens, budget)
+    assert all(each.drawn == tuple(range(1, len(each.tokens) + 1)) for each in found.values())
+    return {row: len(each.tokens) for row, each in found.items()}

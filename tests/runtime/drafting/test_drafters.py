@@ -216,12 +216,14 @@ def test_a_guess_has_to_pay_for_its_token():
     cost = StepCost()
     for tokens in (1, 5, 9, 1, 5, 9, 40):
         cost.record(tokens, 0.010 + 0.001 * tokens)
-    assert cost.least_chance(1, 1) == pytest.approx(0.001 / 0.011)
-    assert cost.least_chance(64, 64) == pytest.approx(0.064 / 0.074)
+    assert cost.worth_asking(1, 1.0, likely=0.092, best=1 / 0.011) == 2
+    assert not cost.worth_asking(1, 1.0, likely=0.090, best=1 / 0.011)
+    assert cost.worth_asking(64, 64.0, likely=0.87, best=64 / 0.074) == 65
+    assert not cost.worth_asking(64, 64.0, likely=0.86, best=64 / 0.074)
     free = StepCost()
     for tokens in (1, 5, 9):
         free.record(tokens, 0.01)
-    assert free.least_chance(9, 9) == pytest.approx(0, abs=1e-9)
+    assert free.worth_asking(9, 9.0, likely=1e-6, best=9 / 0.01)
 
 
 def test_a_drafter_that_is_wrong_is_not_asked_for_long():
