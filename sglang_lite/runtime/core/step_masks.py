@@ -61,9 +61,11 @@ class _SharedMasks:
             self._count += 1
         self.places[row] = place
 
-    def allows_any(self, row: int) -> bool:
-        """False if the mask of a row allows no token, as its engine has failed."""
-        return bool(self._words[self.places[row]].any())
+    def empty(self, first: int) -> list[int]:
+        """Rows from `first` on whose mask allows no token, as its engine has failed."""
+        places = self.places[first:]
+        nothing = np.bitwise_or.reduce(self.written, axis=1) == 0
+        return (first + np.flatnonzero((places >= 0) & nothing[places])).tolist() if nothing.any() else []
 
     @property
     def written(self) -> NDArray[np.int32]:
@@ -128,7 +130,8 @@ class StepMasks:
         filling = time.perf_counter() - began
         which = np.full(len(rows), -1, dtype=np.int32)
         which[masked] = shared.places
-        late += [i for i in range(own, len(matchers)) if i not in late and not shared.allows_any(i)]
+        if len(matchers) > own:
+            late += shared.empty(own)
         if late:
             missing = np.array(masked)[late]
             again = missing[missing < undrafted]
