@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -99,7 +101,8 @@ class CudaGraphs:
 
     def padded_rows(self, rows: int) -> int:
         """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""
-        return min((size for size in self.sizes if size >= rows), default=rows)
+        at = bisect_left(self.sizes, rows)
+        return self.sizes[at] if at < len(self.sizes) else rows
 
     def can_run(self, record: StepRecord) -> bool:
         """True if a graph can run the step, provided that all its tokens are decoded. Graphs return the logits of last
@@ -123,7 +126,7 @@ class CudaGraphs:
             return None
         size, multi_token_rows = self.padded_rows(rows), tokens > rows
         if multi_token_rows:
-            size = next(size for size in self._token_sizes if size >= tokens)
+            size = self._token_sizes[bisect_left(self._token_sizes, tokens)]
         return self._captured(compute, size, multi_token_rows, shared, lora)
 
     def _captured(
@@ -136,7 +139,7 @@ class CudaGraphs:
             )
         return self.captured[key]
 
-    @property
+    @cached_property
     def _token_sizes(self) -> list[int]:
         """Numbers of tokens that are worth a graph of rows with several tokens. Padding is cheap for appended text, and
         less so for drafts, which come at every step."""
@@ -151,13 +154,15 @@ class CudaGraphs:
         some rows have several and no drafts are checked."""
         slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
         device = slots.page_table.device
-        static = torch.zeros((4 if slots.axes is None else 7, stride), dtype=torch.int32, device=device)
+        rows_of_inputs = 4 if slots.axes is None else 7
+        arrays = rows_of_inputs * stride
+        memory = torch.zeros(arrays + (3 * stride + 6 * items) * shared, dtype=torch.int32, device=device)
+        static = memory[:arrays].view(rows_of_inputs, stride)
         static[1] = slots.dummy
-        prefixes = shared_static = None
+        prefixes = None
         if shared:
-            shared_static = torch.zeros(3 * stride + 6 * items, dtype=torch.int32, device=device)
-            lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :tokens]
-            prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MAX_CHUNKS)
+            lengths, chunks, order = memory[arrays : arrays + 3 * stride].view(3, stride)[:, :tokens]
+            prefixes = SharedPrefixes(lengths, chunks, order, memory[arrays + 3 * stride :].view(-1, 6), MAX_CHUNKS)
         plan = DevicePlan(
             ids=static[0, :tokens],
             slots=static[1, :tokens],
@@ -186,7 +191,7 @@ class CudaGraphs:
             return compute(plan, static[3, :rows] if last_only else None, out)
 
         graph, logits = self.record(step)
-        return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy, last_only)
+        return CapturedGraph(graph, plan, memory, static, logits, self._staging, slots.dummy, last_only)
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Captures what a function launches. Returns the graph and the tensor that it computes at each replay."""
@@ -219,9 +224,9 @@ class CapturedGraph:
     Attributes:
         graph: captured CUDA graph.
         plan: plan of the step; its slots and positions are those of the last run.
+        memory: int32, `static`, and behind it the data of shared prefixes, if rows share any.
         static: int32 [4 or 7, tokens], padded: ids, slots and positions of the tokens, indices of rows' last tokens,
             and the positions of `DevicePlan.rotary`, if the model has any.
-        shared_static: int32 data of shared prefixes; None if rows share none.
         logits: logits of the last run of any graph.
         staging: copies to the device.
         dummy: index of the dummy slot.
@@ -231,8 +236,8 @@ class CapturedGraph:
 
     graph: torch.cuda.CUDAGraph
     plan: DevicePlan
+    memory: torch.Tensor
     static: torch.Tensor
-    shared_static: torch.Tensor | None
     logits: torch.Tensor
     staging: Staging
     dummy: int
@@ -248,22 +253,21 @@ class CapturedGraph:
             inputs: inputs of the step, with at most as many tokens as were captured.
             shared: prefixes that rows share; None if the graph was captured without.
         """
-        real, stride = len(inputs.ids), self.static.shape[1]
-        rows = len(inputs.last)
-        host = np.zeros(self.static.shape, dtype=np.int32)
+        (arrays, stride), real, rows = self.static.shape, len(inputs.ids), len(inputs.last)
+        changed = shared is not None and shared is not self._shared
+        sent = np.zeros(len(self.memory) if changed else arrays * stride, dtype=np.int32)
+        host = sent[: arrays * stride].reshape(arrays, stride)
         host[1, real:] = self.dummy
         host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
         host[3, :rows] = inputs.last
         if self.plan.rotary is not None:
             host[4:, :real] = inputs.three_positions
-        self.staging.send(host, self.static)
-        if shared is not None and shared is not self._shared:
-            assert self.shared_static is not None
-            filled = np.zeros(len(self.shared_static), dtype=np.int32)
-            for i, array in enumerate((shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1))):
-                filled[i * stride : i * stride + len(array)] = array
-            self.staging.send(filled, self.shared_static)
+        if shared is not None and changed:
+            parts = shared.lengths, shared.chunks, shared.order, shared.items.reshape(-1)
+            for i, array in enumerate(parts, arrays):
+                sent[i * stride : i * stride + len(array)] = array
             self._shared = shared
+        self.staging.send(sent, self.memory[: len(sent)])
         self.graph.replay()
         return (self.logits[:rows], np.arange(rows, dtype=np.int32)) if self.last_only else (self.logits, inputs.last)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -90,8 +91,8 @@ def split_shared_prefixes(
     """
     groups = [g for g in find_groups(pages, shareable_pages) if _pays(g, page_size, min_saving_factor)]
     return _split_groups(
-        groups, slots, page_size, rows_per_block=rows_per_block, max_items=max_items, target_chunks=target_chunks,
-        borders=borders,
+        GroupArrays.of(groups), slots, page_size, rows_per_block=rows_per_block, max_items=max_items,
+        target_chunks=target_chunks, borders=borders,
     )  # fmt: skip
 
 
@@ -99,45 +100,90 @@ def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
     return (len(group.rows) - 1) * group.pages * page_size >= min_saving_factor * MIN_SAVED_TOKENS
 
 
+@dataclass(frozen=True, slots=True)
+class GroupArrays:
+    """Groups as arrays, as a step with drafts has one for each row.
+
+    Attributes:
+        rows: int32 [N], rows of group after group.
+        sizes: int64 [G], number of rows of each group.
+        pages: int64 [G], number of pages that they share.
+    """
+
+    rows: Ints
+    sizes: NDArray[np.int64]
+    pages: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> GroupArrays:
+        rows = np.concatenate([group.rows for group in groups]).astype(np.int32) if groups else _NO_ROWS
+        sizes, pages = zip(*((len(group.rows), group.pages) for group in groups)) if groups else ((), ())
+        return cls(rows, np.array(sizes, dtype=np.int64), np.array(pages, dtype=np.int64))
+
+    def of_sharing(self, sharing: NDArray[np.bool_]) -> GroupArrays:
+        """Groups for which `sharing` [G] is True."""
+        return GroupArrays(self.rows[np.repeat(sharing, self.sizes)], self.sizes[sharing], self.pages[sharing])
+
+    def followed_by(self, others: GroupArrays) -> GroupArrays:
+        """Groups with others behind them."""
+        rows: Ints = np.concatenate((self.rows, others.rows))
+        sizes, pages = np.concatenate((self.sizes, others.sizes)), np.concatenate((self.pages, others.pages))
+        return GroupArrays(rows, sizes, pages)
+
+
+_NO_ROWS: Ints = np.zeros(0, dtype=np.int32)
+
+
 def _split_groups(
-    groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int,
+    groups: GroupArrays, slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int,
     borders: Ints | None,
 ) -> SharedPrefixArrays | None:  # fmt: skip
     """Implements `split_shared_prefixes` for groups that are already known."""
     if borders is not None:
-        groups = [group for group in groups if group.pages * page_size >= borders[1]]
-    if not groups:
+        groups = groups.of_sharing(groups.pages * page_size >= borders[1])
+    sizes, tokens = groups.sizes, groups.pages * page_size
+    if not len(sizes):
         return None
-    sizes = [len(g.rows) for g in groups]
-    blocks = [-(-size // rows_per_block) for size in sizes]
-    tokens = [g.pages * page_size for g in groups]
     if borders is not None:
-        tokens = [int(borders[borders <= length][-1]) for length in tokens]
-    order = np.concatenate([g.rows for g in groups]).astype(np.int32)
+        tokens = borders[np.searchsorted(borders, tokens, side="right") - 1].astype(np.int64)
+    at = np.cumsum(sizes) - sizes  # of each block of a group's rows in `groups.rows`
+    owners = slots[groups.rows[at]]
+    if (blocks := -(-sizes // rows_per_block)).max() > 1:
+        group, block = _numbered(blocks)
+        at, sizes = at[group] + block * rows_per_block, sizes[group] - block * rows_per_block
+        sizes, tokens, owners = np.minimum(sizes, rows_per_block), tokens[group], owners[group]
     # Chunks have about the same number of tokens; `max_items` limits their number.
-    work, spare_items = sum(b * t for b, t in zip(blocks, tokens)), max_items - sum(blocks)
-    items: list[tuple[int, int, int, int, int, int]] = []
-    counts: list[int] = []
-    at = 0
-    for slot, size, length in zip(slots[[g.rows[0] for g in groups]].tolist(), sizes, tokens):
-        wanted = min(MAX_CHUNKS, -(-length // 256), max(1, target_chunks * length // work))
-        chunk_count = int(min(wanted, 1 + spare_items * length / work))
-        if borders is None:
-            step = -(-length // (chunk_count * 64)) * 64
-            ends = [*range(step, length, step), length]
-        else:
-            ends = np.unique(borders[np.searchsorted(borders, np.linspace(0, length, chunk_count + 1)[1:])]).tolist()
-        counts.append(len(ends))
-        chunks = [*zip([0, *ends], ends)]
-        for first in range(0, size, rows_per_block):
-            rows = min(rows_per_block, size - first)
-            items += [(at + first, rows, slot, s, e, i) for i, (s, e) in enumerate(chunks)]
-        at += size
-    if len(items) > max_items:
+    work, spare_items = int(tokens.sum()), max_items - len(tokens)
+    counts = np.minimum(-(-tokens // 256), np.maximum(target_chunks * tokens // work, 1))
+    counts = np.minimum(np.minimum(counts, MAX_CHUNKS), 1 + spare_items * tokens // work)
+    block, chunk = _numbered(counts)
+    length = tokens[block]
+    if borders is None:
+        step = (-(-tokens // (counts * 64)) * 64)[block]
+        starts = chunk * step
+        ends = np.minimum(starts + step, length)
+    else:
+        starts, ends = (
+            borders[np.searchsorted(borders, -(-length * end // counts[block]))] for end in (chunk, chunk + 1)
+        )
+    if not (kept := starts < ends).all():  # rounded, the ends of some are the same
+        starts, ends = starts[kept], ends[kept]
+        counts = np.bincount(block[kept], minlength=len(counts))
+        block, chunk = _numbered(counts)
+    if len(block) > max_items:
         return None
+    items = np.empty((len(block), 6), dtype=np.int32)
+    for i, column in enumerate((at[block], sizes[block], owners[block], starts, ends, chunk)):
+        items[:, i] = column
     found = np.zeros((2, len(slots)), dtype=np.int32)
-    found[:, order] = np.repeat((tokens, counts), sizes, axis=1)
-    return SharedPrefixArrays(found[0], found[1], order, np.array(items, dtype=np.int32))
+    found[0, groups.rows], found[1, groups.rows] = np.repeat(tokens, sizes), np.repeat(counts, sizes)
+    return SharedPrefixArrays(found[0], found[1], groups.rows, items)
+
+
+def _numbered(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Index into `counts` of each of as many things as they are in all, and its number among those of the same one."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 class PrefixGroups:
@@ -157,7 +203,7 @@ class PrefixGroups:
         self._table, self._target_chunks, self.rows_per_block = table, target_chunks, rows_per_block
         self._min_saving_factor, self._borders = min_saving_factor, borders
         self._key: bytes = b""  # identifies the rows of the previous step
-        self._groups: list[Group] = []
+        self._groups = GroupArrays.of([])
         self._prefixes: SharedPrefixArrays | None = None
 
     def find(
@@ -177,14 +223,16 @@ class PrefixGroups:
         key = slots.tobytes() + record.epochs[:count].tobytes()
         if key != self._key:
             self._key = key
-            self._groups = self._find_groups(slots, record.starts[:count]) if count > 1 else []
+            self._groups = GroupArrays.of(self._find_groups(slots, record.starts[:count]) if count > 1 else [])
             self._prefixes = self._split(self._groups, slots, padded_rows(count))
         if not multi_token_rows:
             return self._prefixes
-        own, rows = self._groups_of_rows(record)
-        return self._split([*self._groups, *own], rows, len(rows)) if own else self._prefixes
+        own = self._groups_of_rows(record)
+        if own is None:
+            return self._prefixes
+        return self._split(self._groups.followed_by(own), record.token_slots, len(record.ids))
 
-    def _split(self, groups: list[Group], slots: Ints, spare_items: int) -> SharedPrefixArrays | None:
+    def _split(self, groups: GroupArrays, slots: Ints, spare_items: int) -> SharedPrefixArrays | None:
         return _split_groups(
             groups, slots, self._table.page_size,
             rows_per_block=self.rows_per_block, max_items=spare_items + self._target_chunks,
@@ -201,13 +249,11 @@ class PrefixGroups:
         groups = find_groups(table.pages[slots, : int(shareable_pages.max())], shareable_pages)
         return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
 
-    def _groups_of_rows(self, record: StepRecord) -> tuple[list[Group], Ints]:
-        """Returns the tokens of each row with several as a group, if that is worth it, and the slot of each token of
-        the step."""
-        counts, size = record.ends - record.starts, self._table.page_size
-        pages = record.starts // size
+    def _groups_of_rows(self, record: StepRecord) -> GroupArrays | None:
+        """Returns the tokens of each row with several as a group, or None if that is not worth it."""
+        counts, size = (record.ends - record.starts).astype(np.int64), self._table.page_size
+        pages = record.starts.astype(np.int64) // size
         if int(((counts - 1) * pages).sum()) * size < self._min_saving_factor * MIN_SAVED_TOKENS:
-            return [], record.slots
-        tokens = np.split(np.arange(len(record.ids), dtype=np.int32), record.last[:-1] + 1)
-        shared = zip(tokens, pages.tolist())
-        return [Group(each, count) for each, count in shared if len(each) > 1 and count], record.token_slots
+            return None
+        tokens = GroupArrays(np.arange(len(record.ids), dtype=np.int32), counts, pages)
+        return tokens.of_sharing((counts > 1) & (pages > 0))

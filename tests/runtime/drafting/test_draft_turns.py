@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,13 +100,13 @@ def written(likely, tokens, budget):
             pass
 
     drafting = Drafting([Told()], 8, 100, frozenset(), jump=False)
-    drafting.chance = lambda drafter, evidence: evidence
+    drafting.chance = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
     drafting.cost.set_measured({16: 0.010, 64: 0.015})
     params = SimpleNamespace(speculation=True, scores_tokens=False)
     rows = []
     for i in range(len(likely)):
         output = SimpleNamespace(matcher=None, ends=(), draft=DraftProgress())
-        request = SimpleNamespace(id=i, params=params, processor=None, prompt_len=1, output=output)
+        request: Any = SimpleNamespace(id=i, params=params, processor=None, prompt_len=1, output=output)
         rows.append(OpenRow(request, np.ones(1, dtype=np.int32), 100))
     found = drafting.write(rows, tokens, tokens, budget)
     assert all(each.drawn == tuple(range(1, len(each.tokens) + 1)) for each in found.values())
