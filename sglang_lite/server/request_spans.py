@@ -1,5 +1,5 @@
-"""OpenTelemetry spans of a server: one for each request, below its caller's (`traceparent`), and in it one for
-each generation and selection. They have no texts."""
+"""OpenTelemetry spans of a server: one for each request, below its caller's (`traceparent`), in it one for each
+generation and selection, and in those what the engine's process did with it. They have no texts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.protocol import CapabilityError, Generation, Played, Selection
+from sglang_lite.protocol import CapabilityError, Generation, Played, Selection, Usage
 from sglang_lite.protocol.span_attributes import result_attributes
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Span, Tracer
 
 logger = logging.getLogger("sglang_lite.server")
 _EXPORT_S = 5  # longest time of an export with its repetitions
@@ -72,14 +72,27 @@ class RequestSpans:
             node, result = _result_of(event)
             if not isinstance(result, Generation | Selection):
                 continue
+            start = now - int(result.usage.total_s * 1e9)
             span = self._tracer.start_span(
-                f"{operation} {self._model}", kind=SpanKind.INTERNAL, start_time=now - int(result.usage.total_s * 1e9),
+                f"{operation} {self._model}", kind=SpanKind.INTERNAL, start_time=start,
                 attributes={
                     "gen_ai.operation.name": operation, "gen_ai.provider.name": "sglang_lite",
                     "gen_ai.request.model": self._model, **node, **result_attributes(result),
                 },
             )  # fmt: skip
+            self._add_stages(span, result.usage, start, now)
             span.end(now)
+
+    def _add_stages(self, span: Span, usage: Usage, start: int, end: int) -> None:
+        """Makes the spans of a request's stages in the engine's process, which has measured how long they took."""
+        from opentelemetry.trace import set_span_in_context
+
+        within = set_span_in_context(span)
+        ends = (start + int(usage.queue_s * 1e9), start + int(usage.first_token_s * 1e9), end)
+        for name, until in zip(("queue", "prefill", "decode"), ends):
+            if until > start:  # a selection has no decoding
+                self._tracer.start_span(name, within, start_time=start).end(until)
+                start = until
 
 
 def _result_of(event: object) -> tuple[dict[str, Any], object]:

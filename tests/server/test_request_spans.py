@@ -64,7 +64,7 @@ def test_a_request_is_a_span_below_its_callers_and_has_its_generation(url, finis
         "ignore_eos": True,
     }
     httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-    generation, request = finished()
+    *stages, generation, request = finished()
     assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == (TRACE, CALLER)
     assert (request.name, request.kind) == ("POST /v1/chat/completions", SpanKind.SERVER)
     assert request.attributes == {
@@ -76,6 +76,11 @@ def test_a_request_is_a_span_below_its_callers_and_has_its_generation(url, finis
     assert generation.attributes["gen_ai.operation.name"] == "chat"
     assert generation.attributes["gen_ai.usage.output_tokens"] == 3
     assert generation.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert [stage.name for stage in stages] == ["queue", "prefill", "decode"]
+    assert {stage.parent.span_id for stage in stages} == {generation.context.span_id}
+    borders = [generation.start_time, *(stage.end_time for stage in stages)]
+    assert [stage.start_time for stage in stages] == borders[:-1]
+    assert borders[-1] == generation.end_time
     assert "secret" not in request.to_json() + generation.to_json()
 
 
@@ -83,9 +88,11 @@ def test_a_request_is_a_span_below_its_callers_and_has_its_generation(url, finis
 def test_each_sample_of_each_text_is_a_span(url, finished, stream):
     body = {"text": ["a", "b"], "sampling_params": {**SHORT, "n": 2}, "stream": stream}
     httpx2.post(f"{url}/generate", json=body, timeout=60)
-    found = finished()
-    assert [span.attributes.get("gen_ai.operation.name") for span in found] == ["text_completion"] * 4 + [None]
-    assert {span.parent.span_id for span in found[:-1]} == {found[-1].context.span_id}
+    *below, request = finished()
+    samples = [span for span in below if span.attributes.get("gen_ai.operation.name") == "text_completion"]
+    assert len(samples) == 4
+    assert {span.parent.span_id for span in samples} == {request.context.span_id}
+    assert {span.name for span in below if span not in samples} == {"queue", "prefill", "decode"}
 
 
 def test_an_error_is_a_status_and_polls_are_no_spans(url, finished):
