@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from functools import lru_cache
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
@@ -37,7 +38,7 @@ class ProgramAgentLoop(AgentLoopBase):
         found = getattr(importlib.import_module(module), name, None) if module else None
         if not isinstance(found, SglFunction):
             raise ParameterError("program", f"{program!r} is not the path of a program.", hint="Write module.name.")
-        self._rollouts, self._url = Rollouts(found), url
+        self._rollouts, self._url = _rollouts(found), url
         self._longest = self.rollout_config.response_length
 
     async def run(self, sampling_params: dict[str, UserValue], **columns: UserValue) -> AgentLoopOutput:
@@ -60,3 +61,9 @@ class ProgramAgentLoop(AgentLoopBase):
             response_logprobs=logprobs, reward_score=reward_of(state), num_turns=2 * len(sequence.spans),
             metrics=AgentLoopMetrics(generate_sequences=time.monotonic() - started),
         )  # fmt: skip
+
+
+@lru_cache
+def _rollouts(program: SglFunction) -> Rollouts:
+    """Rollouts of a program, with their connections: verl makes an agent loop for each row."""
+    return Rollouts(program)

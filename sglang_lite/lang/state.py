@@ -316,9 +316,11 @@ class ProgramState(AttributeHints, Generic[R]):
         return total_usage(usages_of(self._record(name)))
 
     def trace(self) -> Trace:
-        """Trace of this branch and the branches forked from it: text, times and cost of each node. For the state that
-        the body was given, this is the trace of the whole run. While the body runs, only played nodes are included;
-        afterwards, waits for all branches. A failed node has its error in the trace; the error is not raised."""
+        """Trace of this branch and those forked from it, for the body's own state of the run: text, times and cost of
+        each node, or its error. While the body runs, only of played nodes; afterwards, waits for all branches."""
+        return self._trace(thumbnails=True)
+
+    def _trace(self, *, thumbnails: bool) -> Trace:
         from sglang_lite.lang.runs.log import trace_of
 
         player = self.branch.player
@@ -329,15 +331,14 @@ class ProgramState(AttributeHints, Generic[R]):
             finished(player).wait()
         for each in player.tree():
             each.failure_reported = True
-        return trace_of(player)
+        return trace_of(player, thumbnails=thumbnails)
 
     def trajectory(self) -> Trajectory:
         """Token sequences of this branch and those forked from it, as `Trace.trajectory`."""
-        return self.trace().trajectory()
+        return self._trace(thumbnails=False).trajectory()
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
-        """Writes the run's trace as a self-contained HTML page and opens it in a browser, or in a notebook below the
-        cell.
+        """Writes the run's trace as an HTML page and opens it in a browser, or in a notebook below the cell.
 
         Args:
             path: file to write, or None for a new temporary file.

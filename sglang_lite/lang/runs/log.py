@@ -61,10 +61,14 @@ class _Entry:
         return TraceNode(**self.fields, cached=self.cached or 0)
 
 
-def trace_of(player: BasePlayer) -> Trace:
-    """Trace of a branch, as far as it is played, and of the branches forked from it."""
+def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
+    """Trace of a branch, as far as it is played, and of the branches forked from it.
+
+    Args:
+        thumbnails: whether images have theirs, for which they are decoded.
+    """
     run = player.run
-    nodes = [entry.record() for entry in list(_entries(player))]
+    nodes = [entry.record() for entry in list(_entries(player, thumbnails=thumbnails))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
     model, arguments = run.backend.get_model_name(), tuple(_arguments(run.called))
@@ -94,15 +98,15 @@ def _arguments(called: BoundCall | None) -> Iterator[tuple[str, str]]:
 def answers_of(player: BasePlayer) -> list[TraceNode]:
     """Generations and selections of the program's body in a branch and in the branches forked from it: what a rerun
     needs of them, without times, lines of code, and errors, which may have secrets."""
-    nodes = (each for each in trace_of(player).nodes if each.node)
+    nodes = (each for each in trace_of(player, thumbnails=False).nodes if each.node)
     return [
         TraceNode(each.kind, name=each.name, results=each.results, node=each.node, asked=each.asked) for each in nodes
     ]
 
 
-def _entries(player: BasePlayer) -> Iterator[_Entry]:
+def _entries(player: BasePlayer, *, thumbnails: bool) -> Iterator[_Entry]:
     """Yields the nodes in reading order: those of a fork's branches follow the fork."""
-    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).entries)]
+    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0, thumbnails=thumbnails).entries)]
     while open_branches:
         entry = next(open_branches[-1], None)
         if entry is None:
@@ -113,7 +117,9 @@ def _entries(player: BasePlayer) -> Iterator[_Entry]:
         for i, child in reversed(list(enumerate(entry.children))):
             assert entry.text is not None
             path = (*fields["path"], fields["place"], i)
-            reader = _Reader(child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"])
+            reader = _Reader(
+                child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"], thumbnails=thumbnails
+            )
             open_branches.append(iter(reader.entries))
 
 
@@ -125,15 +131,24 @@ class _Reader:
         text: text before the branch's own, which the reader extends.
         rejected: whether the branch's fork was rolled back.
         now: time of the fork, in seconds from the run's start.
+        thumbnails: as of `trace_of`.
 
     Attributes:
         entries: nodes of the branch.
     """
 
     def __init__(
-        self, player: BasePlayer, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float
+        self,
+        player: BasePlayer,
+        path: tuple[int, ...],
+        text: _TextSoFar,
+        *,
+        rejected: bool,
+        now: float,
+        thumbnails: bool,
     ) -> None:
         self.entries: list[_Entry] = []
+        self._thumbnails = thumbnails
         self._path, self._text, self._rejected, self._now = path, text, rejected, now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
         self._run, self._started = player.run, player.run.account.started
@@ -149,7 +164,8 @@ class _Reader:
             case Text():
                 self._text.unknown.append(self._add("text", op.where, text=op.text))
             case ImagePart():
-                shown = {"image": without_bytes(op.image).url, "thumbnail": thumbnail(op.image)}
+                small = thumbnail(op.image) if self._thumbnails else ""
+                shown = {"image": without_bytes(op.image).url, "thumbnail": small}
                 self._text.unknown.append(self._add("image", op.where, images=(op.image,), text=op.text, **shown))
             case TurnBegin() | TurnEnd():
                 self._add("turn_begin" if isinstance(op, TurnBegin) else "turn_end", op.where, name=op.role)
