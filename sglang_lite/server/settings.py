@@ -68,6 +68,7 @@ class ServerSettings:
             several may be given, "*" allows all. Without any, an image is in its request. Hosts that are not at a
             public address are never asked.
         media_url_max_file_size_mb: size of all files together that are fetched for a request, in MiB.
+        media_url_max_total_mb: size of those of all open requests together; one that would exceed it is refused.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
         max_requests_per_minute: most requests of one key in a minute; None for no limit. A quota refills evenly, and
@@ -121,6 +122,7 @@ class ServerSettings:
     body_processes: int = 2
     allowed_media_domains: tuple[str, ...] = ()
     media_url_max_file_size_mb: float = 64.0
+    media_url_max_total_mb: float = 1024.0
     max_open: int = 4096
     max_open_per_key: int = 4096
     max_requests_per_minute: int | None = None
@@ -149,7 +151,7 @@ class ServerSettings:
             "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
             "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",
             "program_max_nodes", "program_max_branches", "program_max_s", "body_processes",
-            "media_url_max_file_size_mb",
+            "media_url_max_file_size_mb", "media_url_max_total_mb",
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise ParameterError(name, f"{getattr(self, name)} is not a number greater than 0.")

@@ -335,6 +335,24 @@ def test_images_at_allowed_addresses_are_fetched_in_each_protocol(running, fetch
     assert asked == ["/a.png"] * 9
 
 
+def test_the_files_of_all_open_requests_are_bounded(running):
+    image, other = png(40, 30), png(30, 40, seed=1)
+    most = (len(image) + len(other) - 1) / 2**20
+    server = Running(running[1], allowed_media_domains=("pictures.example",), media_url_max_total_mb=most)
+    pages = {"/a.png": sends(image), "/b.png": sends(other)}
+    first, second = (f"http://pictures.example{path}" for path in pages)
+    try:
+        with web({"pictures.example": "93.184.215.14"}, pages):
+            for urls, status in (([first], 200), ([second], 200), ([first, second], 503), ([first], 200)):
+                content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+                body = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+                answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body)
+                assert answer.status_code == status, answer.text
+                assert ("raise media_url_max_total_mb" in answer.text) == (status == 503)
+    finally:
+        server.stop()
+
+
 def test_nothing_is_fetched_for_a_model_that_takes_no_or_fewer_images(engine, running, monkeypatch):
     url = "http://pictures.example/a.png"
     content = [{"type": "image_url", "image_url": {"url": f"{url}?{i}"}} for i in range(2)]

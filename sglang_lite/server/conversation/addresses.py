@@ -15,7 +15,7 @@ import msgspec
 
 from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
 from sglang_lite.program.nodes import Fork, ImagePart, Node
-from sglang_lite.protocol import Image, ParameterError, Prompt
+from sglang_lite.protocol import Image, OverloadedError, ParameterError, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import unfetched
 from sglang_lite.server.async_engine import key_in_use
@@ -39,6 +39,7 @@ class ImageFetcher:
         self._check = check
         megabytes = settings.media_url_max_file_size_mb
         self._bounds = FetchBounds(settings.allowed_media_domains, int(megabytes * 2**20))
+        self._most, self._held = int(settings.media_url_max_total_mb * 2**20), 0  # bytes of open requests
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sglang_lite-fetch")
         most = _AT_ONCE_PER_KEY if len(settings.api_key) > 1 else _AT_ONCE
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, most))
@@ -48,6 +49,7 @@ class ImageFetcher:
 
         Raises:
             CapabilityError: an image is at a domain that is not allowed.
+            OverloadedError: the files of all open requests would be too large.
             ParameterError: an image can't be fetched, there are too many, or the model reads none.
         """
         return _with(prompt, await self._fetched([prompt]))
@@ -86,7 +88,23 @@ class ImageFetcher:
         except asyncio.CancelledError:  # the client has left
             end.stop()
             raise
+        self._hold(sum(map(len, found.values())))
         return found
+
+    def _hold(self, size: int) -> None:
+        """Counts bytes until the request that is handled now has ended."""
+        if self._held + size > self._most:
+            raise OverloadedError(
+                f"the files of open requests would take more than {self._most:,} bytes.",
+                hint="Try again later, or raise media_url_max_total_mb.",
+            )
+        handling = asyncio.current_task()
+        assert handling is not None
+        self._held += size
+        handling.add_done_callback(lambda _: self._release(size))
+
+    def _release(self, size: int) -> None:
+        self._held -= size
 
     def close(self) -> None:
         """Ends the threads, when they have fetched what they have begun."""
