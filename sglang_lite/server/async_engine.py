@@ -257,7 +257,7 @@ class AsyncEngine:
                 ended = not isinstance(batch[-1], Played)
                 if late and isinstance(batch[-1], RequestAbortedError):
                     batch[-1] = RequestTimeoutError(f"the program took more than {timeout_s:g} seconds.")
-                yield batch
+                yield [each for each in batch if not (late and _is_aborted(each))]
         finally:
             if timer is not None:
                 timer.cancel()
@@ -275,6 +275,11 @@ class AsyncEngine:
         finally:
             del self._open[submitted]
             submitted.abort()
+
+
+def _is_aborted(event: ProgramEvent) -> bool:
+    """True for what a generation had used when its program was aborted."""
+    return isinstance(event, Played) and isinstance(event.event, RequestAbortedError)
 
 
 class _Relay:

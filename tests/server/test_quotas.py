@@ -11,11 +11,14 @@ import pytest
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
 
 import sglang_lite as sgl
+from sglang_lite.program.nodes import Gen, Program, Text
+from sglang_lite.protocol import SamplingParams
 from sglang_lite.server.errors import RateLimitError
 from sglang_lite.server.quotas import Quotas
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
+from tests.server.programs.test_program import data_of
 from tests.server.test_grpc import Client
 from tests.waiting import until
 
@@ -108,22 +111,34 @@ def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine
         assert 'sglang_lite_over_quota_total{key="7692c3ad"} 4.0' in counts  # SHA-256 of "one"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_has_used_its_tokens(engine, stream):
+SAMPLING = {"max_new_tokens": 4000, "ignore_eos": True}
+PROGRAM = data_of(Program((Text("ab" * 20), Gen("a", SamplingParams(max_tokens=4000, ignore_eos=True)))))
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/generate", {"text": "ab" * 20, "sampling_params": SAMPLING}),
+        ("/generate", {"text": "ab" * 20, "sampling_params": SAMPLING, "stream": True}),
+        ("/program", {"version": 1, "prompt": "", "program": PROGRAM}),
+        ("/program", {"version": 1, "prompt": "", "program": PROGRAM, "stream": True}),
+    ],
+    ids=["whole", "stream", "program", "program's stream"],
+)
+def test_a_client_that_leaves_has_used_its_tokens(engine, path, asked):
     aborted = "sglang:num_aborted_requests_total{"
 
     def count(name):
         lines = httpx2.get(f"{url}/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
-    asked = {"text": "ab" * 20, "stream": stream, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
     with serving(engine, api_key=KEYS, max_tokens_per_day=10) as url:
         with socket.create_connection(urlsplit(url).netloc.split(":")) as client:
             body = json.dumps(asked).encode()
-            head = f"POST /generate HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: one\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
             until(lambda: engine.stats()["running"])
-        until(lambda: count(aborted) == 1)
+        until(lambda: count(aborted) >= 1)
         assert generate(url, "one").status_code == 429
         assert generate(url, "two").status_code == 200
 

@@ -271,14 +271,22 @@ class EngineProgram:
         self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
 
     def abort(self) -> None:
-        """Ends the program with RequestAbortedError, unless it has ended."""
-        self.context.loop.inbox.post_if_open(
-            partial(self._input, partial(self._player.fail, RequestAbortedError("the program was aborted.")))
-        )
+        """Ends the program with RequestAbortedError, unless it has ended. Each generation under way has such an event,
+        too, with what it has used."""
+
+        def end() -> None:
+            for ask, job in self._jobs.items():
+                for used in job.partials() if isinstance(job, GenerationJob) else ():
+                    error = RequestAbortedError("the program was aborted.")
+                    error.partial = used
+                    self.tell(ask, error)
+            self._player.fail(RequestAbortedError("the program was aborted."))
+
+        self.context.loop.inbox.post_if_open(partial(self._input, end))
 
     # ------------------------------------------------------------------- what its jobs call, on the loop's thread
 
-    def tell(self, ask: EngineAsk, event: Delta | Generation | Selection) -> None:
+    def tell(self, ask: EngineAsk, event: Delta | Generation | Selection | SglError) -> None:
         """Sends an event of a node."""
         self._sink(Played((*ask.branch.path, ask.place), getattr(ask.node, "name", None), event, ask.attempt))
 

@@ -278,6 +278,15 @@ class GenerationJob:
         if self._ask is not None:
             self._program.failed(self._ask, error)
 
+    def partials(self) -> list[Generation]:
+        """Results without text of the requests that have not ended, with what they have used."""
+        table = self._program.context.loop.scheduler.store.table
+        return [
+            request.partial(len(request.tokens) if request.handle is None else int(table.known[request.slot]))
+            for index, request in enumerate(self._requests)
+            if self._submitted and index not in self._generations
+        ]
+
     def abort(self) -> None:
         """Aborts the requests, as the node was given up."""
         if self._submitted:

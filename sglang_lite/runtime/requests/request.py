@@ -363,6 +363,10 @@ class Request:
             meta["older_weight_versions"] = drawn_by.older
         return self._with_prompt(made, meta) if whole else msgspec.structs.replace(made, meta=meta)
 
+    def partial(self, known: int) -> Generation:
+        """Result without text of the first `known` tokens, of a request that is about to be aborted."""
+        return Generation("", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0)))
+
     def _with_prompt(self, generation: Generation, meta: dict[str, Any]) -> Generation:  # JSON
         """A result with the prompt's ids, and in its metadata which tokens were forced."""
         if self.jumps:
