@@ -143,6 +143,7 @@ class CoreClient:
         self.builder = RequestBuilder(
             ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, capacity.longest, config.seed,
             all_special=config.special_tokens_in_roles, media=self._media if ready.takes_media else None,
+            recorded=config.recorded,
         )  # fmt: skip
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 

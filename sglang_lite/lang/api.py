@@ -218,12 +218,13 @@ def gen(
         presence_penalty: subtracted once from the logit of each token in the output (0.0; -2 to 2).
         ignore_eos: continue after an end-of-sequence token (False).
         return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
-        logprob_start_len: with log-probabilities, also of prompt tokens from this position on; -1 for none (-1; at
-            least -1).
+        logprob_start_len: with log-probabilities, also of the prompt's from this one on; -1 for none (-1; at least -1).
         top_logprobs_num: also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at
             the next one (0; 0 to 256).
         return_text_in_logprobs: with log-probabilities, also each token's text (False).
         return_prompt_token_ids: keep the ids of the prompt's tokens, for `s.trajectory()` (False).
+        return_routed_experts: keep each token's experts; needs `enable_return_routed_experts` (False).
+        return_hidden_states: keep each token's hidden state; needs `enable_return_hidden_states` (False).
         lora_path: name of the adapter (LoRA) that an engine generates with.
         confidence: record how likely the model found each token, with and without the constraint, for
             `s.confidence(name)` (False).

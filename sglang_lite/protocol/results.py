@@ -109,6 +109,30 @@ class TokenScores(Record, frozen=True):
         return {"output_model_logprobs": list(self.logprobs), "output_allowed_logprobs": list(self.allowed)}
 
 
+RecordName: TypeAlias = Literal["routed_experts", "hidden_states"]  # what an engine can record of each token
+
+
+class TokenArray(Record, frozen=True):
+    """Numbers of the first tokens of a sequence, as `numpy.asarray` reads them.
+
+    Attributes:
+        shape: sizes of its axes, of which the first is the number of tokens.
+        dtype: type of the numbers.
+        data: the numbers, little-endian, the last axis first.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["int32", "float32"]
+    data: bytes
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:  # of numpy
+        return {"shape": self.shape, "typestr": f"<{self.dtype[0]}4", "data": self.data, "version": 3}
+
+    def __repr__(self) -> str:
+        return f"TokenArray({' x '.join(map(str, self.shape))}, {self.dtype!r})"
+
+
 class Delta(Variant, frozen=True):
     """New text of a running generation, or new reasoning that a provider reports separately from the text. `index` is
     the number of the sample."""
@@ -139,6 +163,11 @@ class Generation(Variant, frozen=True):
         reasoning: reasoning that the provider reports separately; None if it does not.
         scores: what the model gave the tokens, if confidence was requested, or log-probabilities under a constraint.
         prompt_ids: ids of the prompt's tokens, if they were requested.
+        routed_experts: experts that each token of prompt and answer passed through, int32 [tokens, layers, experts of a
+            token], if they were requested. As the last token need not be computed, it has none, nor have those before
+            it that a grammar forced. 0 in layers without experts.
+        hidden_states: hidden states of the same tokens after the last norm, float32 [tokens, hidden size], if they were
+            requested.
     """
 
     text: str
@@ -154,6 +183,8 @@ class Generation(Variant, frozen=True):
     reasoning: str | None = None
     scores: TokenScores | None = None
     prompt_ids: tuple[int, ...] = ()
+    routed_experts: TokenArray | None = None
+    hidden_states: TokenArray | None = None
 
     def __repr__(self) -> str:
         return f"Generation({cut(repr(self.text), 200)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"

@@ -293,7 +293,7 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "logprob_start_len", "int", -1,
-        "with log-probabilities, also of prompt tokens from this position on; -1 for none",
+        "with log-probabilities, also of the prompt's from this one on; -1 for none",
         Range(-1), engine_range=Range(-1, _INT), places=_LOGPROB,
     ),
     Parameter(
@@ -308,6 +308,16 @@ PARAMETERS: Final = (
     Parameter(
         "return_prompt_token_ids", "bool", False,
         "keep the ids of the prompt's tokens, for `s.trajectory()`", places=("gen", "run", "request"),
+    ),
+    Parameter(
+        "return_routed_experts", "bool", False,
+        "keep each token's experts; needs `enable_return_routed_experts`",
+        places=("gen", "run", "request"),
+    ),
+    Parameter(
+        "return_hidden_states", "bool", False,
+        "keep each token's hidden state; needs `enable_return_hidden_states`",
+        places=("gen", "run", "request"),
     ),
     Parameter(
         "confidence", "bool", False,
@@ -384,6 +394,8 @@ class OneSampleOptions(TypedDict, total=False):
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
     return_prompt_token_ids: bool | None
+    return_routed_experts: bool | None
+    return_hidden_states: bool | None
     lora_path: str | Sequence[str] | None
 
 
@@ -444,6 +456,8 @@ class SamplingParams(Record, frozen=True):
     token_ids_logprob: tuple[int, ...] | Unset = UNSET
     return_text_in_logprobs: bool | Unset = UNSET
     return_prompt_token_ids: bool | Unset = UNSET
+    return_routed_experts: bool | Unset = UNSET
+    return_hidden_states: bool | Unset = UNSET
     confidence: bool | Unset = UNSET
     lora_path: tuple[str, ...] | Unset = UNSET
 

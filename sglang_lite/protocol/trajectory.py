@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_lite.markup import facts
 from sglang_lite.protocol.record import Record
+from sglang_lite.protocol.results import TokenArray
 
 
 class DrawnSpan(Record, frozen=True):
@@ -49,6 +50,7 @@ class TokenSequence(Record, frozen=True):
         model_logprobs: the model's own log-probability of an answer's token; None for other tokens, and if it was not
             recorded, which `confidence=True` asks for, and `return_logprob=True` under a constraint.
         spans: generations that drew tokens of it.
+        routed_experts, hidden_states: those of its first tokens, as the last `Generation` with any has them.
     """
 
     ids: tuple[int, ...]
@@ -56,6 +58,8 @@ class TokenSequence(Record, frozen=True):
     logprobs: tuple[float | None, ...]
     model_logprobs: tuple[float | None, ...]
     spans: tuple[DrawnSpan, ...]
+    routed_experts: TokenArray | None = None
+    hidden_states: TokenArray | None = None
 
     @property
     def prompt_len(self) -> int:

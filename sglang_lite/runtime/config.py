@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from types import NoneType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, get_origin, get_type_hints
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import ParameterError, RecordName
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
@@ -171,6 +171,9 @@ class EngineConfig:
             on a GPU can't sleep. One on a CPU always can.
         enable_weights_cpu_backup: whether memory of the host for the weights is taken at the start, rather than at the
             first sleep. Needs `enable_memory_saver`.
+        enable_return_routed_experts: whether the KV cache also has the experts of each token, for requests with
+            `return_routed_experts`. Needs a mixture of experts.
+        enable_return_hidden_states: the same of hidden states, for requests with `return_hidden_states`.
         enable_hierarchical_cache: whether pages that leave the device are kept in the host's memory, and copied back
             for prompts that begin like theirs. Outputs don't change. Needs `prefix_cache`.
         hicache_ratio: size of that memory, in multiples of the KV pool. Ignored if `hicache_size` is given.
@@ -307,6 +310,8 @@ class EngineConfig:
     offload_group_size: int = -1
     enable_memory_saver: bool = False
     enable_weights_cpu_backup: bool = False
+    enable_return_routed_experts: bool = False
+    enable_return_hidden_states: bool = False
     enable_hierarchical_cache: bool = False
     hicache_ratio: float = 2.0
     hicache_size: int = 0
@@ -392,6 +397,14 @@ class EngineConfig:
         _check_parallel(self)
         self._check_lora()
         self._check_media()
+
+    @property
+    def recorded(self) -> tuple[RecordName, ...]:
+        """Names of what is recorded of each token beside its keys and values."""
+        asked: dict[RecordName, bool] = {
+            "routed_experts": self.enable_return_routed_experts, "hidden_states": self.enable_return_hidden_states,
+        }  # fmt: skip
+        return tuple(name for name, wanted in asked.items() if wanted)
 
     def _check_lora(self) -> None:
         """Checks the settings of adapters, and gives lists of them one form."""
@@ -544,6 +557,9 @@ def _check_parallel(config: EngineConfig) -> None:
         return
     if parallel.tp > 1 and parallel.pp > 1:
         raise ParameterError("pp_size", f"is not here with tp_size={parallel.tp}.", hint="Leave one out.")
+    if parallel.pp > 1 and config.enable_return_routed_experts:
+        problem = "rank 0 has only the first layers' experts with pp_size."
+        raise ParameterError("enable_return_routed_experts", problem, hint="Use tp_size.")
     for name in _OF_ONE_RANK:
         if getattr(config, name) not in (False, "auto"):
             raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")

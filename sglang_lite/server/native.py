@@ -59,6 +59,8 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     return_text_in_logprobs: bool | None = None
     return_confidence: bool | None = None
     return_prompt_token_ids: bool | None = None
+    return_routed_experts: bool | None = None
+    return_hidden_states: bool | None = None
     lora_path: str | list[str | None] | None = None
     rid: str | list[str] | None = None
     priority: int | list[int] | None = None

@@ -123,6 +123,8 @@ class GenerateFields(TypedDict, total=False):
     return_text_in_logprobs: bool
     return_confidence: bool | None
     return_prompt_token_ids: bool | None
+    return_routed_experts: bool | None
+    return_hidden_states: bool | None
     lora_path: str | Sequence[str | None] | None
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None
     rid: str | Sequence[str] | None

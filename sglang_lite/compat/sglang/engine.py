@@ -174,6 +174,12 @@ class Engine(base.Engine):
                 all tokens that its constraint allows, as `output_model_logprobs` and `output_allowed_logprobs`.
             return_prompt_token_ids: whether to report the ids of the prompt's tokens, as `prompt_token_ids` beside
                 `output_ids`.
+            return_routed_experts: whether to report the experts of each token but the last, as `routed_experts` in
+                `meta_info`: base64 of int32 [tokens, layers, experts of a token]. Needs an engine with
+                `enable_return_routed_experts`.
+            return_hidden_states: whether to report their hidden states after the last norm, as `hidden_states` in
+                `meta_info`: a list of those of the prompt, then those of the answer. Needs an engine with
+                `enable_return_hidden_states`.
             lora_path: name of the adapter (LoRA) to generate with; None for none. One for all prompts, or a list.
             custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
                 engine's thread: slow. SGLang's pickled classes are refused.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.protocol import DrawnSpan, Generation, ProgramError, TokenScores, TokenSequence, TraceNode
+from sglang_lite.protocol import DrawnSpan, Generation, ProgramError, TokenArray, TokenScores, TokenSequence, TraceNode
 
 _EQUAL = 1e-6  # nats between log-probabilities that are the same but for rounding
 
@@ -46,6 +46,7 @@ class _Sequence:
     logprobs: list[float | None] = field(default_factory=list)
     model_logprobs: list[float | None] = field(default_factory=list)
     spans: list[DrawnSpan] = field(default_factory=list)
+    recorded: dict[str, TokenArray] = field(default_factory=dict)
 
     def read(self, ids: Sequence[int]) -> None:
         """Adds tokens that the model did not draw."""
@@ -68,6 +69,8 @@ class _Sequence:
         self.logprobs[start + given : start + count] = logprobs or [None] * (count - given)
         if answer.scores is not None:
             self._score(start, answer.scores, count, constrained="constraint_backend" in meta)
+        found = {"routed_experts": answer.routed_experts, "hidden_states": answer.hidden_states}
+        self.recorded |= {name: array for name, array in found.items() if array is not None}
         older = tuple((int(number), str(version)) for number, version in meta.get("older_weight_versions", ()))
         self.spans.append(DrawnSpan(
             start, start + count, finish_reason=answer.finish_reason, sample=answer.index,
@@ -85,8 +88,9 @@ class _Sequence:
 
     def record(self) -> TokenSequence:
         return TokenSequence(
-            tuple(self.ids), tuple(self.loss_mask), tuple(self.logprobs), tuple(self.model_logprobs), tuple(self.spans)
-        )
+            tuple(self.ids), tuple(self.loss_mask), tuple(self.logprobs), tuple(self.model_logprobs), tuple(self.spans),
+            **self.recorded,
+        )  # fmt: skip
 
 
 def trajectory_of(nodes: Iterable[TraceNode]) -> Trajectory:

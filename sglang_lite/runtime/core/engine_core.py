@@ -188,7 +188,7 @@ class EngineCore:
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
-            weight_version=config.weight_version, media=loaded.media,
+            weight_version=config.weight_version, media=loaded.media, recorded=config.recorded,
         )  # fmt: skip
         self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
         self.builder.adapter_at_hand = None if self.adapters is None else self.adapters.at_hand

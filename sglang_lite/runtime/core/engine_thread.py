@@ -18,6 +18,7 @@ from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.tower_core import TowerCore, TowerLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory_shortage
+from sglang_lite.runtime.executor.token_records import record_tokens
 from sglang_lite.runtime.host import openmp
 from sglang_lite.runtime.loading.load_model import Loaded, LoadedTower
 from sglang_lite.runtime.models.weight_memory import save_memory
@@ -107,6 +108,7 @@ def _core(config: EngineConfig, loaded: Loaded) -> AnyCore:
     try:
         if config.enable_memory_saver:
             save_memory(loaded.model, backup=config.enable_weights_cpu_backup)
+        record_tokens(loaded.model, config)
         return EngineCore(config, loaded)
     except BaseException:
         if loaded.compiling is not None:

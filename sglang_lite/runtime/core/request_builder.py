@@ -10,7 +10,7 @@ import random
 import secrets
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
-from sglang_lite.protocol import Image, ParameterError, Prompt, SamplingParams, Span
+from sglang_lite.protocol import Image, ParameterError, Prompt, RecordName, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
@@ -53,6 +53,7 @@ class RequestBuilder:
         paced: whether deltas of streams may be sent at intervals instead of at every step.
         weight_version: name of the weights' version.
         media: how its prompts have images, videos and sounds; None if it takes none.
+        recorded: what the engine records of each token, for requests that ask for it.
 
     Attributes:
         weights: weights that run now, as all requests know them.
@@ -78,7 +79,9 @@ class RequestBuilder:
         paced: bool = False,
         weight_version: str = "default",
         media: MediaFormat | None = None,
+        recorded: Container[RecordName] = (),
     ) -> None:
+        self._recorded = recorded
         self.weights = LoadedWeights(weight_version)
         self._paced, self.media = paced, media
         self._model_name, self._tokenizer = model_name, tokenizer
@@ -241,6 +244,10 @@ class RequestBuilder:
         """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
         resolved = resolve_params(params, self._vocab_size)
         self._adapter(resolved)  # refused here
+        for name in resolved.recorded:
+            if name not in self._recorded:
+                hint = f"Start it with enable_return_{name}=True."
+                raise ParameterError(f"return_{name}", "this engine records none.", hint=hint)
         return resolved
 
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:

@@ -366,9 +366,18 @@ class StepLoop:
         if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
             self.postponed.run_all()
 
+    def read_records(self, request: Request) -> None:
+        """Reads what a request's result has of its tokens, before its pages are given back."""
+        names = request.params.recorded
+        if names and request.handle is not None:
+            table, slot = self.scheduler.store.table, request.slot
+            count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
+            request.output.recorded = self.runner.recorded(table.token_slots(slot, 0, count), names)
+
     def _abort(self, request: Request) -> None:
         if request.ended:
             return
+        self.read_records(request)
         self.scheduler.finish(request, State.ABORTED)
         error = RequestAbortedError("the request was aborted.")
         error.partial = request.generation(Finish("abort", None))
@@ -424,6 +433,7 @@ class RequestEnds:
         """Ends a request with its result, or starts the next request of its program in its slot."""
         if self._scheduler.drafts is not None:
             self._scheduler.drafts.learn(request)
+        self._loop.read_records(request)
         if request.follow is None:
             self._scheduler.finish(request, State.FINISHED)
             request.output.send(request.generation(finish))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -11,11 +11,13 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, drawn_ids
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import Draws, Sampled, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
+from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -79,6 +81,10 @@ class CpuRunner:
     def model(self) -> Model:
         return self._model
 
+    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+        """Arrays that the cache has of the tokens in slots, int32 [N], by name."""
+        return read_records(self._cache, token_slots, names)
+
     def page_memory(self, slots: int) -> CpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache."""
         return CpuPageMemory(self._cache.planes, self._pages.page_size, slots)
@@ -109,6 +115,8 @@ class CpuRunner:
                 record, self._pages, self._last_tokens, self._adapters, one_by_one=self._one_by_one
             )
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
+            if isinstance(self._cache, KVCache):  # tests' models have others
+                self._cache.record_hidden(inputs.plan.store_at, hidden)
             scored = score(self._model, record, inputs.last.numpy(), hidden)
         return CpuForward(record, hidden, inputs.last, scored)
 

@@ -7,6 +7,7 @@ launched on one stream, so a reused page is written only after all reads that we
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
@@ -14,7 +15,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from sglang_lite.protocol import SamplingParams
+from sglang_lite.protocol import RecordName, SamplingParams, TokenArray
 from sglang_lite.runtime.attention.base import AttentionRequirements, ModelAttention
 from sglang_lite.runtime.attention.cross import CrossAttention
 from sglang_lite.runtime.attention.registry import make_layers_attention
@@ -36,6 +37,7 @@ from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogpr
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
+from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
@@ -151,6 +153,10 @@ class GpuRunner:
     def model(self) -> DeviceModel:
         return self._model
 
+    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+        """Waits for the forwards so far, and returns what the cache has recorded of the tokens in slots, int32 [N]."""
+        return read_records(self._cache, token_slots, names)
+
     def page_memory(self, slots: int) -> GpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache.
 
@@ -265,7 +271,10 @@ class GpuRunner:
         return memory
 
     def _run(self, plan: DevicePlan) -> torch.Tensor:
-        return self._model.run(plan, self._cache, self._attention.plan_step(plan))
+        hidden = self._model.run(plan, self._cache, self._attention.plan_step(plan))
+        if self._cache.hidden is not None:
+            self._cache.record_hidden(plan.token_slots, hidden)
+        return hidden
 
     def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         hidden = self._run(plan)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
 from sglang_lite.runtime.executor.sampler import Draws, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.host_tier import PageMemory
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import Model
 
 
@@ -60,6 +63,10 @@ class ModelRunner(Protocol):
 
     def sample(self, forward: Any, draws: Draws) -> PendingTokens:  # the value that this runner's `forward` returned
         """Launches draws from the logits of a forward."""
+        ...
+
+    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+        """Waits for the forwards so far, and returns what the cache has recorded of the tokens in slots, int32 [N]."""
         ...
 
     def page_memory(self, slots: int) -> PageMemory:

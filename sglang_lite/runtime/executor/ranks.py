@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 import msgspec
 import numpy as np
 
+from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.executor.cpu_runner import CpuForward, CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
@@ -151,6 +152,10 @@ class LeadRunner(Generic[_Runner]):
             return compute()
         except Exception as error:  # of any kind: the ranks are not in the same place any more
             self.links.fail(error)
+
+    def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
+        """Arrays of rank 0: all ranks route alike, and have the whole hidden state."""
+        return self._runner.recorded(token_slots, names)
 
     def page_memory(self, slots: int) -> NoReturn:
         raise AssertionError("pages of several ranks have no copies in the host's memory")

@@ -170,6 +170,13 @@ class DevicePlan:
     rotary: RotaryPositions | None = None
     limits: torch.Tensor | None = None
 
+    @property
+    def token_slots(self) -> torch.Tensor:
+        """Slot in the KV cache of each token, int64 [T]; of padding in the dummy page."""
+        at = self.positions.long()
+        pages = self.page_table[self.slots.long(), at // self.page_size].long()
+        return pages * self.page_size + at % self.page_size
+
     def in_layer(self, window: int | None) -> DevicePlan:
         """The plan with the page table of layers with this window."""
         if window is None or self.window_table is None:

@@ -1,4 +1,4 @@
-"""Copies between pages of the KV cache and blocks of pinned host memory; all planes of a shape in one launch.
+"""Copies between pages of the KV cache and blocks of pinned host memory; all planes of a shape and type in one launch.
 
 A block has all planes of a page, one after the other, and of each its heads. In a plane, the tokens of a page are
 contiguous for each head. So a program copies `CHUNK` words, contiguous on both sides, and goes on with the next: few
@@ -46,22 +46,22 @@ class BlockCopy:
     """Function that copies pages of one cache to blocks of one memory, and back.
 
     Args:
-        planes: keys and values, each [heads, slots, size].
+        planes: keys and values, and what is recorded beside them, each [heads, slots, size].
         memory: uint8 [blocks * bytes of a page], pinned.
         page_size: tokens in a page.
     """
 
     def __init__(self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int) -> None:
-        alike: dict[torch.Size, list[torch.Tensor]] = {}
+        alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in planes:
-            alike.setdefault(plane.shape, []).append(plane)
-        chunks = [page_size * shape[2] * planes[0].itemsize for shape in alike]
+            alike.setdefault((plane.shape, plane.dtype), []).append(plane)
+        chunks = [page_size * shape[2] * kind.itemsize for shape, kind in alike]
         word = next(kind for kind in (torch.int64, torch.int32, torch.int16, torch.int8)
                     if all(chunk % kind.itemsize == 0 for chunk in chunks))  # fmt: skip
         self._memory, self._groups, self._block, first = memory.view(word), [], 0, 0
-        for (shape, group), chunk in zip(alike.items(), chunks):
+        for ((shape, kind), group), chunk in zip(alike.items(), chunks):
             pointers = torch.tensor([p.data_ptr() for p in group], dtype=torch.int64, device=planes[0].device)
-            size, stride = chunk // word.itemsize, shape[1] * shape[2] * planes[0].itemsize // word.itemsize
+            size, stride = chunk // word.itemsize, shape[1] * shape[2] * kind.itemsize // word.itemsize
             self._groups.append((pointers, shape[0], size, stride, first))
             first += len(group) * shape[0] * size
         self._block = first

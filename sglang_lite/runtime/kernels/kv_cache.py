@@ -3,12 +3,16 @@ requests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from sglang_lite.runtime.kernels.arena import Arena, HostArena
-from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+from sglang_lite.runtime.kernels.kv_layout import KVLayout
+
+NOTHING_RECORDED: Mapping[str, tuple[int, int, torch.dtype]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,9 @@ class KVCache:
         windowed: True for each layer whose token slots are of pages for layers with a window; empty if those are the
             same for all layers.
         memory: memory of the tensors, if that can be given back.
+        experts: int32 [layers, slots, top_k], experts that each token passed through in each layer, 0 in layers without
+            any; None if they are not recorded.
+        hidden: [1, slots, hidden_size], hidden state of each token after the last norm; None if it is not recorded.
     """
 
     k: tuple[torch.Tensor, ...]
@@ -47,17 +54,32 @@ class KVCache:
     scales: KVScales | None = None
     windowed: tuple[bool, ...] = ()
     memory: Arena | None = None
+    experts: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
 
     def of_kind(self, *, windowed: bool) -> KVCache:
-        """The layers that have the same token slots, without scales."""
+        """The layers that have the same token slots, without scales; with what is recorded of all tokens, unless
+        `windowed`."""
         kinds = self.windowed or (False,) * len(self.k)
         layers = [i for i, kind in enumerate(kinds) if kind is windowed]
-        return KVCache(tuple(self.k[i] for i in layers), tuple(self.v[i] for i in layers))
+        k, v = (tuple(side[i] for i in layers) for side in (self.k, self.v))
+        return KVCache(k, v) if windowed else KVCache(k, v, experts=self.experts, hidden=self.hidden)
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
         """All tensors of the cache, each once."""
-        return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k))
+        recorded = (each for each in (self.experts, self.hidden) if each is not None)
+        return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k), *recorded)
+
+    def record_experts(self, layer: int, at: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Records the experts, integers [T, top_k], of the tokens in slots `at`, int64 [T], if they are recorded."""
+        if self.experts is not None:
+            self.experts[layer, :, : chosen.shape[1]].index_copy_(0, at, chosen.int())
+
+    def record_hidden(self, at: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Records the hidden states [T, hidden_size] of the tokens in slots `at`, int64 [T], if they are recorded."""
+        if self.hidden is not None:
+            self.hidden[0].index_copy_(0, at, hidden)
 
     @staticmethod
     def allocate(
@@ -68,6 +90,7 @@ class KVCache:
         scales: KVScales | None = None,
         window_slots: int = 0,
         arena: Arena | None = None,
+        recorded: Mapping[str, tuple[int, int, torch.dtype]] = NOTHING_RECORDED,
     ) -> KVCache:
         """Returns a cache of zeros: padding reads slots that were never written, and 0 x NaN would be NaN.
 
@@ -78,19 +101,24 @@ class KVCache:
             scales: as the attribute.
             window_slots: number of token slots in the layers that have a window; 0 for `slots`.
             arena: memory for the tensors; None for that of torch, or on a CPU for a new `HostArena`.
+            recorded: heads, size and data type of what is recorded of each token, by attribute.
         """
         if arena is None and device.type == "cpu":
             arena = HostArena()
 
-        def tensor(plane: Plane, slots: int) -> torch.Tensor:
-            shape = (plane.heads, slots, plane.size)
+        def zeros(heads: int, slots: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+            shape = (heads, slots, size)
             return torch.zeros(shape, dtype=dtype, device=device) if arena is None else arena.zeros(shape, dtype)
 
         windowed = tuple(window is not None for window in layout.windows) if window_slots else ()
         counts = [window_slots if kind else slots for kind in windowed] or [slots] * len(layout.layers)
-        layers = [[tensor(plane, count) for plane in planes] for planes, count in zip(layout.layers, counts)]
+        layers = [
+            [zeros(plane.heads, count, plane.size, dtype) for plane in planes]
+            for planes, count in zip(layout.layers, counts)
+        ]
         k, v = (tuple(planes[at] for planes in layers) for at in (0, -1))
-        return KVCache(k, v, scales, windowed, arena)
+        more = {name: zeros(heads, slots, size, kind) for name, (heads, size, kind) in recorded.items()}
+        return KVCache(k, v, scales, windowed, arena, **more)
 
 
 def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Copies of keys and values between token slots; all planes of the same shape in one launch."""
+"""Copies of keys and values between token slots; all planes of the same shape and type in one launch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class KVCopy:
     """
 
     def __init__(self, cache: KVCache) -> None:
-        alike: dict[torch.Size, list[torch.Tensor]] = {}
+        alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in cache.planes:
-            alike.setdefault(plane.shape, []).append(plane)
+            alike.setdefault((plane.shape, plane.dtype), []).append(plane)
         self._alike = [
             (planes[0], torch.tensor([p.data_ptr() for p in planes], dtype=torch.int64, device=planes[0].device))
             for planes in alike.values()

@@ -7,6 +7,7 @@ unknown to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -63,6 +64,7 @@ class Decoder:
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
         tower: encoder of images or sounds whose features it reads, if there is one.
         both_ways: whether tokens of images see later ones.
+        recorded: heads, size and data type of what its caches record of each token, by the cache's attribute.
         weight_memory: memory of its weights on a GPU, if that and caches can be given back.
 
     Raises:
@@ -128,6 +130,7 @@ class Decoder:
         self.tower: VisionTower | SoundTower | None = None  # set by `load`
         self.features: torch.Tensor | None = None  # of images [rows, planes * hidden_size], if there is an encoder
         self.both_ways = False  # whether tokens of images see later ones; set by `load`
+        self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
@@ -163,7 +166,8 @@ class Decoder:
 
     @property
     def token_bytes(self) -> int:
-        return self._token_numbers * self.precision.cache.itemsize
+        recorded = sum(heads * size * dtype.itemsize for heads, size, dtype in self.recorded.values())
+        return self._token_numbers * self.precision.cache.itemsize + recorded
 
     @property
     def window_bytes(self) -> int:
@@ -176,8 +180,9 @@ class Decoder:
     def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
         arena = DeviceArena(self.device) if self.weight_memory is not None and self.device.type == "cuda" else None
         return KVCache.allocate(
-            self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots, arena
-        )
+            self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales, window_slots, arena,
+            self.recorded,
+        )  # fmt: skip
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Tensor of zeros on the model's device, whose memory goes with the weights' when an engine sleeps."""
@@ -222,12 +227,13 @@ class Decoder:
                 x = x + deep[i - 1]
             normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(i)
             h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
+            record = partial(cache.record_experts, i, plan.store_at)
             if layer.spec.parallel:
                 mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-                x = x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora)))
+                x = x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record)))
                 continue
             x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
-            h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora))
+            h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
         return x
 
@@ -318,10 +324,12 @@ class Decoder:
         return torch.cat([(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1)
 
 
-def _feed_forward(layer: Layer, x: torch.Tensor, lora: LayerAdapters | None) -> torch.Tensor:
-    if lora is not None and isinstance(layer.feed_forward, FeedForward):
+def _feed_forward(
+    layer: Layer, x: torch.Tensor, lora: LayerAdapters | None, record: Callable[[torch.Tensor], None]
+) -> torch.Tensor:
+    if isinstance(layer.feed_forward, FeedForward):
         return layer.feed_forward(x, lora)
-    return layer.feed_forward(x)  # experts take no adapters
+    return layer.feed_forward(x, record=record)  # experts take no adapters
 
 
 def no_head(hidden: torch.Tensor) -> NoReturn:

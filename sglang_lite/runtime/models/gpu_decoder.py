@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,6 +138,7 @@ class GpuDecoder(Decoder):
         x: torch.Tensor | None = None
         scales: Scales | None = None
         peers = self._peers(len(residual))
+        at = None if cache.experts is None else plan.token_slots
         for i, own in enumerate(self._streamed()):
             self._add_plane(i, plan, residual)
             layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
@@ -152,7 +154,8 @@ class GpuDecoder(Decoder):
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
                 normed = self._in_norm(layer.mlp_norm, x, residual, scales, peers, eight=second, unquantised=wide)
-            x, scales = self._feed_forward(layer, normed, peers, len(residual))
+            record = None if at is None else partial(cache.record_experts, i, at)
+            x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers), residual
@@ -259,8 +262,9 @@ class GpuDecoder(Decoder):
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
-        self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, count: int
-    ) -> tuple[torch.Tensor, Scales | None]:
+        self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, count: int,
+        record: Callable[[torch.Tensor], None] | None,
+    ) -> tuple[torch.Tensor, Scales | None]:  # fmt: skip
         """Output of a layer's feed-forward, and its pending scales.
 
         Args:
@@ -268,12 +272,13 @@ class GpuDecoder(Decoder):
             rows: normalised input rows.
             peers: as for `_last`.
             count: number of rows.
+            record: as for `GpuExperts`.
         """
         fed = layer.feed_forward
         if isinstance(fed, GpuExperts):
             if self.gpu_ranks is None or peers is not None:
-                return fed(rows, parts=self._plain), None
-            return self.gpu_ranks.sum(fed(rows)), None
+                return fed(rows, parts=self._plain, record=record), None
+            return self.gpu_ranks.sum(fed(rows, record=record)), None
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated

@@ -6,7 +6,7 @@ Independent of slots, pages and steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias
@@ -20,6 +20,7 @@ from sglang_lite.protocol import (
     Generation,
     ParameterError,
     SglError,
+    TokenArray,
     TokenLogprob,
     TokenScores,
     Usage,
@@ -121,6 +122,7 @@ class OutputBuilder:
         text_of: function that returns the text of tokens, without that of special ones.
         tokens_of: function that returns the tokenizer's tokens of a text within another one.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
+        recorded: arrays that the result has, by field, read before the request's pages are given back.
         forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
         decoded_count: number of tokens whose text was processed.
         replayed_count: number of the output's first ids that the caller gave, to continue an earlier stream.
@@ -145,6 +147,7 @@ class OutputBuilder:
         self.text_of: Callable[[Sequence[int]], bytes] = tokenizer.decode_bytes
         self.tokens_of: Callable[[str], list[int]] = partial(tokenizer.encode, first=False)
         self.prompt_logprobs: list[TokenLogprob] = []
+        self.recorded: Mapping[str, TokenArray] = {}
         self.forced_tokens = 0
         self.decoded_count = 0
         self.replayed_count = 0
@@ -424,6 +427,8 @@ class OutputBuilder:
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta=meta,
             scores=self._token_scores(written if number is not None else output, len(text)),
+            routed_experts=self.recorded.get("routed_experts"),
+            hidden_states=self.recorded.get("hidden_states"),
         )
 
     def _token_scores(self, ids: Sequence[int], length: int) -> TokenScores | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import regex
 
 from sglang_lite.errors import shown
-from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.protocol import ParameterError, RecordName, SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, Parameter, given_values
 from sglang_lite.text.stop import compiled_stop
 
@@ -53,6 +53,8 @@ class ResolvedParams:
     token_ids_logprob: tuple[int, ...]
     return_text_in_logprobs: bool
     return_prompt_token_ids: bool
+    return_routed_experts: bool
+    return_hidden_states: bool
     confidence: bool
     lora_path: tuple[str, ...]
 
@@ -70,6 +72,14 @@ class ResolvedParams:
     def scores_tokens(self) -> bool:
         """True if the log-probabilities of all generated tokens are reported, so that each one takes a draw."""
         return self.return_logprob or self.confidence
+
+    @property
+    def recorded(self) -> tuple[RecordName, ...]:
+        """Names of what the result has of each token beside its id."""
+        asked: dict[RecordName, bool] = {
+            "routed_experts": self.return_routed_experts, "hidden_states": self.return_hidden_states
+        }  # fmt: skip
+        return tuple(name for name, wanted in asked.items() if wanted)
 
     @property
     def penalised(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class SampleAnswer:
         usage = generation.usage
         scores = {} if generation.scores is None else generation.scores.as_meta()
         times = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s}
-        meta = {**times, **usage.image_counts, **generation.meta, **scores}
+        meta = {**times, **usage.image_counts, **generation.meta, **scores, **self._recorded(generation)}
         return self._answer(
             generation.text,
             generation.token_ids,
@@ -120,6 +121,18 @@ class SampleAnswer:
         if record is not None and isinstance(self._call.prompt, Prompt):
             answer["generation"] = record
         return answer if self._index is None else {**answer, "index": self._index}
+
+    def _recorded(self, generation: Generation) -> dict[str, Json]:
+        """Experts as base64 of their array, and hidden states in SGLang's lists: that of the whole prompt first."""
+        found: dict[str, Json] = {}
+        if generation.routed_experts is not None:
+            found["routed_experts"] = base64.b64encode(generation.routed_experts.data).decode()
+        if generation.hidden_states is not None:
+            states = generation.hidden_states
+            rows = memoryview(states.data).cast("f", states.shape).tolist()
+            count = len(self._prompt_ids)
+            found["hidden_states"] = [rows[:count], *rows[count:]]
+        return found
 
     def _logprob_fields(self, prompt: Sequence[TokenLogprob], output: Sequence[TokenLogprob]) -> dict[str, Any]:
         params = self._call.params

@@ -59,6 +59,8 @@ def read_request(
     return_text_in_logprobs: bool = False,
     return_confidence: bool | None = None,
     return_prompt_token_ids: bool | None = None,
+    return_routed_experts: bool | None = None,
+    return_hidden_states: bool | None = None,
     lora_path: str | Sequence[str | None] | None = None,
     custom_logit_processor: LogitProcessor | Sequence[LogitProcessor | None] | None = None,
     rid: str | Sequence[str] | None = None,
@@ -85,9 +87,8 @@ def read_request(
     prompts, is_list = _prompts(prompt) if input_ids is None else _ids(input_ids)
     count = len(prompts)
     params = _each("sampling_params", {} if sampling_params is None else sampling_params, count)
-    flags = _each("return_logprob", return_logprob, count)
+    flags, tops = _each("return_logprob", return_logprob, count), _each("top_logprobs_num", top_logprobs_num, count)
     starts = _each("logprob_start_len", logprob_start_len, count)
-    tops = _each("top_logprobs_num", top_logprobs_num, count)
     ids = _each_ids(plain_ids(token_ids_logprob), count)
     processors = _each("custom_logit_processor", custom_logit_processor, count)
     priorities = _each("priority", priority, count)
@@ -97,13 +98,12 @@ def read_request(
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
     for i in range(count):
-        logprobs: dict[str, Any] = {}
-        if flags[i]:
-            logprobs = {
-                "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
-                "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
-            }  # fmt: skip
+        logprobs: dict[str, Any] = {} if not flags[i] else {
+            "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
+            "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
+        }  # fmt: skip
         more = {"return_confidence": return_confidence, "return_prompt_token_ids": return_prompt_token_ids,
+                "return_routed_experts": return_routed_experts, "return_hidden_states": return_hidden_states,
                 "lora_path": loras[i]}  # fmt: skip
         read, constraint = read_sampling(params[i], {**logprobs, **more})
         calls.append(GenerateRequest(
@@ -159,7 +159,7 @@ def _refuse(others: Mapping[str, object]) -> None:
 # Fields of SGLang's requests that this engine accepts only if they are not set.
 _UNSUPPORTED = frozenset((
     "modalities", "mm_hashes", "mm_content_hashes",
-    "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
+    "require_reasoning", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
     "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
 ))  # fmt: skip

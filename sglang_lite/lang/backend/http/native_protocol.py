@@ -43,7 +43,9 @@ from sglang_lite.protocol.sampling import PARAMETERS, given_as_data
 _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
 _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
 # Parameters of servers other than this package's.
-FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {"confidence", "repeats", "speculation"}
+FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {
+    "confidence", "repeats", "speculation", "return_routed_experts", "return_hidden_states",
+}  # fmt: skip
 NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 
 

@@ -9,9 +9,9 @@ import torch
 
 class BlockCopy:
     def __init__(self, planes: Sequence[torch.Tensor], memory: torch.Tensor, page_size: int) -> None:
-        alike: dict[torch.Size, list[torch.Tensor]] = {}
+        alike: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
         for plane in planes:
-            alike.setdefault(plane.shape, []).append(plane)
+            alike.setdefault((plane.shape, plane.dtype), []).append(plane)
         blocks = memory.view(-1, page_size * sum(p.shape[0] * p.shape[2] * p.itemsize for p in planes))
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # [heads, pages, bytes] and its part of the blocks
         first = 0

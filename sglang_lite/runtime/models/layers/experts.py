@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +58,13 @@ class Experts:
     shared_gate: Linear | None
     local_ids: torch.Tensor | None = None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        chosen, weights = route(self.router(x), self.spec, self.correction, self.local_ids)
+    def __call__(self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
+        """Returns the layer's output for rows x, whose experts [T, top_k] are given to `record`."""
+        chosen, weights = route(self.router(x), self.spec, self.correction)
+        if record is not None:
+            record(chosen)
+        if self.local_ids is not None:
+            chosen = self.local_ids[chosen].long()
         out = torch.zeros(x.shape)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
@@ -74,7 +80,7 @@ class Experts:
 
 
 def route(
-    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None, local_ids: torch.Tensor | None = None
+    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses experts for rows: indices int64 [T, top_k] and weights float32 [T, top_k].
 
@@ -82,12 +88,10 @@ def route(
         logits: logits of the router [T, count].
         spec: specification of the experts.
         correction: float32 [count], added to scores for the choice, or None.
-        local_ids: place that is returned for each expert, int32 [count]; None for its number.
     """
     chosen, weights = experts_route(
         logits, spec.top_k, scoring=spec.scoring, correction=correction, groups=spec.groups,
         kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
-        local_ids=local_ids,
     )  # fmt: skip
     return chosen.long(), weights
 

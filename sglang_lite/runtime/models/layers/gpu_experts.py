@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,12 +38,19 @@ class GpuExperts:
         """8-bit type in which so many input rows are of use, or None; the router needs the 16-bit rows, too."""
         return None if rows == 1 or self.matrices.gate_up_scales is None else FLOAT8
 
-    def __call__(self, rows: torch.Tensor | EightBitRows, *, parts: bool = False) -> torch.Tensor:
+    def __call__(
+        self,
+        rows: torch.Tensor | EightBitRows,
+        *,
+        parts: bool = False,
+        record: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
         """Returns the layer's output [T, H].
 
         Args:
             rows: input rows; 8-bit rows must include the 16-bit ones.
             parts: whether the output may be split into parts [P, T, H] whose sum it is.
+            record: function that gets the rows' experts [T, top_k], or None.
         """
         x, eight = (rows.unquantised, rows) if isinstance(rows, EightBitRows) else (rows, None)
         assert x is not None, "the router takes them so"
@@ -51,8 +59,11 @@ class GpuExperts:
         chosen, weights = experts_route(
             logits, spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
             kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
-            local_ids=self.local_ids,
+            local_ids=None if record else self.local_ids,
         )  # fmt: skip
+        if record is not None:
+            record(chosen)
+            chosen = chosen if self.local_ids is None else self.local_ids[chosen.long()]
         if self.shared is not None:
             gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=None)
             assert isinstance(gated, torch.Tensor)
