@@ -99,6 +99,7 @@ def rank_main(rank: int, count: int, share: bool, meeting: str, small: bool) -> 
     torch.cuda.set_device(device)
     host = GlooCollectives(Parallel(tp=count, rank=rank), Path(meeting), 120)
     ranks = connect(host, device, ROW)
+    assert isinstance(ranks, GpuRanks)
     check(ranks, device, 10 if small else 300)
     peers, nccl = ranks.peers, GpuRanks(ranks.parallel, None, ranks.nccl)
     assert peers is not None

@@ -241,8 +241,8 @@ class EngineConfig:
             docs/parallel.md says what works with more than one.
         ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
             divides `tp_size`. 1 cuts each expert over all ranks.
-        pp_size: number of processes in a row, each with a run of the layers (pipeline parallelism), that compute a step
-            one after another. Not with `tp_size`.
+        pp_size: number of stages in a row, each of `tp_size` processes with a run of the layers (pipeline parallelism),
+            that compute a step one after another.
         nnodes: number of machines that the ranks are on, each with as many. Each runs the same `sglang-lite serve`.
         node_rank: number of this machine; 0 has the engine.
         dist_init_addr: address of machine 0 and a port, as "10.0.0.1:5000". The two ports behind it are used, too.
@@ -555,8 +555,6 @@ def _check_parallel(config: EngineConfig) -> None:
             raise ParameterError(name, f"is not here with nnodes={parallel.nodes}.", hint="Leave one out.")
     if parallel.ranks == 1:
         return
-    if parallel.tp > 1 and parallel.pp > 1:
-        raise ParameterError("pp_size", f"is not here with tp_size={parallel.tp}.", hint="Leave one out.")
     if parallel.pp > 1 and config.enable_return_routed_experts:
         problem = "rank 0 has only the first layers' experts with pp_size."
         raise ParameterError("enable_return_routed_experts", problem, hint="Use tp_size.")

@@ -118,7 +118,8 @@ def collect_variants(
     pages = -(-runner.longest // runner.page_size)
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
     with collecting_variants(properties, on_variant), torch.inference_mode(), _ShapeOnlyProducts(), unsupported:
-        ranks = _ranks_without_memory(spec, runner, nowhere)
+        row_bytes = spec.hidden_size * runner.precision.compute.itemsize
+        ranks = _ranks_without_memory(runner.parallel, row_bytes, nowhere)
         model = GpuDecoder(spec, _ZeroWeights(runner.stored), runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in model.kv_layout.layers]
@@ -139,14 +140,13 @@ def collect_variants(
         made.warm_up()
 
 
-def _ranks_without_memory(spec: ModelSpec, runner: RunnerShape, nowhere: torch.device) -> Collectives:
-    """Collectives of the runner's rank, whose kernels can be determined but not launched."""
-    count = runner.parallel.ranks
-    if count == 1:
+def _ranks_without_memory(parallel: Parallel, row_bytes: int, nowhere: torch.device) -> Collectives:
+    """Collectives of a rank, whose kernels can be determined but not launched."""
+    if parallel.ranks == 1:
         return ONE_PROCESS
-    shape = memory_shape(count, spec.hidden_size * runner.precision.compute.itemsize)
-    memory = torch.empty(shape, dtype=torch.int64, device=nowhere)
-    return GpuRanks(runner.parallel, Peers.of(runner.parallel.rank, (0,) * count, memory))
+    memory = torch.empty(memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere)
+    in_stage = None if parallel.pp == 1 else _ranks_without_memory(parallel.in_stage, row_bytes, nowhere)
+    return GpuRanks(parallel, Peers.of(parallel.rank, (0,) * parallel.ranks, memory), None, in_stage)
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):

@@ -22,10 +22,12 @@ class CpuRanks:
     Args:
         host: collectives for numbers of types that are not summed here.
         shared: exchanges through shared memory.
+        in_stage: collectives of the ranks of a stage, if these are of several.
     """
 
-    def __init__(self, host: Collectives, shared: SharedSums) -> None:
+    def __init__(self, host: Collectives, shared: SharedSums, in_stage: Collectives | None) -> None:
         self.parallel, self._host, self._shared = host.parallel, host, shared
+        self.in_stage: Collectives = in_stage or self
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         if not self._shared.takes(x):
@@ -49,7 +51,7 @@ class CpuRanks:
 def connect(host: Collectives) -> Collectives:
     """Collectives of ranks that all call this; those of the host where there is no compiler, or several machines."""
     parallel = host.parallel
-    if parallel.nodes > 1:
+    if parallel.nodes > 1 or parallel.ranks == 1:
         return host
     library = cpu_library(SOURCE, cache_folder() / "compiled") if hasattr(os, "memfd_create") else None
     if not all(map(any, swap(host, bytes([library is not None])))):
@@ -66,4 +68,5 @@ def connect(host: Collectives) -> Collectives:
     swap(host, b"")  # all have opened it
     if own is not None:
         os.close(own)
-    return CpuRanks(host, SharedSums(library, memory, parallel.rank, parallel.ranks, _TIMEOUT_S))
+    shared = SharedSums(library, memory, parallel.rank, parallel.ranks, _TIMEOUT_S)
+    return CpuRanks(host, shared, None if parallel.pp == 1 else connect(host.in_stage))

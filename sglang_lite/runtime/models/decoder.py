@@ -97,7 +97,7 @@ class Decoder:
             cuts_embedding=self.cuts_embedding,
         )  # fmt: skip
         self.spec = reader.of_rank
-        self.layer_ranks = ranks if ranks.parallel.pp == 1 else ONE_PROCESS
+        self.layer_ranks = ranks.in_stage
         every = list(map(ranks.parallel.of, range(ranks.parallel.ranks)))
         self._parts = [vocabulary_part(spec.vocab_size, each, self.vocab_block) for each in every]
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.

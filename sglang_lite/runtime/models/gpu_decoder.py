@@ -58,7 +58,8 @@ class GpuDecoder(Decoder):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         ranks = kwargs.get("ranks")
         every = ranks if isinstance(ranks, GpuRanks) else None
-        self.gpu_ranks = None if every is None or every.parallel.pp > 1 else every  # that share a layer
+        sharing = None if every is None else every.in_stage
+        self.gpu_ranks = sharing if isinstance(sharing, GpuRanks) else None  # that share a layer
         if every is not None:
             _check_ranks(spec, every.parallel)
         super().__init__(spec, *args, **kwargs)

@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, sum_rank
 from sglang_lite.runtime.kernels.peer_memory import share_memory
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.sizes import cdiv
-from sglang_lite.runtime.parallel.collectives import Collectives, open_store, swap
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, open_store, store_of_stage, swap
 from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
@@ -42,10 +42,18 @@ class GpuRanks:
         parallel: layout of the ranks.
         peers: memory through which ranks exchange numbers; None without peer access.
         nccl: NCCL's operations; None if ranks share a GPU, which NCCL refuses.
+        in_stage: collectives of the ranks of a stage, if these are of several.
     """
 
-    def __init__(self, parallel: Parallel, peers: Peers | None, nccl: LargeSums | None = None) -> None:
+    def __init__(
+        self,
+        parallel: Parallel,
+        peers: Peers | None,
+        nccl: LargeSums | None = None,
+        in_stage: Collectives | None = None,
+    ) -> None:
         self.parallel, self.peers, self.nccl = parallel, peers, nccl
+        self.in_stage: Collectives = in_stage or self
 
     def fused(self, rows: int, row_bytes: int) -> Peers | None:
         """Memory for the sum of rows in the kernel that reads them; None if they are summed otherwise."""
@@ -138,17 +146,15 @@ class _Nccl:
 
     Args:
         parallel: layout of the ranks.
-        meeting: path of a file by which the ranks find one another, which other users can't read and which stays; or as
-            for `GlooCollectives`.
+        store: store of torch by which the ranks find one another.
         device: this rank's GPU.
     """
 
-    def __init__(self, parallel: Parallel, meeting: str, device: torch.device) -> None:
+    def __init__(self, parallel: Parallel, store: Any, device: torch.device) -> None:
         from torch import distributed  # slow to import
 
         module: Any = distributed  # whose types lack these names
         group = module.ProcessGroupNCCL
-        store = open_store(meeting, parallel, _TIMEOUT_S)
         self._group = group(store, parallel.rank, parallel.ranks, group.Options())
         with torch.cuda.device(device):
             for size in _FIRST:
@@ -164,7 +170,7 @@ class _Nccl:
 
 def connect(
     host: Collectives, device: torch.device, row_bytes: int, *, own_sum: bool = True, meeting: str | None = None
-) -> GpuRanks:
+) -> Collectives:
     """Collectives of ranks that all call this, each with its GPU.
 
     Args:
@@ -174,22 +180,35 @@ def connect(
         own_sum: whether to exchange rows by stores; False for NCCL alone.
         meeting: where the ranks of several machines find one another, for NCCL, which then sums all; None on one.
     """
-    parallel = host.parallel
     if meeting is not None:
-        return GpuRanks(parallel, None, _Nccl(parallel, meeting, device))
-    index = device.index or 0
+        return _connected(host, device, None, open_store(meeting, host.parallel, _TIMEOUT_S))
+    rank, index = host.parallel.rank, device.index or 0
     devices = [int.from_bytes(each, "big") for each in swap(host, index.to_bytes(4, "big"))]
-    shared = len(set(devices)) < len(devices)
+    if len(set(devices)) < len(devices):
+        return _connected(host, device, row_bytes, None)
     reaches = all(other == index or torch.cuda.can_device_access_peer(index, other) for other in devices)
     all_reach = all(map(any, swap(host, bytes([reaches]))))
-    if not all_reach and parallel.rank == 0:
+    if not all_reach and rank == 0:
         logger.warning("not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows.")
-    peers = None
-    if shared or (own_sum and all_reach):
-        peers = share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
-    if shared:
-        return GpuRanks(parallel, peers)
     # A file without a name, which ends with rank 0's process.
-    meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if parallel.rank == 0 else ""
-    meeting = swap(host, meeting.encode())[0].decode()
-    return GpuRanks(parallel, peers, _Nccl(parallel, meeting, device))
+    meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if rank == 0 else ""
+    store = open_store(swap(host, meeting.encode())[0].decode(), host.parallel, _TIMEOUT_S)
+    return _connected(host, device, row_bytes if own_sum and all_reach else None, store)
+
+
+def _connected(host: Collectives, device: torch.device, row_bytes: int | None, store: Any) -> Collectives:
+    """`connect` with what it has found out.
+
+    Args:
+        host, device: as there.
+        row_bytes: as there; None if the GPUs have no access to one another's memory, or are not to use it.
+        store: store of torch by which the ranks find one another for NCCL; None if they share a GPU.
+    """
+    parallel, in_stage = host.parallel, None
+    if parallel.ranks == 1:
+        return ONE_PROCESS
+    peers = row_bytes and share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
+    nccl = store and _Nccl(parallel, store, device)
+    if parallel.pp > 1:
+        in_stage = _connected(host.in_stage, device, row_bytes, store and store_of_stage(store, parallel))
+    return GpuRanks(parallel, peers or None, nccl, in_stage)

@@ -24,10 +24,14 @@ class Collectives(Protocol):
 
     Attributes:
         parallel: layout of the ranks.
+        in_stage: collectives of those that have the same layers as this one.
     """
 
     @property
     def parallel(self) -> Parallel: ...
+
+    @property
+    def in_stage(self) -> Collectives: ...
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the sum of all ranks' tensors on every rank, perhaps in the memory of `x`."""
@@ -48,6 +52,10 @@ class OneProcess:
 
     parallel = ALONE
 
+    @property
+    def in_stage(self) -> Collectives:
+        return self
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
@@ -58,7 +66,31 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-class GlooCollectives:
+class _GlooGroup:
+    """Collectives of the processes that have met at a store of torch, with options of gloo."""
+
+    def __init__(self, parallel: Parallel, store: Any, options: Any) -> None:
+        from torch import distributed  # slow to import
+
+        module: Any = distributed  # whose types lack this name
+        self.parallel = parallel
+        self.in_stage: Collectives = self
+        self._group = module.ProcessGroupGloo(store, parallel.rank, parallel.ranks, options)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        most = max(sizes)
+        padded = torch.nn.functional.pad(x, (0, most - x.shape[1]))
+        parts = [torch.empty_like(padded) for _ in sizes]
+        self._group.allgather([parts], [padded.contiguous()]).wait()
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
+
+
+class GlooCollectives(_GlooGroup):
     """Collectives of processes on CPUs.
 
     Args:
@@ -77,25 +109,15 @@ class GlooCollectives:
         module: Any = distributed  # whose types lack these names
         group = module.ProcessGroupGloo
 
-        self.parallel = parallel
         options = group._Options()  # noqa: SLF001  # torch has no other name for it
         options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001  # the same
         options._devices = [group.create_device(hostname=_own_address(str(meeting)))]  # noqa: SLF001  # the same
         store = open_store(str(meeting), parallel, timeout_s)
-        self._group = group(store, parallel.rank, parallel.ranks, options)
+        super().__init__(parallel, store, options)
+        if parallel.pp > 1:
+            alone, own = parallel.tp == 1, parallel.in_stage
+            self.in_stage = ONE_PROCESS if alone else _GlooGroup(own, store_of_stage(store, parallel), options)
         self.sum(torch.zeros(1))  # all have met: the file may go
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.contiguous()
-        self._group.allreduce([x]).wait()
-        return x
-
-    def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        most = max(sizes)
-        padded = torch.nn.functional.pad(x, (0, most - x.shape[1]))
-        parts = [torch.empty_like(padded) for _ in sizes]
-        self._group.allgather([parts], [padded.contiguous()]).wait()
-        return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
 
 def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of torch
@@ -122,6 +144,14 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
         ) from error
 
 
+def store_of_stage(store: Any, parallel: Parallel) -> Any:
+    """Store by which the ranks of this one's stage find one another, in that of all ranks."""
+    from torch import distributed  # slow to import
+
+    module: Any = distributed  # whose types lack this name
+    return module.PrefixStore(f"stage {parallel.stage}", store)
+
+
 def _own_address(meeting: str) -> str:
     """Address at which other ranks reach this one: of this machine alone, or that by which it reaches rank 0."""
     if not meeting.startswith(_TCP):
@@ -137,14 +167,16 @@ def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor
     """Rows that have passed through the ranks' stages, one after another, on every rank.
 
     Args:
-        ranks: the ranks, of which a stage has one.
+        ranks: the ranks; those of a stage compute the same rows, and the first of them passes them on.
         x: rows that the first stage begins with, of every rank.
         compute: function by which this rank's stage makes rows of rows, and may overwrite them.
     """
     if ranks.parallel.pp == 1:
         return compute(x)
+    first = ranks.in_stage.parallel.rank == 0
     for stage in range(ranks.parallel.pp):
-        x = ranks.sum(compute(x) if stage == ranks.parallel.stage else torch.zeros_like(x))
+        rows = compute(x) if stage == ranks.parallel.stage else x
+        x = ranks.sum(rows if stage == ranks.parallel.stage and first else torch.zeros_like(x))
     return x
 
 

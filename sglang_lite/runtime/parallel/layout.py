@@ -61,7 +61,7 @@ class Parallel:
     @property
     def threaded(self) -> int:
         """Number of a machine's ranks that compute at the same time, and so share its threads."""
-        return max(self.tp // self.nodes, 1)
+        return min(self.tp, self.per_node)
 
     @property
     def setting(self) -> str:

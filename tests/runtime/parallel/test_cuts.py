@@ -49,13 +49,14 @@ def test_ranks_give_the_logits_of_one_process(name, tp, tmp_path):
 
 @pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_ranks_in_a_row_give_the_logits_of_one_process(name, tmp_path):
+@pytest.mark.parametrize("tp", [1, 2])
+def test_ranks_in_a_row_give_the_logits_of_one_process(name, tp, tmp_path):
     folder = folder_of(name, tmp_path / "model")
     if name in UNLIKE_WINDOWS:
         with pytest.raises(ParameterError, match="pp_size: 2 stages would have layers with unlike windows"):
-            compare(folder, Parallel(pp=2), tmp_path / "meeting")
+            compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
     else:
-        compare(folder, Parallel(pp=2), tmp_path / "meeting")
+        compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
 
 
 @pytest.mark.sampled(9)

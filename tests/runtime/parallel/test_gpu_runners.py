@@ -15,7 +15,7 @@ from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks
-from sglang_lite.runtime.parallel.collectives import GlooCollectives
+from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, GlooCollectives
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.parallel import threads
@@ -55,7 +55,11 @@ def on_gpus(monkeypatch):
             return run(self, *arguments, **constants)
 
     def connected(parallel, meeting, timeout):
-        return GpuRanks(parallel, None, GlooAsNccl(GlooCollectives(parallel, meeting, timeout)))
+        return ranks_of(GlooCollectives(parallel, meeting, timeout))
+
+    def ranks_of(gloo):
+        in_stage = None if gloo.parallel.pp == 1 else ranks_of(gloo.in_stage)
+        return ONE_PROCESS if gloo is ONE_PROCESS else GpuRanks(gloo.parallel, None, GlooAsNccl(gloo), in_stage)
 
     monkeypatch.setattr(GridExecutor, "__call__", alone)
     monkeypatch.setattr(threads, "GlooCollectives", connected)
@@ -68,11 +72,11 @@ def on_gpus(monkeypatch):
     [
         ("dense", Parallel(tp=2)), ("experts", Parallel(tp=2)), ("latents", Parallel(tp=2)), ("dense", Parallel(tp=4)),
         ("experts", Parallel(tp=2, ep=2)), ("latents", Parallel(tp=2, ep=2)), ("dense", Parallel(pp=2)),
-        ("latents", Parallel(pp=2)),
+        ("latents", Parallel(pp=2)), ("dense", Parallel(tp=2, pp=2)),
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(9)
 def test_ranks_give_the_tokens_of_one_process(kind, layout, tmp_path, on_gpus):
     vocabulary = (layout.ranks - 1) * BLOCK + 100
     folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)

@@ -109,7 +109,6 @@ def test_the_parts_of_a_parameter_cover_it(name, ep):
         (dict(ep_size=2), "ep_size: 2 does not divide tp_size=1. It can be 1"),
         (dict(tp_size=6, ep_size=4), "ep_size: 4 does not divide tp_size=6. It can be 1, 2, 3, 6"),
         (dict(tp_size=2, ep_size=0), "ep_size: 0 is not a whole number"),
-        (dict(pp_size=2, tp_size=2), "pp_size: is not here with tp_size=2. Leave one out"),
         (dict(pp_size=2, enable_lora=True), "enable_lora: is not here with pp_size=2"),
         (dict(seed="a"), "seed: 'a' is not a whole number of at least 0"),
         (dict(seed=-1), "seed: -1 is not a whole number of at least 0"),

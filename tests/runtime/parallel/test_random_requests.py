@@ -67,9 +67,10 @@ def told(sink):
 
 @pytest.mark.parametrize(("name", "layout"), [
     ("smollm2", {"tp": 2}), ("qwen2-moe", {"tp": 2}), ("deepseek-v2", {"tp": 2}), ("qwen3-moe", {"tp": 2, "ep": 2}),
-    ("smollm2", {"pp": 2}), ("deepseek-v2", {"pp": 2}),
+    ("smollm2", {"pp": 2}), ("deepseek-v2", {"pp": 2}), ("qwen3", {"tp": 2, "pp": 2}),
+    ("olmoe", {"tp": 2, "ep": 2, "pp": 2}),
 ], ids=str)  # fmt: skip
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 def test_random_requests_get_the_same_tokens(name, layout, tmp_path):
     folder = folder_of(name, tmp_path / "model")
     with engine(folder, **SETTINGS) as whole:
