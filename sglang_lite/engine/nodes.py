@@ -120,8 +120,10 @@ class NodeListener:
         self._missing = set(range(config.parallel.per_node, config.parallel.ranks))
         self._changed = threading.Condition()
         self._closed = False
+        there = address(config.dist_init_addr)
+        family = socket.AF_INET6 if ":" in there[0] else socket.AF_INET
         try:
-            self._server = socket.create_server(address(config.dist_init_addr))
+            self._server = socket.create_server(there, family=family)
         except OSError as error:
             raise BackendError(
                 f"dist_init_addr: node 0 can't listen at {config.dist_init_addr}: {error}.",

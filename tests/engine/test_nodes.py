@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sglang_lite as sgl
 from sglang_lite import worker
@@ -24,7 +26,7 @@ from sglang_lite.protocol import BackendError, EngineClosedError, ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.parallel.addresses import GLOO, meeting
 from sglang_lite.runtime.parallel.addresses import address as host_and_port
-from sglang_lite.runtime.parallel.collectives import open_store
+from sglang_lite.runtime.parallel.collectives import GlooCollectives, open_store
 from tests.children import send
 from tests.engine import processes
 from tests.engine.collector import Collector
@@ -73,6 +75,29 @@ def test_a_node_that_differs_is_refused_by_name(config, folders, listener, monke
     with pytest.raises(BackendError, match=r"it has sglang_lite 0\.0\.0, and node 0 has"):
         run_agent(other, path)
     assert listener[1] == []
+
+
+def test_machines_meet_at_an_address_of_ipv6(config):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    _, port = host_and_port(config.dist_init_addr)
+    settings, joined = replace(config, dist_init_addr=f"[::1]:{port}"), []
+    found = NodeListener(settings, Path(config.model), lambda rank, child: joined.append((rank, child)))
+    connection = join(settings, Path(config.model), 1)
+    found.wait(10, lambda: False)
+    found.close()
+
+    def summed(rank):
+        at = meeting(settings.dist_init_addr, GLOO)
+        return GlooCollectives(config.parallel.of(rank), at, 60).sum(torch.ones(2)).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(summed, range(2))) == [[2, 2]] * 2
+    assert [rank for rank, _ in joined] == [1]
+    for each in (connection, joined[0][1].connection):
+        each.release()
 
 
 def test_strangers_do_not_keep_nodes_away(config, listener):
@@ -151,6 +176,7 @@ def test_a_server_that_is_no_node_0_is_named(answer, reason, config, monkeypatch
         (dict(nnodes=3), "nnodes: 3 does not divide 2 ranks"),
         (dict(dist_init_addr=None), "dist_init_addr: None is no host and port"),
         (dict(dist_init_addr="10.0.0.1"), "dist_init_addr: '10.0.0.1' is no host and port"),
+        (dict(dist_init_addr="::1:5000"), "dist_init_addr: '::1:5000' is no host and port"),
         (dict(dist_init_addr="10.0.0.1:65535"), "dist_init_addr: '10.0.0.1:65535' is no host and port"),
         (dict(node_rank=2), "node_rank: 2 is none of 2 machines"),
         (dict(nnodes=1), "dist_init_addr: is for several machines"),

@@ -12,7 +12,7 @@ _MAX_PORT = (1 << 16) - 1 - NCCL
 
 
 def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
-    """Host and port of machine 0 for a purpose.
+    """Host, of IPv6 without brackets, and port of machine 0 for a purpose.
 
     Args:
         text: `dist_init_addr`.
@@ -21,11 +21,11 @@ def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
     Raises:
         ParameterError: the text is no host and port.
     """
-    found = re.fullmatch(r"([^\s:]+):(\d{1,5})", text or "")
-    if found is None or not 0 < int(found[2]) <= _MAX_PORT:
+    found = re.fullmatch(r"(?:\[([\d.:a-fA-F]+)\]|([^\s:\[\]]+)):(\d{1,5})", text or "")
+    if found is None or not 0 < int(found[3]) <= _MAX_PORT:
         problem = f"{text!r} is no host and port of machine 0."
-        raise ParameterError("dist_init_addr", problem, hint='Use one like "10.0.0.1:5000".')
-    return found[1], int(found[2]) + purpose
+        raise ParameterError("dist_init_addr", problem, hint='Use one like "10.0.0.1:5000" or "[fd00::1]:5000".')
+    return found[1] or found[2], int(found[3]) + purpose
 
 
 def meeting(text: str | None, purpose: int) -> str:

@@ -144,7 +144,7 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
         ) from error
 
 
-def store_of_stage(store: Any, parallel: Parallel) -> Any:
+def store_of_stage(store: Any, parallel: Parallel) -> Any:  # of torch
     """Store by which the ranks of this one's stage find one another, in that of all ranks."""
     from torch import distributed  # slow to import
 
@@ -157,8 +157,9 @@ def _own_address(meeting: str) -> str:
     if not meeting.startswith(_TCP):
         return "127.0.0.1"
     host, _, port = meeting.removeprefix(_TCP).rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # which sends nothing
-        probe.connect((host, int(port)))
+    family, kind, _, _, there = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:  # which sends nothing
+        probe.connect(there)
         own: str = probe.getsockname()[0]
         return own
 
