@@ -23,6 +23,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.calls import CompileGrammar, StartProfile, Stats
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
+from sglang_lite.server.features import features
 from sglang_lite.wire.failure import as_error
 
 
@@ -63,6 +64,7 @@ REPORTS = [
 
 # What only routes of the server ask for.
 OF_ROUTES = {
+    "encode_media": features,
     "update_weights_from_handles": weights.update_from_handle,
     "offer_weights": weights.offer_weights,
     "send_weights": weights.send_weights,
