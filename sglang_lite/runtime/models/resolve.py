@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 _ADAPTER = "adapter_config.json"  # written by peft
+_PIPELINE = "model_index.json"  # of diffusers
 _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
 
 
@@ -65,6 +66,9 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     if path.is_dir():
         _refuse_adapter(path)
         if not has_config(path):
+            if (path / _PIPELINE).is_file():
+                problem = f"{path}: the folder has a pipeline of diffusers, which makes pictures and no text."
+                raise ModelError(problem, hint="Give the folder of a language model.")
             found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
             raise ModelError(
                 f"{path}: the folder has no config.json (found: {found}).",

@@ -19,6 +19,12 @@ _STATES = {
     "state_size": "state space layers", "lru_width": "recurrent layers", "rescale_every": "RWKV's layers",
     "chunkwise_kernel": "xLSTM's layers",
 }  # fmt: skip
+# Architectures of diffusion language models, and how the names of others end.
+_DIFFUSION = frozenset((
+    "LLaDAModelLM", "LLaDAMoEModelLM", "LLaDA2MoeModelLM", "DreamModel", "SDARForCausalLM", "SDARMoeForCausalLM",
+    "Fast_dLLM_QwenForCausalLM",
+))  # fmt: skip
+_OF_DIFFUSION = ("ForBlockDiffusion", "ForDiffusionLM")
 _FIELDS = {
     "vocab_size": Field("whole", 1, MAX_TOKENS, required=True),
     "eos_token_id": config_fields.CONFIG["eos_token_id"],
@@ -64,9 +70,13 @@ def fallback_spec(config: Config, source: str) -> TransformersSpec:
     """Returns the specification from a Hugging Face config of any architecture; from its text part if it has several.
 
     Raises:
-        ModelError: the model does not generate text, a field is missing or invalid, or the model keeps a state other
-            than keys and values.
+        ModelError: the model does not generate text, or not token by token, a field is missing or invalid, or the
+            model keeps a state other than keys and values.
     """
+    for name in config.get("architectures") or ():
+        if name in _DIFFUSION or name.endswith(_OF_DIFFUSION):
+            problem = f"{name} is a diffusion language model, which writes many tokens at once, and again."
+            raise ModelError(f"{source}: {problem}", hint="Use a model that writes one token after the other.")
     try:
         return _read(config, source)
     except ModelError:

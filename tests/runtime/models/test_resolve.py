@@ -1,6 +1,7 @@
 """From `model=` to a file: fetched whole or not at all. A folder of wheels stands for the package index."""
 
 import hashlib
+import json
 import os
 import subprocess
 import zipfile
@@ -12,6 +13,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.host.cache_folder import cache_folder
+from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models import resolve as module
 from sglang_lite.runtime.models.resolve import PackagedModel, packaged_model, resolve
 
@@ -148,6 +150,16 @@ def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
         resolve(str(tmp_path / "config.json"))
     with pytest.raises(sgl.ModelError, match="only meaningful for a hub id"):
         resolve("smollm2-135m", "main")
+
+
+def test_models_that_make_pictures_or_write_by_diffusion_are_refused_as_such(tmp_path):
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    with pytest.raises(sgl.ModelError, match="a pipeline of diffusers, which makes pictures"):
+        resolve(str(tmp_path))
+    for name in ("LLaDAModelLM", "DreamModel", "DiffusionGemmaForBlockDiffusion"):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "vocab_size": 9}))
+        with pytest.raises(sgl.ModelError, match=f"{name} is a diffusion language model"):
+            read_spec(tmp_path)
 
 
 def test_a_folder_goes_before_a_model_of_its_name(tmp_path, monkeypatch):
