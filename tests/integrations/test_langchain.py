@@ -1,18 +1,21 @@
 """LangChain's own standard tests, and what they leave out."""
 
+import base64
 from typing import Any
 
 import pytest
 
 pytest.importorskip("langchain_tests", reason="langchain-tests is not installed: `make test-clients` installs it")
 
-from langchain_core.messages import AIMessageChunk
+from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.integrations.langchain import ChatSglangLite, runnable
+from sglang_lite.protocol import SamplingParams
+from tests.runtime.media.seeing import CHAT, png, save_seeing, seen
 
 ENGINE: Any = None  # set by the fixture: the suites' properties take no fixtures
 pytestmark = pytest.mark.filterwarnings("default")  # LangChain's own
@@ -53,6 +56,22 @@ class TestIntegration(_Given, ChatModelIntegrationTests):
     @pytest.mark.xfail(reason="a model of 135M parameters answers without the tool, which nothing forces it to call")
     def test_agent_loop(self, model):
         super().test_agent_loop(model)
+
+
+def test_images_in_a_message_are_seen(tmp_path):
+    save_seeing("llava", tmp_path, CHAT)
+    images = [png(40, 30), png(30, 40, seed=1)]
+    first, second = (base64.b64encode(each).decode() for each in images)
+    content = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{first}"}},
+        {"type": "text", "text": "hi"},
+        {"type": "image", "base64": second, "mime_type": "image/png"},  # LangChain's own form
+    ]
+    with sgl.Engine(str(tmp_path), in_process=True, dtype="float32", device="cpu") as engine:
+        model = ChatSglangLite(engine=engine, temperature=0, max_tokens=4, fields={"ignore_eos": True})
+        said = model.invoke([HumanMessage(content=content)])
+        params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+        assert said.content == engine.complete(seen("u:", images[0], "hi", images[1], ";a:"), params).text
 
 
 def test_calls_are_streamed_with_their_names(engine):

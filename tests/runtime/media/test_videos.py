@@ -167,6 +167,21 @@ def test_requests_about_videos_of_equal_size_never_cross(watching: Seeing) -> No
     assert [each.result().token_ids for each in pending] == alone * 6
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("family", "room"), [("qwen2_5_vl", 128), ("qwen3_vl", 176)])
+def test_requests_that_are_retracted_read_their_videos_again(family: str, room: int, tmp_path: Path) -> None:
+    save_seeing(family, tmp_path)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    videos = [msgspec.structs.replace(mp4(8 + i, 32, 32), frames=2) for i in range(7)]
+    exact: dict[str, Any] = {"device": "cpu", "deterministic": True}
+    with engine_of(tmp_path, **exact) as engine:
+        expected = [engine.complete(seen("q", video), params).token_ids for video in videos]
+    with engine_of(tmp_path, max_total_tokens=room, max_running=6, step_tokens=7, **exact) as engine:
+        answers = [each.result() for each in [submit(engine, seen("q", video), params) for video in videos]]
+    assert [each.token_ids for each in answers] == expected
+    assert any(each.meta["num_retractions"] for each in answers)
+
+
 @pytest.mark.sampled(3)
 def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placeholders(watching: Seeing) -> None:
     media = open_model_files(watching.folder).media
