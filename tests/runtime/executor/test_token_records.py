@@ -147,6 +147,6 @@ def test_what_is_not_recorded_is_refused(tmp_path):
     with pytest.raises(sgl.ParameterError, match="this model has no experts"):
         engine(folder, enable_return_routed_experts=True)
     with pytest.raises(sgl.ParameterError, match="transformers' code runs this model"):
-        engine(folder, enable_return_hidden_states=True, model_impl="transformers")
+        engine(folder, enable_return_hidden_states=True, model_impl="transformers", device="cpu")
     with pytest.raises(sgl.ParameterError, match="first layers' experts with pp_size"):
         engine(folder, enable_return_routed_experts=True, pp_size=2)
