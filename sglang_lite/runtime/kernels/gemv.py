@@ -223,6 +223,8 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, without_norm: 
         return _Launch(4, 512, 1 if outputs > 4096 else 4)
     if whole == inputs <= 4096:
         return _Launch(1 if without_norm else 2, whole, max(1, whole // 512), prefetch=True, early=not without_norm)
+    if 7168 <= inputs <= 8192 and (gated or without_norm):  # a whole row at once, of which few lanes have nothing
+        return _Launch(1, whole, 8 if without_norm else 4, prefetch=True, early=True)
     return _Launch(2, 1024, 4, prefetch=True, early=True) if without_norm else _Launch(2, 512, 2, prefetch=True)
 
 
@@ -232,7 +234,7 @@ def _small(outputs: int, inputs: int, element_size: int, *, without_norm: bool) 
     if element_size == 1 and without_norm and 4096 <= whole <= 8192:
         return 16384 // whole, whole, 4
     if inputs >= 4096 and outputs <= 4096:
-        return 4, 2048, 4
+        return (4, 2048, 4) if without_norm or inputs > 4096 else (4, 4096, 8)
     if inputs >= 4096:
         return 8, 512, 4
     return 8192 // whole, whole, 4
