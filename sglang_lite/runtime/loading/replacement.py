@@ -14,11 +14,12 @@ from sglang_lite.runtime.loading.model_files import read_spec, spec_of_gguf
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weight_parts import WeightParts
-from sglang_lite.runtime.models.weights.folder import SafetensorsSource, TensorSource
+from sglang_lite.runtime.models.weights.folder import TensorSource
 from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.quantization_config import PLAIN, read_quantisation
+from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
@@ -56,10 +57,11 @@ def tensors_opener(
         folder: the model's files, which declare how its matrices are stored; None if it has none.
     """
     matrices = PLAIN if folder is None or folder.is_file() else read_quantisation(folder).matrices
+    on_cpu = model.device.type == "cpu"
     if isinstance(tensors, Path):
-        return lambda: SafetensorsSource(tensors, {tensors}, matrices)
-    copies = model.device.type == "cpu"  # a part may be made of a tensor as it is
-    return lambda: TensorSource("the given tensors", tensors, matrices, copies=copies)
+        return lambda: RangeSource(tensors, {tensors}, matrices, LocalRanges(), 1, pinned=not on_cpu)
+    # On a CPU a part may be made of a tensor as it is.
+    return lambda: TensorSource("the given tensors", tensors, matrices, copies=on_cpu)
 
 
 def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Path | None) -> None:

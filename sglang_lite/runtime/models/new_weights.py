@@ -140,11 +140,10 @@ class _NewTensors(WeightSource):
             assert self._map is not None
             return self._map.read(name)
         taken = self._given.take_stack(name, shape)
-        if self._device.type != "cpu":  # checked there, which is faster
-            if isinstance(taken, PlainRows):
-                taken = taken.read(0, taken.shape[0])
-            if isinstance(taken, torch.Tensor):
-                taken = taken.to(self._device)
+        if isinstance(taken, PlainRows):  # read once, to be checked and to be used
+            taken = taken.read(0, taken.shape[0])
+        if isinstance(taken, torch.Tensor):
+            taken = taken.to(self._device)
         self.taken_bytes += math.prod(shape) * taken.dtype.itemsize
         if not _is_finite(taken, self._dtype):
             raise ModelError(f"{self.label}: {name} has NaN or infinite elements.", hint="The old weights are kept.")

@@ -60,7 +60,7 @@ def open_weights(
             raise ModelError(f"{model}: load_format is 'remote', and this is no address.", hint='Use "auto".')
         case "auto" | "safetensors":
             kind, files = weight_files(folder, KINDS if load_format == "auto" else ("safetensors",))
-            if threads > 1 and kind == "safetensors":
+            if kind == "safetensors" and (threads > 1 or not pinned):
                 return RangeSource(folder, files, matrices, ranges, threads, pinned=pinned)
             return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, matrices)
         case "pt":
