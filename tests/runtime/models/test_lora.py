@@ -198,6 +198,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(kind, llama, running, tmp_pa
     assert running.loras() == []
 
 
+def test_an_adapter_that_names_another_base_is_used_with_a_warning(llama, running, tmp_path, caplog):
+    folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
+    changed_config(base_model_name_or_path="owner/another")(folder)
+    running.load_lora_adapter("foreign", folder)
+    assert "was trained on owner/another, and is used on" in caplog.text
+    (ids,) = prompts(9)
+    assert farthest(llama[1], ids, "plain", ask(running, ids, "foreign").result(timeout=30)) <= 1e-4
+    running.unload_lora_adapter("foreign")
+
+
 def test_pickled_weights_are_read_and_code_in_them_is_not_run(llama, running, tmp_path):
     folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
     tensors = load_file(folder / "adapter_model.safetensors")
