@@ -1,13 +1,15 @@
 """Adapters in an engine with the default model.
 
     python benchmarks/adapters.py [--rows 16] [--adapters 4] [--rank 16] [--tokens 32] [--repeat 5]
-    python benchmarks/adapters.py --zipf [--registered 1000] [--resident 64] [--requests 1024] [--rows 64]
+    python benchmarks/adapters.py --zipf [--registered 1000] [--resident 64] [--requests 1024] [--rows 64] [--shape …]
     python benchmarks/adapters.py --trained [--steps 40]
     python benchmarks/adapters.py --late [--document 8192]
 
 The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by Zipf's law (exponent
-1), with room for fewer on the device, and compares that to requests for as many as there is room for. Both are measured
-by turns, the ratio is the median of the pairs; adapters change all projections, by random numbers. `--trained` trains
+1), with room for fewer on the device, and compares that to requests for as many as there is room for. All are one
+folder, which is read and copied to the device for each; `--shape` takes a model of that shape with random weights. Both
+are measured by turns, the ratio is the median of the pairs; adapters change all projections, by random numbers.
+`--trained` trains
 an adapter with peft, and compares the tokens that it gives with those of the merged weights, greedy and in float32.
 `--late` counts the prompt tokens of a program that asks late adapters about one document, for a model of random
 weights.
@@ -16,19 +18,25 @@ weights.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import peft
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import sglang_lite as sgl
+from sglang_lite.bench.shapes import SHAPES, load_shape
+from sglang_lite.runtime.models.parameters import layer_parameters
 from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.spec import ModelSpec
 
 TAUGHT = [  # answers that the model does not give by itself
     f"Question: What is the colour of the {thing}?\nAnswer: The {thing} is {colour}, captain, arr!\n"
@@ -46,11 +54,26 @@ def write_adapter(folder: str, rank: int) -> None:
     peft.get_peft_model(AutoModelForCausalLM.from_config(config), of).save_pretrained(folder)
 
 
+def write_adapter_of(spec: ModelSpec, folder: str, rank: int) -> None:
+    """Writes an adapter of all projections of a dense model with random numbers."""
+    tensors = {}
+    for index in range(len(spec.layers)):
+        for parameter in layer_parameters(spec, index):
+            if parameter.role in ("q", "k", "v", "o", "gate", "up", "down"):
+                outputs, inputs = parameter.shape
+                module = parameter.slices[0].name.removesuffix(".weight")
+                for name, shape in {"lora_A": (rank, inputs), "lora_B": (outputs, rank)}.items():
+                    tensors[f"{module}.{name}.weight"] = (torch.randn(shape) * 0.02).bfloat16()
+    save_file(tensors, Path(folder, "adapter_model.safetensors"))
+    Path(folder, "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+
+
 def seconds(engine: sgl.Engine, names: Sequence[str | None], tokens: int) -> float:
     """Time of one prompt for each name, none of which was asked before."""
-    prompts = [f"{random.random()} is a number, and" for _ in names]
+    prompts = [random.sample(range(10, 10_000), 24) for _ in names]
+    params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     began = time.perf_counter()
-    engine.generate(prompts, {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}, lora_path=[*names])
+    engine.generate(input_ids=prompts, sampling_params=params, lora_path=[*names])
     return time.perf_counter() - began
 
 
@@ -81,18 +104,33 @@ def zipf(options: argparse.Namespace) -> None:
         weights = [1 / (rank + 1) for rank in range(count)]
         return [str(i) for i in random.choices(range(count), weights, k=options.requests)]
 
+    settings = {
+        "enable_lora": True, "max_running": options.rows, "max_loras_per_batch": options.resident,
+        "max_lora_rank": options.rank,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        write_adapter(folder, options.rank)
-        paths = tuple(f"{i}={folder}" for i in range(options.registered))
-        with sgl.Engine(lora_paths=paths, max_running=options.rows, max_loras_per_batch=options.resident) as engine:
+        if options.shape:
+            model = load_shape(options.shape)
+            write_adapter_of(SHAPES[options.shape], folder, options.rank)
+            engine = sgl.Engine.of(model, **settings)
+        else:
+            write_adapter(folder, options.rank)
+            engine = sgl.Engine(in_process=True, **settings)
+        with engine, ThreadPoolExecutor() as threads:
+            began, adapters = time.perf_counter(), engine.core.adapters
+            list(threads.map(lambda i: adapters.load(str(i), folder, pinned=False), range(options.registered)))
+            loading, size = time.perf_counter() - began, engine.stats()["adapter_bytes"] / 1e9
+            print(f"{options.registered} loaded in {loading:.0f} s; {size:.1f} GB of them in memory", flush=True)
             found = by_turns(
                 lambda: seconds(engine, asked(options.resident), options.tokens),
                 lambda: seconds(engine, asked(options.registered), options.tokens),
                 options.repeat,
             )
-            copies = engine.stats()["adapter_copies"]
+            stats = engine.stats()
     print(f"{options.requests} requests for {options.resident} adapters over {options.registered}, by Zipf's law, with")
-    print(f"room for {options.resident} on the device:\n  {found} (speed of all over that of some); {copies} copies")
+    print(f"room for {options.resident} on the device:\n  {found} (speed of all over that of some)")
+    again = stats["adapter_reads"] - options.registered
+    print(f"  {stats['adapter_copies']} copies to the device, {again} folders read again")
 
 
 def trained(options: argparse.Namespace) -> None:
@@ -181,6 +219,7 @@ def main() -> None:
     numbers = {"adapters": 4, "rank": 16, "tokens": 32, "repeat": 5, "registered": 1000, "resident": 64}
     for name, value in (numbers | {"requests": 1024, "rows": 16, "steps": 40, "document": 8192}).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--shape", choices=SHAPES)
     options = parser.parse_args()
     modes = {"zipf": zipf, "trained": trained, "late": late}
     next((mode for name, mode in modes.items() if getattr(options, name)), beside_none)(options)
