@@ -78,20 +78,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="batch size of hf")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    tasks = {name: make(random.Random(given.seed), given.rows) for name, make in TASKS.items()}
     file = resolve(DEFAULT_MODEL)
     hf = HFLM(str(file.parent), gguf_file=file.name, dtype="float32", device="cpu", batch_size=given.batch)
-    found: dict[str, list[tuple[float, list[float]]]] = {name: [scored(hf, rows)] for name, rows in tasks.items()}
-    del hf
-    for cached in (True, False):
-        for name, rows in tasks.items():  # an engine each: none has seen the texts of another
-            with sgl.Engine(dtype="float32", in_process=True, prefix_cache=cached) as engine:
-                found[name].append(scored(SglangLiteLM(engine), rows))
     print(f"{'task':10} {'hf s':>8} {'engine s':>9} {'no cache s':>11} {'of hf':>6} {'of no cache':>12} {'differs':>9}")
-    for name, ((theirs, expected), (ours, values), (uncached, _)) in found.items():
+    for name, make in TASKS.items():
+        rows = make(random.Random(given.seed), given.rows)
+        theirs, expected = scored(hf, rows)
+        found = []
+        for cached in (True, False):
+            with sgl.Engine(dtype="float32", in_process=True, prefix_cache=cached) as engine:
+                found.append(scored(SglangLiteLM(engine), rows))
+        (ours, values), (uncached, _) = found
         worst = max(abs(one - other) for one, other in zip(values, expected, strict=True))
         times = f"{theirs:8.1f} {ours:9.1f} {uncached:11.1f} {ours / theirs:6.2f} {ours / uncached:12.2f}"
-        print(f"{name:10} {times} {worst:9.1e}")
+        print(f"{name:10} {times} {worst:9.1e}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,243 @@
+"""A day's load in minutes: requests of all HTTP protocols while the engine is killed, drained and given its weights
+again; whether all were answered, and whether the server counted what its clients did.
+
+    python benchmarks/day.py [--model FOLDER] [--requests 20000] [--clients 32] [--kills 6] [--seed 0]
+
+The server is `sglang-lite serve --restart` in processes of its own. `--kills` times, evenly over the load, the engine's
+process is killed; in between, generation is paused until all that runs is back in the queue, and the weights are read
+from disk again, as often. Printed are the answers by protocol and status; the server's own counts of them, of prompts'
+and of generated tokens beside those of the clients; and the memory of the server's process in the middle and at the
+end. The exit status is 1 where an answer failed though nothing was killed meanwhile, where a count differs, or where
+the memory is more than 5 % larger at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from machine import describe
+from mixed_requests import WORDS
+
+from sglang_lite.compat.sglang.server_process import ServerProcess
+from sglang_lite.runtime.config import DEFAULT_MODEL
+
+ADMIN = "day"
+TOKENS = 8
+Asked = tuple[str, dict[str, Any]]
+Told = Mapping[str, Any]
+
+
+def _program(text: str) -> dict[str, Any]:
+    nodes = [{"kind": "Text", "text": text}, {"kind": "Gen", "name": "a", "params": {"max_tokens": TOKENS}}]
+    return {"version": 1, "prompt": "", "program": {"nodes": nodes}}
+
+
+def _turn(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": TOKENS}
+
+
+SAMPLING = {"max_new_tokens": TOKENS, "ignore_eos": True}
+REQUESTS: dict[str, Callable[[str], Asked]] = {
+    "generate": lambda text: ("/generate", {"text": text, "sampling_params": SAMPLING}),
+    "generate, streamed": lambda text: ("/generate", {"text": text, "sampling_params": SAMPLING, "stream": True}),
+    "completions": lambda text: ("/v1/completions", {"prompt": text, "max_tokens": TOKENS}),
+    "chat": lambda text: ("/v1/chat/completions", _turn(text)),
+    "chat, streamed": lambda text: (
+        "/v1/chat/completions", {**_turn(text), "stream": True, "stream_options": {"include_usage": True}}
+    ),
+    "responses": lambda text: ("/v1/responses", {"input": text, "max_output_tokens": TOKENS, "store": False}),
+    "messages": lambda text: ("/v1/messages", _turn(text)),
+    "ollama": lambda text: ("/api/chat", {
+        "model": "day", "stream": False, "options": {"num_predict": TOKENS}, "messages": _turn(text)["messages"],
+    }),
+    "program": lambda text: ("/program", _program(text)),
+}  # fmt: skip
+
+
+def _usage(told: Told) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer, in any protocol's names."""
+    usage = told.get("usage") or told.get("meta_info") or told
+    prompt = usage.get("prompt_tokens", usage.get("prompt_eval_count"))
+    if prompt is None:
+        prompt = usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+    for name in ("completion_tokens", "output_tokens", "eval_count"):
+        if name in usage:
+            return prompt, usage[name]
+    raise KeyError(f"no number of tokens in {usage}")
+
+
+def _last(content: str) -> Told:
+    """The whole answer, or the last event of a stream that has a usage; an error, if there is one."""
+    if not content.startswith("data:"):
+        found: Told = json.loads(content)
+        return found
+    events = [json.loads(line[5:]) for line in content.splitlines() if line.startswith("data: {")]
+    return next((each for each in events if "error" in each), events[-1])
+
+
+@dataclass
+class Day:
+    """What the clients have counted.
+
+    Attributes:
+        answers: answers by protocol and outcome.
+        statuses: answers by path and status.
+        prompt, generated: tokens of answers that did not fail.
+        left: requests that are still to be made.
+        kills: times of kills, and of the first answer to who asked after each.
+        lost: failures at times when nothing had been killed.
+    """
+
+    left: int
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    prompt: int = 0
+    generated: int = 0
+    kills: list[list[float]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    async def ask(self, http: httpx2.AsyncClient, draw: random.Random) -> bool:
+        """Makes a request, and returns whether it was answered."""
+        name, make = draw.choice([*REQUESTS.items()])
+        path, body = make(" ".join(draw.choices(WORDS, k=draw.randrange(1, 30))))
+        began = time.monotonic()
+        answer = await http.post(path, json=body)
+        self.statuses[path, str(answer.status_code)] += 1
+        told = _last(answer.text)
+        failed = answer.status_code != 200 or bool(told.get("error"))
+        outcome = "an error in the stream" if failed and answer.status_code == 200 else str(answer.status_code)
+        self.answers[name, outcome] += 1
+        if failed:
+            if not any(began < back and killed < time.monotonic() for killed, back in self.kills):
+                self.lost.append(f"{name}: {answer.text[-300:]}")
+            return False
+        prompt, generated = _usage(told)
+        self.prompt += prompt
+        self.generated += generated
+        return True
+
+
+def _children(pid: int) -> dict[int, str]:
+    """Command lines of the processes that a process has started, by id."""
+    return {
+        int(child): Path(f"/proc/{child}/cmdline").read_text()
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    }
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a process that are in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _total(metrics: str, name: str, labels: Mapping[str, str]) -> int:
+    """Sum of a metric over all lines with these labels."""
+    lines = (line for line in metrics.splitlines() if line.startswith(name + "{"))
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return round(sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted)))
+
+
+async def disturb(day: Day, http: httpx2.AsyncClient, server: ServerProcess, kind: str) -> None:
+    """Kills the engine, drains it, or gives it its weights again."""
+    if kind == "reload":
+        path = (await http.get("/get_model_info")).json()["model_path"]
+        (await http.post("/update_weights_from_disk", json={"model_path": path})).raise_for_status()
+    elif kind == "drain":
+        (await http.post("/pause_generation", json={"mode": "retract"})).raise_for_status()
+        await asyncio.sleep(0.5)
+        (await http.post("/continue_generation", json={})).raise_for_status()
+    else:
+        (engine,) = (pid for pid, line in _children(server.pid).items() if "engine.child.main" in line)
+        day.kills.append([time.monotonic(), float("inf")])
+        os.kill(engine, signal.SIGKILL)
+        draw = random.Random(len(day.kills))
+        while not await day.ask(http, draw):
+            await asyncio.sleep(0.1)
+        day.kills[-1][1] = time.monotonic()
+
+
+async def run(server: ServerProcess, given: argparse.Namespace) -> int:
+    day = Day(given.requests)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=given.clients)
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    async with httpx2.AsyncClient(base_url=server.url, timeout=300, limits=limits, headers=headers) as http:
+
+        async def client(number: int) -> None:
+            draw = random.Random(f"{given.seed} {number}")
+            while day.left > 0:
+                day.left -= 1
+                await day.ask(http, draw)
+
+        before = (await http.get("/metrics")).text  # has the server's own first token
+        clients = asyncio.gather(*map(client, range(given.clients)))
+        kinds = ["drain", "kill", "reload"] * given.kills
+        memory = {}
+        for number, kind in enumerate(kinds, 1):
+            while day.left > given.requests * (1 - number / (len(kinds) + 1)):
+                await asyncio.sleep(0.02)
+            await disturb(day, http, server, kind)
+            memory[number] = _memory(server.pid)
+        await clients
+        memory[len(kinds) + 1] = _memory(server.pid)
+        counted = (await http.get("/metrics")).text
+    for (name, status), count in sorted(day.answers.items()):
+        print(f"  {name:20} {status:24} {count:6}")
+
+    def total(metric: str, **labels: str) -> int:
+        return _total(counted, metric, labels) - _total(before, metric, labels)
+
+    pairs = {
+        f"{path} {status}": (count, total("sglang_lite_http_responses_total", route=path, status=status))
+        for (path, status), count in sorted(day.statuses.items())
+    }
+    pairs["prompts' tokens"] = day.prompt, total("sglang:prompt_tokens_total")
+    pairs["generated tokens"] = day.generated, total("sglang:generation_tokens_total")
+    print(f"\n  {'':32} {'clients':>9} {'server':>9}")
+    for name, (own, theirs) in pairs.items():
+        print(f"  {name:32} {own:9} {theirs:9}{'' if own == theirs else '  DIFFERS'}")
+    middle, end = memory[len(kinds) // 2 + 1], memory[len(kinds) + 1]
+    print(f"\n  memory of the server's process: {middle / 2**20:.0f} MB in the middle, {end / 2**20:.0f} at the end")
+    back = [back - killed for killed, back in day.kills]
+    print(f"  {len(back)} kills, answers again within {max(back, default=0):.1f} s; lost otherwise: {len(day.lost)}")
+    for each in day.lost[:5]:
+        print(re.sub(r"\s+", " ", f"    {each}"))
+    return int(bool(day.lost) or any(own != theirs for own, theirs in pairs.values()) or end > 1.05 * middle)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    print(describe())
+    settings = {"model": given.model, "served_model_name": "day", "restart": True, "log_level": "error"}
+    server = ServerProcess({**settings, "admin_api_key": ADMIN}, 120.0)
+    try:
+        return asyncio.run(run(server, given))
+    finally:
+        server.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
