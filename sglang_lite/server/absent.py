@@ -31,13 +31,15 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
     (
         "/set_internal_state", "/set_trace_level", "/freeze_gc", "/slow_down",
     ): ("Changing settings while the server runs", "Start it with other settings."),
+    ("/dumper",): ("Files of a model's tensors between its layers", "The states of tokens: return_hidden_states."),
 }  # fmt: skip
+_FOLDERS = ("/api/blobs", "/dumper")  # whose paths have more behind them
 ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in paths}
 
 
 def absent_error(path: str) -> NotServedError | None:
     """Error for a path of SGLang's or Ollama's that this server doesn't have; None for any other path."""
-    known = "/api/blobs" if path.startswith("/api/blobs/") else path.rstrip("/")
+    known = next((each for each in _FOLDERS if path.startswith(f"{each}/")), path.rstrip("/"))
     if known not in ABSENT:
         return None
     feature, instead = ABSENT[known]

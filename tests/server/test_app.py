@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 
-from sglang_lite.server.absent import ABSENT
+from sglang_lite.server.absent import ABSENT, absent_error
 from sglang_lite.server.app import application
 from sglang_lite.server.known_texts import KnownTexts
 from sglang_lite.server.request_metrics import RequestMetrics
@@ -118,6 +120,16 @@ def test_a_route_of_sglangs_that_is_not_here_says_what_it_needs(both, path):
     told = message_of(content)
     assert (status, told.split(" ")[0]) == (501, path)
     assert "this server doesn't have that" in told
+
+
+SGLANGS = json.loads((Path(__file__).parent / "sglang/data/routes_0.5.23.json").read_text())
+
+
+def test_each_route_of_sglangs_is_here_or_says_what_it_needs():
+    here = {re.sub("{.*?}", "{}", route.path) for route in ROUTES}
+    absent = [path for path in SGLANGS if re.sub("{.*?}", "{}", path) not in here]
+    assert [path for path in absent if absent_error(path) is None] == []
+    assert len(SGLANGS) - len(absent) >= 60
 
 
 def test_routes_that_are_here_are_not_told_absent():
