@@ -232,7 +232,7 @@ def main() -> int:
     given = parser.parse_args()
     print(describe())
     settings = {"model": given.model, "served_model_name": "day", "restart": True, "log_level": "error"}
-    server = ServerProcess({**settings, "admin_api_key": ADMIN}, 120.0)
+    server = ServerProcess({**settings, "admin_api_key": ADMIN}, 600.0)
     try:
         return asyncio.run(run(server, given))
     finally:

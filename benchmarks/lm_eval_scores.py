@@ -1,6 +1,6 @@
 """Scores of lm-evaluation-harness by an engine, beside lm_eval's own model `hf`, on a CPU.
 
-    python benchmarks/lm_eval_scores.py [--rows 40] [--batch 8] [--seed 0]
+    python benchmarks/lm_eval_scores.py [--tasks sums letters endings] [--rows 40] [--batch 8] [--seed 0]
 
 Three tasks whose texts are generated, in the forms of public ones: `sums` (arithmetic_2da with five examples, one
 answer a row), `letters` (MMLU: five examples, a question with four answers, of which a letter is scored) and `endings`
@@ -74,6 +74,7 @@ def scored(model: HFLM | SglangLiteLM, rows: list[tuple[str, list[str]]]) -> tup
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8, help="batch size of hf")
     parser.add_argument("--seed", type=int, default=0)
@@ -81,8 +82,8 @@ def main() -> None:
     file = resolve(DEFAULT_MODEL)
     hf = HFLM(str(file.parent), gguf_file=file.name, dtype="float32", device="cpu", batch_size=given.batch)
     print(f"{'task':10} {'hf s':>8} {'engine s':>9} {'no cache s':>11} {'of hf':>6} {'of no cache':>12} {'differs':>9}")
-    for name, make in TASKS.items():
-        rows = make(random.Random(given.seed), given.rows)
+    for name in given.tasks:
+        rows = TASKS[name](random.Random(given.seed), given.rows)
         theirs, expected = scored(hf, rows)
         found = []
         for cached in (True, False):
