@@ -133,6 +133,7 @@ class GenerateFields(TypedDict, total=False):
     image_data: object
     video_data: object
     audio_data: object
+    modalities: Sequence[str] | Sequence[Sequence[str]] | None
     routed_dp_rank: int | None
     data_parallel_rank: int | None
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None

@@ -190,6 +190,7 @@ class Engine(base.Engine):
                 image, an address, a data URL or base64; or a list of these; for a list of prompts a list with those of
                 each.
             video_data, audio_data: videos and sounds, in the same forms.
+            modalities: kinds of these, as "image", which change nothing; other kinds are refused.
             routed_dp_rank: replica that takes the request, of an engine with `dp_size` above 1; `data_parallel_rank` is
                 another name of it. None takes the one whose cache has the most of the prompt.
             output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output

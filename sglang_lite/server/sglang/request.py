@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from sglang_lite.errors import shown
 from sglang_lite.protocol import (
     Constraint,
     Ebnf,
@@ -70,6 +71,7 @@ def read_request(
     image_data: object = None,
     video_data: object = None,
     audio_data: object = None,
+    modalities: Sequence[str] | Sequence[Sequence[str]] | None = None,
     routed_dp_rank: int | None = None,
     data_parallel_rank: int | None = None,
     stream: bool = False,
@@ -94,7 +96,7 @@ def read_request(
     priorities = _each("priority", priority, count)
     salts, loras = _each("cache_salt", cache_salt, count), _each("lora_path", lora_path, count)
     rids = _rids(rid, count, is_list)
-    media = _media({"image": image_data, "video": video_data, "audio": audio_data}, count, is_list)
+    media = _media({"image": image_data, "video": video_data, "audio": audio_data}, count, is_list, modalities)
     outputs: list[Any] = [output_ids] if not is_list else _each("output_ids", output_ids, count)
     calls = []
     for i in range(count):
@@ -158,7 +160,7 @@ def _refuse(others: Mapping[str, object]) -> None:
 
 # Fields of SGLang's requests that this engine accepts only if they are not set.
 _UNSUPPORTED = frozenset((
-    "modalities", "mm_hashes", "mm_content_hashes",
+    "mm_hashes", "mm_content_hashes",
     "require_reasoning", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
     "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
@@ -191,16 +193,27 @@ def _seen(prompt: Any, images: Sequence[Image]) -> Any:
     return Prompt((Span(prompt),), images=tuple(images))
 
 
-def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool) -> list[list[Image]]:
-    """Media of each prompt. Of a kind, one or a list are given for a single prompt; for a list of prompts one, a list
-    or None for each."""
+def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object) -> list[list[Image]]:
+    """Media of each prompt, of which SGLang's `modalities` may name the kinds. Of a kind, one or a list are given for a
+    single prompt; for a list of prompts one, a list or None for each."""
     found: list[list[Image]] = [[] for _ in range(count)]
     for kind, given in by_kind.items():
         if given is not None and given != []:
             for own, each in zip(found, _each(f"{kind}_data", given, count) if is_list else [given]):
                 several = each if isinstance(each, list | tuple) else [each] if each is not None else []
                 own += [_medium(kind, one) for one in several]
+    _check_modalities(modalities, found)
     return found
+
+
+def _check_modalities(given: object, media: Sequence[Sequence[Image]]) -> None:
+    """Raises ParameterError if SGLang's kinds of media are others than those that are given."""
+    kinds = sorted({each.kind for own in media for each in own})
+    for each in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+        for name in each if isinstance(each, list | tuple) else [each]:
+            if name not in kinds:
+                problem = f"{shown(name)} is not the kind of what is given ({', '.join(kinds) or 'nothing'})."
+                raise ParameterError("modalities", problem, hint="Leave it out: image_data and others tell the kind.")
 
 
 def _medium(kind: MediaKind, given: object) -> Image:

@@ -122,7 +122,7 @@ def test_sampling_params_that_are_refused(given, message):
         ({"prompt": ["a", "b"], "lora_path": ["x"]}, "lora_path: 1 entries for 2 prompts"),
         ({"prompt": "a", "image_data": 7}, "image_data: 7 is no data URL"),
         ({"input_ids": [1], "image_data": "aGk="}, "image_data: goes with text"),
-        ({"prompt": "a", "modalities": ["x"]}, "modalities: is not supported"),
+        ({"prompt": "a", "modalities": ["image"]}, "modalities: 'image' is not the kind of what is given"),
         ({"prompt": "a", "temperature": 1}, "temperature: generate has no such parameter"),
         ({"prompts": "a"}, r"prompts: generate has no such parameter\. Did you mean prompt=\?"),
     ],

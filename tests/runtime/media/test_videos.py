@@ -193,8 +193,9 @@ def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placehol
     answer = watching.engine.complete(Prompt((Span(text),), images=pictures), GREEDY)
     assert answer.token_ids == watching.engine.complete(seen("a", video, "b", image, "c"), GREEDY).token_ids
     generated = watching.engine.generate(
-        text, {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}, image_data=image, video_data=video.data
-    )
+        text, {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}, image_data=image, video_data=video.data,
+        modalities=["image", "video"],
+    )  # fmt: skip
     assert generated["output_ids"] == list(answer.token_ids)
     with pytest.raises(ParameterError, match=r"has 1 placeholder, and 2 videos\. Write "):
         watching.engine.generate(text, {}, image_data=image, video_data=[video.data] * 2)
