@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -34,14 +35,18 @@ class DraftedRows:
         store: pages, slots and radix tree.
         queues: requests that have not ended.
         drafting: maker of drafts.
-        turns: turns with and without drafts; None for drafts at every step.
+        turns: makes the turns with and without drafts of steps with about the same number of rows, as a step of many
+            takes the host longer and is worth less; None for drafts at every step.
 
     Attributes:
         drafting: the argument of this name.
     """
 
-    def __init__(self, store: PrefixCache, queues: Queues, drafting: Drafting, turns: Turns | None = None) -> None:
-        self._store, self._queues, self.drafting, self._turns = store, queues, drafting, turns
+    def __init__(
+        self, store: PrefixCache, queues: Queues, drafting: Drafting, turns: Callable[[], Turns] | None = None
+    ) -> None:
+        self._store, self._queues, self.drafting = store, queues, drafting
+        self._turns = None if turns is None else defaultdict[int, Turns](turns)  # by number of bits of that of rows
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
         self._steps = self._saved = 0  # drafts that were checked, and draws behind them that counted
@@ -50,9 +55,10 @@ class DraftedRows:
     @property
     def due(self) -> bool:
         """True if the next step is to have drafts, so that the tokens of the one before have to be read first."""
-        if self._turns is not None and not self._turns.drafts:
+        rows = *self._queues.decoding, *self._queues.prefilling
+        if self._turns is not None and not self._turns[len(rows).bit_length()].drafts:
             return False
-        return any(map(self.drafting.drafts, (*self._queues.decoding, *self._queues.prefilling)))
+        return any(map(self.drafting.drafts, rows))
 
     def record_step(self, batch: Batch, offsets: Ints, planned: float) -> None:
         """Records that the tokens of a step have been read, to know whether drafts pay.
@@ -69,9 +75,10 @@ class DraftedRows:
         tokens, self._saved_before = drawn + self._saved - self._saved_before, self._saved
         if batch.started or not batch.draws.all():
             return  # prompts take time, too
-        if self._turns.drafts:
+        turns = self._turns[rows.bit_length()]
+        if turns.drafts:
             self.drafting.cost.record(batch.tokens, seconds)
-        self._turns.record(tokens * self.drafting.cost.seconds(rows) / rows, seconds)
+        turns.record(tokens * self.drafting.cost.seconds(rows) / rows, seconds)
 
     def stats(self) -> dict[str, object]:
         """Counts by drafter, and SGLang's average number of tokens that a row has of a step that checks a draft."""

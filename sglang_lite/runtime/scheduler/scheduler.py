@@ -84,7 +84,7 @@ class Scheduler:
         self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy, self.adapters)
         self._prefetch = Prefetch(store, self.pauses)
         self.handover = SlotHandover(store, self.queues, self.admission)
-        turns = Turns() if pace is None else None
+        turns = Turns if pace is None else None
         self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting, turns)
         self._copied = 0  # copies between tiers that had completed at the last plan
 

@@ -11,6 +11,7 @@ from sglang_lite.runtime.drafting.drafting import Drafting, OpenRow, StepCost
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.turns import Turns
 from sglang_lite.runtime.requests.output_builder import DraftProgress
+from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
 
 
 def times(worth, count, turns, noise=0.0):
@@ -50,6 +51,19 @@ def test_slow_first_steps_with_drafts_are_soon_forgotten():
     turns = Turns()
     times(lambda i: 0.1, 8, turns)
     assert times(lambda _: 2.0, 200, turns)[2] > 0.5
+
+
+def test_steps_of_few_and_of_many_rows_take_turns_apart():
+    drafting = Drafting([], 8, 100, frozenset(), jump=False)
+    drafting.drafts = lambda request: True  # type: ignore[method-assign]  # there are no drafters
+    queues: Any = SimpleNamespace(decoding=[None] * 64, prefilling=[])
+    store: Any = None
+    rows, nothing = DraftedRows(store, queues, drafting, Turns), np.zeros(64, dtype=np.int32)
+    batch: Any = SimpleNamespace(slots=nothing, started=(), draws=nothing == 0, tokens=64)
+    while rows.due:
+        rows.record_step(batch, nothing, 0.0)
+    queues.decoding = [None] * 2
+    assert rows.due
 
 
 def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():

@@ -191,7 +191,7 @@ def test_turns_without_drafts_change_nothing(off):
     """Where steps are launched before the tokens of those before are read."""
     expected, answers, steps = off
     settings = {"page_size": 4, "max_running": 4, "max_total_tokens": 640}
-    found, engine = outcomes(drafter=Oracle(answers, "random"), turns=ShortTurns(), **settings)
+    found, engine = outcomes(drafter=Oracle(answers, "random"), turns=ShortTurns, **settings)
     assert found == expected
     assert engine.scheduler.drafts.drafting.counts["prompt"].accepted > 100
     assert engine.loop.steps < steps
