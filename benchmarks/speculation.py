@@ -178,7 +178,8 @@ def tokens(
 ) -> None:
     """Prints tokens a step. Work named in `again` comes after that before it, on the same engine."""
     print(
-        "| work | tokens a step | with drafts | equal answers | again, node, prompt: right / drafted |\n"
+        "| work | tokens a step | with drafts | equal answers "
+        "| again, node, state, prompt, grammar: right / drafted |\n"
         "|---|---|---|---|---|"
     )
     off = sgl.Engine(**settings)
@@ -261,7 +262,7 @@ class Wrong:
         return True
 
     def guesser(self, *_: object) -> Guesser:
-        return lambda text: Guess(11, 0)
+        return lambda text, state: Guess(11, 0)
 
     def learn(self, *_: object) -> None:
         pass
@@ -301,8 +302,9 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
     print("| drafter | us to take note of a token | us a proposal | asked for | made |\n|---|---|---|---|---|")
     for name, make in DRAFTERS.items():
         drafter, asked, made, seconds = make(), 0, 0, 0.0
+        output = SimpleNamespace(draft=DraftProgress(), origin="node", matcher=SimpleNamespace(state_key=1))
         request: Any = SimpleNamespace(
-            output=SimpleNamespace(draft=DraftProgress(), origin="node"), space=SimpleNamespace(namespace=""),
+            output=output, space=SimpleNamespace(namespace=""),
             tokens=np.zeros(1, dtype=np.int32), prompt_len=1,
         )  # fmt: skip
         began = time.thread_time()
@@ -316,7 +318,7 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
                 guesser, tail = drafter.guesser(request, known, lambda _: 0.5), text[at - 16 : at]
                 for _ in range(8):
                     asked += 1
-                    if (guess := guesser(tail)) is None:
+                    if (guess := guesser(tail, 1)) is None:
                         break
                     tail.append(guess.token)
                     made += 1

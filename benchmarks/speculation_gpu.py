@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ class Simulated:
         answer = self.answers.get(request.seed, ())
         begun = len(known) - request.prompt_len - min(len(known), TAIL)
 
-        def guess(text: Sequence[int]) -> Guess:
+        def guess(text: Sequence[int], state: Hashable) -> Guess:
             at = begun + len(text)
             token = answer[at] if 0 < at < len(answer) and answer[at - 1] == text[-1] else text[-1] + 1
             return Guess(token if self._dice.random() < RIGHT else token + 7, 0)

@@ -59,7 +59,7 @@ LoadBalance: TypeAlias = Literal[
 ]
 DIST_TIMEOUT_S = 300  # where `dist_timeout` is None
 _WHOLE = -1  # value of step_tokens that prefills prompts whole
-DRAFTERS = ("again", "node", "prompt")  # in the order of "auto"
+DRAFTERS = ("again", "node", "state", "prompt")  # in the order of "auto"
 DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
 
@@ -195,10 +195,10 @@ class EngineConfig:
             drafted, so one step checks several of its words. "off" lets the model write every token.
         speculation: drafters that guess tokens, which one step then checks together: "off", "auto" for all, or their
             names, separated by commas. "again" remembers answers to the same prompt, "node" those of the same node of
-            programs or under the same constraint, and "prompt" copies what came behind the last tokens earlier in the
-            text. A guess counts while it equals what would have been drawn, so no token and no log-probability changes,
-            but for the rounding of larger batches. Guesses that are too rarely right to pay are left out. Requests with
-            a logit processor get none.
+            programs or under the same constraint, "state" what came in the same state of a constraint, and "prompt"
+            copies what came behind the last tokens earlier in the text. A guess counts while it equals what would have
+            been drawn, so no token and no log-probability changes, but for the rounding of larger batches. Guesses that
+            are too rarely right to pay are left out. Requests with a logit processor get none.
         draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it comes on
             top.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have

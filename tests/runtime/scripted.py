@@ -204,7 +204,7 @@ class Guesses:
     def guesser(self, request, known, chance):
         tokens, seen = known.tolist(), min(len(known), TAIL)
 
-        def guess(text):
+        def guess(text, state):
             right = drawn([*tokens, *text[seen:]], request.params.temperature, request.seed)
             return Guess(right if self._dice.random() < self._right else self._dice.randrange(VOCAB), 0)
 

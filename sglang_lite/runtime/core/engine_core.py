@@ -159,7 +159,7 @@ class EngineCore:
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)
         self.compiler = Compiler(
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
-            timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
+            timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb, tracked="state" in config.drafters,
         )  # fmt: skip
         warming = self.compiler.warm_up()  # runs while kernels are compiled, on a CPU beside the first requests
         rounds = loaded.model.batch_sensitive and not loaded.model.fused

@@ -35,9 +35,11 @@ class ContextTable:
         for at in range(start, len(text)):
             for length in CONTEXTS:
                 if length <= at:
-                    self._count(hash((self._salt, kind, *text[at - length : at])), text[at])
+                    self.note(kind, text[at - length : at], text[at])
 
-    def _count(self, key: int, token: int) -> None:
+    def note(self, kind: int, context: Sequence[int], token: int) -> None:
+        """Takes note of a token behind some others."""
+        key = hash((self._salt, kind, *context))
         packed = self._newer.get(key) or self._older.get(key, 0)
         known, weight = divmod(packed, _WEIGHTS)
         if weight and known == token:
@@ -76,7 +78,7 @@ class ContextDrafter:
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
         return partial(self._guess, self._kind_of(request), chance)
 
-    def _guess(self, kind: int, chance: Chance, text: Sequence[int]) -> Guess | None:
+    def _guess(self, kind: int, chance: Chance, text: Sequence[int], state: Hashable) -> Guess | None:
         """Guess with the best chance of all contexts."""
         best, likeliest = None, 0.0
         for i, length in enumerate(CONTEXTS):

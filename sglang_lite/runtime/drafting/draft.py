@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,6 +85,11 @@ class DraftWriter:
         self._drawn: list[int] = []
         self._matchers: list[Matcher] = []
         self.is_open = room > 0
+
+    @property
+    def state(self) -> Hashable:
+        """State of the row's grammar behind the tokens so far, or None."""
+        return None if self._matcher is None else self._matcher.state_key
 
     def append(self, token: int) -> list[int]:
         """Appends a token, and what the grammar forces behind it. Returns them; none if the grammar forbids the token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import heapify, heappop, heapreplace
@@ -159,7 +159,7 @@ class Drafting:
         guessers, luck, likely = self._guessers(row.request, row.known), _luck(output.draft), 1.0
         for _ in range(self.most):
             written: list[int] = []
-            for chance, name, (token, evidence) in self._guesses(guessers, text):
+            for chance, name, (token, evidence) in self._guesses(guessers, text, writer.state):
                 if not 0 <= token < self._vocab_size or token in self._eos_ids or token in output.ends:
                     continue  # nothing may follow it
                 guess = DraftedGuess(len(writer.tokens), name, evidence, chance, likely * min(chance * luck, 1.0))
@@ -235,12 +235,14 @@ class Drafting:
                     found[drafter] = guesser
         return found
 
-    def _guesses(self, guessers: Mapping[Drafter, Guesser], text: Sequence[int]) -> list[tuple[float, str, Guess]]:
+    def _guesses(
+        self, guessers: Mapping[Drafter, Guesser], text: Sequence[int], state: Hashable
+    ) -> list[tuple[float, str, Guess]]:
         """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""
         found: list[tuple[float, str, Guess]] = []
         for drafter, guesser in guessers.items():
             try:
-                guess = guesser(text)
+                guess = guesser(text, state)
             except Exception:  # as in `_ask`, which takes longer
                 self._turn_off(drafter)
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -42,7 +42,7 @@ class _Following:
         self._seen: int | None = None  # number of tokens of the text before them, once it is known
         self._evidence = _FORCED
 
-    def __call__(self, text: Sequence[int]) -> Guess | None:
+    def __call__(self, text: Sequence[int], state: Hashable) -> Guess | None:
         new = [] if self._seen is None else list(text[self._seen :])
         came, self._next = self._next[: len(new)], self._next[len(new) :]
         if came != new or not self._next:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -18,7 +18,8 @@ class Guess(NamedTuple):
 
 
 Chance: TypeAlias = Callable[[int], float]  # share of the guesses that were right, by evidence
-Guesser: TypeAlias = Callable[[Sequence[int]], Guess | None]  # guesses the token behind the last tokens of a text
+# Guesses the token behind the last tokens of a text, and in a state of its grammar: `Matcher.state_key`, or None.
+Guesser: TypeAlias = Callable[[Sequence[int], Hashable], Guess | None]
 
 
 class Drafter(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class _Copy:
         self._next, self._length = 0, 0  # index of the token that is guessed next, and number of equal tokens before it
         self._guess: int | None = None
 
-    def __call__(self, text: Sequence[int]) -> Guess | None:
+    def __call__(self, text: Sequence[int], state: Hashable) -> Guess | None:
         if self._guess is not None and text[-1] == self._guess:
             self._next, self._length = self._next + 1, self._length + 1
         else:

@@ -10,8 +10,11 @@ from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.drafting.grammar import GrammarDrafter
 from sglang_lite.runtime.drafting.guess import Drafter
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
+from sglang_lite.runtime.drafting.states import StateDrafter
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {"again": again, "node": node, "prompt": PromptDrafter}
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "again": again, "node": node, "state": StateDrafter, "prompt": PromptDrafter,
+}  # fmt: skip
 
 
 def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool) -> Drafting | None:

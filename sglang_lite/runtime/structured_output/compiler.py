@@ -61,6 +61,7 @@ class Compiler:
         backend: name of the grammar engine.
         timeout_s: seconds of CPU time that compiling a constraint may take.
         memory_mb: memory limit of a worker process, in MB.
+        tracked: as for `make_engine`.
 
     Attributes:
         cache: compiled grammars.
@@ -77,12 +78,13 @@ class Compiler:
         backend: str,
         timeout_s: float,
         memory_mb: int,
+        tracked: bool = False,
     ) -> None:
         self.cache = GrammarCache()
         self.disk_hits = 0
         self._tokenizer, self._backend = tokenizer, backend
         self._vocab_size, self._eos_ids = vocab_size, sorted(eos_ids)
-        self._threads = threads
+        self._threads, self._tracked = threads, tracked
         self._timeout, self._memory = timeout_s, memory_mb
         self._end = mask_of(self._eos_ids, vocab_size)
         self._made: GrammarEngine | None = None
@@ -293,7 +295,9 @@ class Compiler:
     def _engine(self) -> GrammarEngine:
         with self._creating:
             if self._made is None:
-                self._made = make_engine(self._backend, self._vocabulary, self._tokenizer, self._threads)
+                self._made = make_engine(
+                    self._backend, self._vocabulary, self._tokenizer, self._threads, tracked=self._tracked
+                )
             return self._made
 
     @cached_property

@@ -241,7 +241,7 @@ class LlguidanceGrammar:
         self._size = max_lexers * parser + size_of(prepared.language)
         self._most_grown = _SOURCE_BYTES * byte_matcher.substring_characters(prepared.text)
         self._lexers = [_Lexer(start)]
-        self._shared = False  # True once enough matchers existed for sharing masks
+        self._shared = engine.tracked  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
@@ -301,6 +301,10 @@ class LlguidanceEngine:
         vocab_size: number of the model's tokens, padding included, or None for the tokenizer's.
         eos_ids: tokens that may end a complete text.
         threads: number of threads that compute masks concurrently.
+        tracked: whether the states of all texts are tracked, or of those of a grammar that many have at once.
+
+    Attributes:
+        tracked: the argument.
     """
 
     name = "llguidance"
@@ -311,7 +315,10 @@ class LlguidanceEngine:
         vocab_size: int | None = None,
         eos_ids: Sequence[int] = (),
         threads: int = 1,
+        *,
+        tracked: bool = False,
     ) -> None:
+        self.tracked = tracked
         source = "byte" if tokenizer is None else without_special_texts(tokenizer.backend.to_str())
         self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None, slices=_SLICES)
         self.vocab_size: int = self._tokenizer.vocab_size

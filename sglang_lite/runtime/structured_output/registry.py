@@ -22,7 +22,7 @@ LIBRARIES = ("llguidance", "xgrammar", "outlines-core")  # packages whose versio
 
 
 def make_engine(
-    name: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None, threads: int = 1
+    name: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None, threads: int = 1, *, tracked: bool = False
 ) -> GrammarEngine:
     """Returns a new engine. Imports its library, which no other code does.
 
@@ -31,6 +31,7 @@ def make_engine(
         vocabulary: vocabulary of the model.
         tokenizer: tokenizer of the model, or None for an engine that is only used to `prepare`.
         threads: number of threads that compute masks concurrently.
+        tracked: whether `Matcher.state_key` is to tell texts in the same state as often as it can.
 
     Raises:
         ParameterError: the engine's library is not installed.
@@ -55,5 +56,5 @@ def make_engine(
 
             if tokenizer is None:
                 return LlguidanceEngine(None)  # slow constraints are slow with any vocabulary, so bytes will do
-            return LlguidanceEngine(tokenizer, vocabulary.size, vocabulary.eos_ids, threads)
+            return LlguidanceEngine(tokenizer, vocabulary.size, vocabulary.eos_ids, threads, tracked=tracked)
     raise AssertionError(f"no engine {name!r}")

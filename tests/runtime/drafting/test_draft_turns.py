@@ -104,7 +104,7 @@ def written(likely, tokens, budget):
         def guesser(self, request, known, chance):
             chances = likely[request.id]
 
-            def guess(text):
+            def guess(text, state):
                 at = len(text) - len(known)
                 return Guess(5, chances[at] / (chances[at - 1] if at else 1)) if at < len(chances) else None
 

@@ -134,6 +134,38 @@ def constrained(constraint, *, drafts, **values):
     return ended(events), engine.loop.steps
 
 
+def test_what_came_in_a_state_of_a_grammar_is_guessed_behind_other_texts_of_its_namespace():
+    fields = {
+        "name": {"type": "string", "maxLength": 4},
+        "size": {"enum": ["small", "big"]},
+        "sold": {"type": "boolean"},
+    }
+    schema = json_schema({"type": "object", "properties": fields, "additionalProperties": False})  # all are optional
+
+    def answers(engine, seeds, namespace=""):
+        """Answers one after another, and the numbers of guesses and of steps."""
+        counts, steps, found = engine.scheduler.drafts.drafting.counts, engine.loop.steps, []
+        before = {name: each.drafted for name, each in counts.items()}
+        for seed in seeds:
+            params = SamplingParams(seed=seed, max_tokens=60)
+            events = engine.start([5, 6, 7], params, constraint=schema, namespace=namespace)[1]
+            engine.drain()
+            found.append(ended(events).token_ids)
+        return found, {name: each.drafted - before[name] for name, each in counts.items()}, engine.loop.steps - steps
+
+    off, on = (engine_for(drafter, model=byte_model()) for drafter in ("off", "state"))
+    for engine in (off, on):
+        engine.compile_grammar(schema)
+        engine.scheduler.drafts.drafting.cost = FreeDrafts()
+    (plain, _, many), (drafted, _, few) = (answers(engine, range(12)) for engine in (off, on))
+    assert drafted == plain
+    assert on.scheduler.drafts.drafting.counts["state"].accepted > 10
+    assert few < many - 10
+    unknown, known = answers(on, [20, 21], "other"), answers(on, [20, 21])
+    assert unknown[0] == known[0]
+    assert unknown[1]["state"] < known[1]["state"]
+
+
 def test_a_quote_takes_few_steps():
     source = "the cat sat on the mat, and a dog lay by the door. who else was there?"
     quote = Lark('start: %regex {"substring_chars": "' + source + '"}')
@@ -187,7 +219,7 @@ def test_the_longest_match_is_copied(seed):
     dice = random.Random(seed)
     known = [dice.randrange(3) for _ in range(dice.randrange(2, 60))]
     guesser = copying(known)
-    guess = guesser(known[-16:])
+    guess = guesser(known[-16:], None)
     assert (guess and guess.token) == longest_match(known)
 
 
@@ -195,7 +227,7 @@ def test_a_copy_goes_on_as_it_began():
     known = [1, 2, 3, 4, 5, 6, 9, 2, 3]
     guesser, text = copying(known), [9, 2, 3]
     for expected in (4, 5, 6, 9):
-        guess = guesser(text)
+        guess = guesser(text, None)
         assert guess.token == expected
         text.append(guess.token)
 

@@ -41,7 +41,7 @@ class Oracle:
         self.calls += 1
         right = {"right": 1.0, "wrong": 0.0, "random": 0.7, "changing": float(self.calls // 5 % 2)}[self.kind]
 
-        def guess(text):
+        def guess(text, state):
             at = start + len(text) - seen
             token = answer[at] if at < len(answer) else 1
             return Guess(token if self.dice.random() < right else (token + 3) % 256, 0)
@@ -233,7 +233,7 @@ def test_tokens_that_can_not_come_are_not_drafted(token):
     class Strange(Guesses):
         def guesser(self, request, known, chance):
             guess, seen = super().guesser(request, known, chance), min(len(known), TAIL)
-            return lambda text: guess(text) if len(text) < seen + 2 else Guess(token, 0)
+            return lambda text, state: guess(text, state) if len(text) < seen + 2 else Guess(token, 0)
 
     tokens, engine = greedy(Strange(1))
     assert tokens == greedy(None)[0]

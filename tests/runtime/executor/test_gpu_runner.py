@@ -384,7 +384,7 @@ class Half:
         answer = self.known[tuple(known[: request.prompt_len].tolist())]
         start, seen = len(known) - request.prompt_len, min(len(known), TAIL)
 
-        def guess(text):
+        def guess(text, state):
             at = start + len(text) - seen
             right = at < len(answer) and self.dice.random() < 2 / 3
             return Guess(answer[at] if right else self.dice.randrange(2, VOCAB), 0)

@@ -238,7 +238,7 @@ class Wrong:
         return True
 
     def guesser(self, request, known, chance):
-        return lambda text: Guess(text[-1] + 1, 0)
+        return lambda text, state: Guess(text[-1] + 1, 0)
 
     def learn(self, *_):
         pass

@@ -1,0 +1,39 @@
+"""Drafter of constrained texts: what came where the grammar was in the same state, whatever was written before."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+from sglang_lite.runtime.drafting.contexts import ContextTable
+from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
+from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.requests.request import Request
+
+
+class StateDrafter:
+    """Drafter of names, enumerations and what else is chosen in a template. Takes note of the token behind each state
+    in which drafts began: those of the others are mostly known."""
+
+    name = "state"
+
+    def __init__(self) -> None:
+        self._table = ContextTable()
+
+    def drafts(self, request: Request) -> bool:
+        return request.output.matcher is not None
+
+    def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
+        return partial(self._guess, request.space.namespace)
+
+    def _guess(self, namespace: str, text: Sequence[int], state: Hashable) -> Guess | None:
+        token, weight = self._table.following(hash((namespace, state)), ())
+        return Guess(token, weight) if weight else None
+
+    def learn(self, request: Request, text: Sequence[int], start: int) -> None:
+        matcher, kinds = request.output.matcher, request.output.draft.kinds
+        if matcher is None:
+            return
+        if self.name in kinds:
+            self._table.note(kinds[self.name], (), text[start])
+        kinds[self.name] = hash((request.space.namespace, matcher.state_key))
