@@ -171,6 +171,7 @@ class EngineConfig:
             on a GPU can't sleep. One on a CPU always can.
         enable_weights_cpu_backup: whether memory of the host for the weights is taken at the start, rather than at the
             first sleep. Needs `enable_memory_saver`.
+        refuse_while_asleep: whether new requests fail with `OverloadedError` while the engine sleeps, rather than wait.
         enable_return_routed_experts: whether the KV cache also has the experts of each token, for requests with
             `return_routed_experts`. Needs a mixture of experts.
         enable_return_hidden_states: the same of hidden states, for requests with `return_hidden_states`.
@@ -310,6 +311,7 @@ class EngineConfig:
     offload_group_size: int = -1
     enable_memory_saver: bool = False
     enable_weights_cpu_backup: bool = False
+    refuse_while_asleep: bool = False
     enable_return_routed_experts: bool = False
     enable_return_hidden_states: bool = False
     enable_hierarchical_cache: bool = False

@@ -97,8 +97,8 @@ class StepLoop:
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
-        holds: reasons for which no step is planned, such as "paused"; none while the engine runs.
-        refusal: error with which new requests end at once; None if they are taken.
+        holds: reasons for which no step is planned, such as "paused", each with the error that new requests get; None
+            if they wait. Empty while the engine runs.
         clock: clock of the requests' deadlines.
         masks: makes the masks of steps.
         postponed: work that waits until the device computes.
@@ -122,8 +122,7 @@ class StepLoop:
         self.mask_times = Durations()  # time to make the masks of a step
         self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
         self.span: Callable[[str], AbstractContextManager[object]] = no_span  # marks parts of a step in a profile
-        self.holds: set[str] = set()
-        self.refusal: SglError | None = None
+        self.holds: dict[str, SglError | None] = {}
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
         self.flushes = Flushes(self.inbox.gate.on_own_thread)
@@ -214,8 +213,8 @@ class StepLoop:
         try:
             if self.inbox.closing:
                 raise EngineClosedError("the engine is closed.") from self.inbox.crash
-            if self.refusal is not None:
-                raise copy(self.refusal)
+            if (refusal := next(filter(None, self.holds.values()), None)) is not None:
+                raise copy(refusal)
             self._reader.prepare(request)
             if request.media is not None:
                 assert self.encoding is not None, "only a model with an encoder takes images"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sglang_lite.protocol import CapabilityError, ModelError, ParameterError
+from sglang_lite.protocol import CapabilityError, ModelError, OverloadedError, ParameterError
 from sglang_lite.runtime.calls import (
     MEMORY_TAGS,
     CheckWeights,
@@ -55,13 +55,14 @@ class Sleep:
         loop: loop of the engine.
         updates: updates of its weights.
         reload: reads all weights again from the checkpoint that the engine has them of.
+        refuses: whether new requests fail meanwhile, rather than wait.
 
     Attributes:
         released: tags of the memory that is given back.
     """
 
-    def __init__(self, loop: StepLoop, updates: WeightUpdates, reload: Callable[[], None]) -> None:
-        self._loop, self._updates, self._reload = loop, updates, reload
+    def __init__(self, loop: StepLoop, updates: WeightUpdates, reload: Callable[[], None], *, refuses: bool) -> None:
+        self._loop, self._updates, self._reload, self._refuses = loop, updates, reload, refuses
         self.released: set[str] = set()
         self._kept = False  # whether the weights are kept in the host's memory
         self._graphs_follow = False  # whether graphs return without being named
@@ -94,7 +95,8 @@ class Sleep:
         loop.scheduler.flush(keep="kv_cache" in chosen and (keep or "weights" not in chosen))
         if on_device:
             torch.cuda.synchronize(model.device)  # copies to the host have ended
-        loop.holds.add(ASLEEP)
+        error = OverloadedError("the engine is asleep.", hint="Wake it, or try again later.")
+        loop.holds[ASLEEP] = error if self._refuses else None
         self._graphs_follow = not tags or (self._graphs_follow and bool(self.released))
         self.released |= chosen
         if "cuda_graph" in chosen:
@@ -142,7 +144,7 @@ class Sleep:
             runner.capture_graphs()
             self.released.discard("cuda_graph")
         if not self.released:
-            self._loop.holds.discard(ASLEEP)
+            del self._loop.holds[ASLEEP]
 
     def _restore_weights(self, model: Decoder) -> None:
         if model.weight_memory is not None and self._updates.absent:  # not if only reading them has failed
@@ -206,7 +208,7 @@ class WeightCalls:
         self._calls, self._changed = calls, changed
         self._updates = WeightUpdates(loop, version, loaded.tokenizer.bos_id, config)
         self._updates.given = config.load_format == "remote_instance"
-        self.sleep = Sleep(loop, self._updates, self._reload)
+        self.sleep = Sleep(loop, self._updates, self._reload, refuses=config.refuse_while_asleep)
         self._offered: dict[str, int] = {}  # by group, the number of updates before
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 

@@ -115,14 +115,12 @@ class WeightUpdates:
         """Refuses requests until all tensors have been written again, as their values are undefined."""
         self._missing = set(WeightParts(self.model).names())
         self.model.forget_small_batches()
-        self._loop.holds.add(INCOMPLETE)
         self._refuse()
 
     def complete(self) -> None:
         """Ends an update of several calls. Does nothing while tensors are undefined that a write has failed for."""
         if INCOMPLETE in self._loop.holds and not self._missing:
-            self._loop.holds.discard(INCOMPLETE)
-            self._loop.refusal = None
+            del self._loop.holds[INCOMPLETE]
             self._loop.renew_features()
 
     def _begin(self) -> None:
@@ -140,7 +138,7 @@ class WeightUpdates:
         for request in scheduler.queues:
             count = len(request.tokens) if request.handle is None else int(known[request.slot])
             request.output.drawn_by.replaced(count - request.prompt_len)
-        loop.holds.add(INCOMPLETE)
+        loop.holds.setdefault(INCOMPLETE, None)
 
     def _retire(self) -> None:
         """Gives all that is cached, and what running requests will add, names that no request can ask for."""
@@ -154,7 +152,7 @@ class WeightUpdates:
     def _refuse(self) -> None:
         """Refuses new requests, unless a pause lets them wait for the rest of an update."""
         if PAUSED not in self._loop.holds or self._missing:
-            self._loop.refusal = BackendError(
+            self._loop.holds[INCOMPLETE] = BackendError(
                 "weights incomplete: an update has begun, and its last tensors have not arrived.",
                 hint="Send the rest with flush_cache=True, or a whole checkpoint: update_weights_from_disk.",
             )
@@ -184,7 +182,7 @@ class WeightUpdates:
             raise ParameterError("mode", f"{mode!r} is none of {', '.join(_MODES)}.")
         loop, scheduler = self._loop, self._loop.scheduler
         loop.settle()
-        loop.holds.add(PAUSED)
+        loop.holds[PAUSED] = None
         requests = [each for each in (*scheduler.queues, *(loop.encoding or ())) if not each.ended]
         self._in_place = mode == "in_place"
         if mode == "abort":
@@ -200,13 +198,14 @@ class WeightUpdates:
         Raises:
             BackendError: a write has failed meanwhile, and what it left undefined has not been written since.
         """
-        self._loop.holds.discard(PAUSED)
+        self._loop.holds.pop(PAUSED, None)
         self._in_place = False
         self.complete()
         if self._missing:
             self._refuse()
-            assert self._loop.refusal is not None
-            raise self._loop.refusal
+            error = self._loop.holds[INCOMPLETE]
+            assert error is not None, "just refused"
+            raise error
 
     # ---------------------------------------------------------------------------------------- questions
 

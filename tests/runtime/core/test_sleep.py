@@ -46,6 +46,19 @@ def test_requests_wait_for_an_engine_that_sleeps(running, level):
     assert stream.end.result(60).token_ids == later.end.result(60).token_ids == expected
 
 
+def test_new_requests_are_refused_if_the_engine_is_set_so(llamas):
+    with engine(llamas[0], enable_memory_saver=True, refuse_while_asleep=True) as running:
+        expected = tokens(running)
+        stream = Stream(running)
+        stream.first.result(60)
+        running.sleep()
+        refused = Stream(running).end.result(60)
+        assert isinstance(refused, sgl.OverloadedError)
+        assert "the engine is asleep" in str(refused)
+        running.wake()
+        assert stream.end.result(60).token_ids == tokens(running) == expected
+
+
 @pytest.mark.parametrize("policy", ["write_through_selective", "write_back"])
 def test_what_is_cached_waits_in_the_hosts_memory(llamas, policy):
     tiers = {"enable_hierarchical_cache": True, "hicache_write_policy": policy, "page_size": 16}
