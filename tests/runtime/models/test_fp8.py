@@ -1,11 +1,12 @@
 """Checkpoints in 8-bit floating point, in every published form, are the model that their numbers and scales describe."""
 
 import json
+import shutil
 from concurrent.futures import Future
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sglang_lite as sgl
@@ -116,6 +117,25 @@ def test_it_is_the_model_that_it_describes(tmp_path, kind, config, monkeypatch):
     folder, reference = write(tmp_path, config, kind, **more)
     with engine(folder) as running:
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-5)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("kind", "config"), [(kind, some[0]) for kind, some in CONFIGS.items()])
+def test_a_checkpoint_takes_the_place_of_another_in_a_running_engine(tmp_path, kind, config):
+    old, _ = write(tmp_path / "old", config, kind)
+    shutil.copytree(old, tmp_path / "new")
+    state = load_file(old / "model.safetensors")
+    changed = {name: each * 0.8 if each.itemsize > 1 else each for name, each in state.items()}
+    save_file(changed, tmp_path / "new" / "model.safetensors")
+    with engine(tmp_path / "new") as running:
+        expected = logprobs(running)
+    with engine(old) as running:
+        before = logprobs(running)
+        assert before != expected
+        running.update_weights(str(tmp_path / "new"))
+        assert logprobs(running) == expected
+        running.update_weights_from_tensor(state)
+        assert logprobs(running) == before
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])

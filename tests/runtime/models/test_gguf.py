@@ -205,6 +205,34 @@ def test_a_family_gives_transformers_logits(tmp_path, arch):
             assert row[token].item() == pytest.approx(value, abs=1e-4)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_a_file_takes_the_place_of_another_in_a_running_engine(tmp_path, arch):
+    def told(engine):
+        engine.flush_cache()
+        answer = engine.complete([5, 17, 42, 3, 80], SamplingParams(max_tokens=4, temperature=0, return_logprob=True))
+        return answer.token_ids, answer.output_logprobs
+
+    model = model_of(arch)
+    old = write(tmp_path / "old.gguf", arch, model)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.mul_(0.8)
+    new = write(tmp_path / "new.gguf", arch, model)
+    settings = {"dtype": "float32", "quantization": "gguf", "in_process": True, "threads": 1}
+    with sgl.Engine(new, **settings) as engine:
+        expected = told(engine)
+    with sgl.Engine(old, **settings) as engine:
+        before = told(engine)
+        assert before != expected
+        for path, found in ((new, expected), (old, before)):
+            engine.update_weights(str(path))
+            assert told(engine) == found
+        engine.sleep(2)
+        engine.wake()
+        assert told(engine) == before
+
+
 @pytest.mark.parametrize(("arch", "layers", "scale"), [("gemma2", 46, 8), ("gemma3", 62, 8), ("gemma2", 42, 16)])
 def test_the_largest_gemmas_scale_by_the_share_of_a_head(arch, layers, scale):
     from sglang_lite.runtime.models.read_gguf import spec_from_gguf
