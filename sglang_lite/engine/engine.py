@@ -512,7 +512,8 @@ class Engine:
         on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
         masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
         number of rows that were postponed by a step because their masks took too long. With `tp_size` above 1, `ranks`
-        lists the rank and process id of each. With several replicas, counts are sums and times the largest ones;
+        lists the rank and process id of each; with `enable_eplb`, `expert_layers_moved` counts how often experts of a
+        layer were placed anew. With several replicas, counts are sums and times the largest ones;
         `replicas` has those of each, with its number as `dp_rank`."""
         return self.answer(calls.Stats())
 

@@ -138,6 +138,7 @@ Asked: TypeAlias = (
     | calls.Stats
     | calls.StartProfile
     | calls.StopProfile
+    | calls.RecordExperts
 )
 Request: TypeAlias = Start | Submitted | Later | Asked
 Command: TypeAlias = tuple[int, Request]

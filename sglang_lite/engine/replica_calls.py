@@ -285,5 +285,6 @@ COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
     calls.EndSession: _nothing,
     calls.ImportPrefix: min,
     calls.StartProfile: _nothing,
+    calls.RecordExperts: lambda each: [[sum(rows) for rows in zip(*layers)] for layers in zip(*each)],
     calls.StopProfile: lambda paths: os.path.dirname(paths[0]),
 }

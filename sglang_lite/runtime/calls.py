@@ -202,5 +202,11 @@ class StartProfile(EngineCall[None], frozen=True, tag="start_profile"):
     record_shapes: bool
 
 
+class RecordExperts(EngineCall[list[list[int]]], frozen=True, tag="expert_distribution_record"):
+    """Answered by the number of rows, since the start, that have chosen each expert of each layer."""
+
+    action: str  # "start", "stop" or "dump"
+
+
 class StopProfile(EngineCall[str], frozen=True, tag="stop_profile"):
     """Answered by the path of the trace."""

@@ -16,6 +16,7 @@ from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config_checks import (
     check_encoders,
+    check_experts,
     check_nodes,
     check_offload,
     check_replicas,
@@ -242,6 +243,15 @@ class EngineConfig:
             docs/parallel.md says what works with more than one.
         ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
             divides `tp_size`. 1 cuts each expert over all ranks.
+        ep_num_redundant_experts: number of further copies of experts in each layer, of those that are chosen most.
+        init_expert_location: where experts are at first: "trivial" for in order; or JSON, or a file of it, as
+            `Engine.dump_expert_distribution_record` returns it.
+        enable_eplb: whether to count how often experts are chosen, and to place them and their copies anew from time to
+            time, so that ranks get about as many rows.
+        eplb_algorithm: how they are placed: "deepseek" by their load alone; "deepseek_hierarchical" with the groups of
+            experts that tokens choose from on one machine; "auto" for that with several machines.
+        eplb_rebalance_num_iterations: number of steps after which they are placed anew.
+        expert_distribution_recorder_mode: "stat" to count how often experts are chosen; `enable_eplb` does that, too.
         pp_size: number of stages in a row, each of `tp_size` processes with a run of the layers (pipeline parallelism),
             that compute a step one after another.
         nnodes: number of machines that the ranks are on, each with as many. Each runs the same `sglang-lite serve`.
@@ -343,6 +353,12 @@ class EngineConfig:
     threads: int | None = None
     tp_size: int = 1
     ep_size: int = 1
+    ep_num_redundant_experts: int = 0
+    init_expert_location: str = "trivial"
+    enable_eplb: bool = False
+    eplb_algorithm: Literal["auto", "deepseek", "deepseek_hierarchical"] = "auto"
+    eplb_rebalance_num_iterations: int = 1000
+    expert_distribution_recorder_mode: Literal["stat"] | None = None
     pp_size: int = 1
     nnodes: int = 1
     node_rank: int = 0
@@ -452,6 +468,11 @@ class EngineConfig:
             raise ParameterError("speculation", f'{self.speculation!r} is not "off", "auto" or some of {names}.')
 
     @property
+    def counts_experts(self) -> bool:
+        """True if rows that choose each expert are counted."""
+        return self.enable_eplb or self.expert_distribution_recorder_mode is not None
+
+    @property
     def parallel(self) -> Parallel:
         """Layout of the engine's ranks, seen from the one that schedules."""
         return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size, nodes=self.nnodes)
@@ -552,6 +573,8 @@ def _check_parallel(config: EngineConfig) -> None:
     parallel = config.parallel
     check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, parallel.ranks)
     check_nodes(parallel.nodes, config.node_rank, config.dist_init_addr)
+    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
+    check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
     for name, plain in (("dp_size", 1), ("restart", False)):
         if parallel.nodes > 1 and getattr(config, name) != plain:
             raise ParameterError(name, f"is not here with nnodes={parallel.nodes}.", hint="Leave one out.")

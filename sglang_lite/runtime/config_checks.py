@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.parallel.addresses import address
+from sglang_lite.runtime.parallel.layout import Parallel
 
 _MAX_REPLICAS = 1024
 _SEED = "remote_instance_weight_loader_"
@@ -119,6 +120,24 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
         raise ParameterError("device", f"{device!r} is one GPU, for {processes} processes.", hint=hint)
     if first_gpu and (number or device == "cpu"):
         raise ParameterError("base_gpu_id", f"device is {device!r}.", hint="Leave one out.")
+
+
+def check_experts(redundant: int, steps: int, changed: Collection[str], parallel: Parallel) -> None:
+    """Raises ParameterError if settings of experts are wrong, or don't go with a layout.
+
+    Args:
+        redundant, steps: `ep_num_redundant_experts`, `eplb_rebalance_num_iterations`.
+        changed: settings that have not their defaults.
+        parallel: layout of the ranks.
+    """
+    check_int("ep_num_redundant_experts", redundant, 0)
+    check_int("eplb_rebalance_num_iterations", steps, 1)
+    for name in ("enable_eplb", "ep_num_redundant_experts", "init_expert_location"):
+        if parallel.ep == 1 and name in changed:
+            raise ParameterError(name, "is for ep_size above 1.", hint="Add ep_size, or leave it out.")
+    for name in ("enable_eplb", "expert_distribution_recorder_mode"):
+        if parallel.pp > 1 and name in changed:
+            raise ParameterError(name, f"is not here with pp_size={parallel.pp}.", hint="Leave one out.")
 
 
 def check_nodes(nodes: int, own: int, first: str | None) -> None:

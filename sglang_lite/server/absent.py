@@ -22,7 +22,6 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/hicache/storage-backend", "/hicache/storage-backend/clear", "/get_hicache_l3_cache_layout",
     ): ("Changing the cache's tiers while the server runs", "Start it with --enable-hierarchical-cache."),
     (
-        "/start_expert_distribution_record", "/stop_expert_distribution_record", "/dump_expert_distribution_record",
         "/scale_elastic_ep", "/is_scaling_elastic_ep", "/pd_role_switch",
     ): ("Several devices", "Run a server for each: serve --replicas N."),
     (

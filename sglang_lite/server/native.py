@@ -23,7 +23,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     SglError,
 )
-from sglang_lite.runtime.calls import EndSession
+from sglang_lite.runtime.calls import EndSession, RecordExperts
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
@@ -499,6 +499,16 @@ def _one(first: Any, second: Any, name: str) -> Any:
     return second if first is None else first
 
 
+def _record_experts(action: str) -> Handler:
+    """Answer of a route that starts, ends or reads the record of which experts are chosen."""
+
+    async def run(service: Service, _: HttpRequest) -> Response:
+        counts = await service.call_engine(partial(service.engine.answer, RecordExperts(action)))
+        return answer({"logical_count": counts} if action == "dump" else {"success": True})
+
+    return run
+
+
 _GET_OR_POST = ("GET", "POST")
 ROUTES = (
     Route("/generate", generate, "Continue text", ("POST", "PUT"), fields=GENERATE, streams=True, counts_as_open=True),
@@ -527,4 +537,11 @@ ROUTES = (
     Route("/parse_function_call", _read_by(parse_function_call), "Find calls", fields=PARSE_FUNCTION_CALL),
     Route("/start_profile", start_profile, "Start a profile", _GET_OR_POST, fields=PROFILE, access="owner", acts=True),
     Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="owner", acts=True),
+    *(
+        Route(
+            f"/{action}_expert_distribution_record", _record_experts(action), "Which experts are chosen", _GET_OR_POST,
+            access="admin", acts=True,
+        )
+        for action in ("start", "stop", "dump")
+    ),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from sglang_lite.lang.media import fetched, load_file, load_image
 from sglang_lite.protocol import ChoiceScore, Image, MediaKind
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
+from sglang_lite.runtime.calls import RecordExperts
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
 from sglang_lite.server.sglang.labels import ScoreResult, read_score
 from sglang_lite.server.sglang.request import NativeRequest, read_request, without_logprobs
@@ -122,6 +123,33 @@ class Engine(base.Engine):
         **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds, and ServerArgs
     ) -> None:
         super().__init__(**engine_settings(config if model is None else {**config, "model": model}))
+
+    def start_expert_distribution_record(self) -> None:
+        """Begins to record how many rows choose each expert. Needs `expert_distribution_recorder_mode="stat"`.
+
+        Raises:
+            CapabilityError: experts are not counted, or the model has none.
+            EngineClosedError: the engine is closed.
+        """
+        self.answer(RecordExperts("start"))
+
+    def stop_expert_distribution_record(self) -> None:
+        """Ends the record. Raises as `dump_expert_distribution_record`."""
+        self.answer(RecordExperts("stop"))
+
+    def dump_expert_distribution_record(self) -> dict[str, list[list[int]]]:
+        """Record of how many rows have chosen each expert since its start, until its end or now.
+
+        Returns:
+            `logical_count`: for each layer, the number of rows of each expert, on a GPU with those that fill up the
+            batch of a graph; [] for a layer without experts. As JSON it is a value of `init_expert_location`.
+
+        Raises:
+            ParameterError: none has been started.
+            CapabilityError: experts are not counted.
+            EngineClosedError: the engine is closed.
+        """
+        return {"logical_count": self.answer(RecordExperts("dump"))}
 
     # ------------------------------------------------------------------------------------------- weights
 

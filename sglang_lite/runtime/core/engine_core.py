@@ -46,6 +46,7 @@ from sglang_lite.runtime.calls import (
     Loras,
     PauseGeneration,
     R,
+    RecordExperts,
     StartProfile,
     Stats,
     StopProfile,
@@ -106,7 +107,7 @@ _MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
 _FEATURES_PER_TOKEN = 4  # of the KV pool: more features than that are not worth their memory
 _IMAGE_THREADS = 16  # most images that are decoded at the same time
-_OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration}
+_OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration, RecordExperts}
 _ONE_RANK = "Use an engine with one rank, or start another engine."
 _ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
 
@@ -381,7 +382,7 @@ class EngineCore:
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
                 **({} if self.adapters is None else self.adapters.stats()),
-                **({"ranks": self.runner.links.states()} if isinstance(self.runner, LeadRunner) else {}),
+                **(self.runner.stats() if isinstance(self.runner, LeadRunner) else {}),
                 **self.open_requests.counts(),
                 "grammars_compiled": self.compiler.cache.misses,
                 "grammars_cached": self.compiler.cache.hits,

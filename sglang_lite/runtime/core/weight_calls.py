@@ -25,6 +25,7 @@ from sglang_lite.runtime.calls import (
     PauseGeneration,
     ReadWeights,
     ReceiveWeights,
+    RecordExperts,
     ReleaseMemory,
     ResumeMemory,
     SendWeights,
@@ -33,6 +34,7 @@ from sglang_lite.runtime.calls import (
     WriteTensors,
 )
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
+from sglang_lite.runtime.core.expert_record import ExpertRecord
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
 from sglang_lite.runtime.loading.load_model import LoadedModel
@@ -174,7 +176,7 @@ def _listed(tags: set[str]) -> str:
 CALLS = (
     UpdateWeights, UpdateTensors, OpenTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights,
     CheckWeights, NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory, OfferWeights,
-    SendWeights,
+    SendWeights, RecordExperts,
 )  # fmt: skip
 
 
@@ -208,6 +210,7 @@ class WeightCalls:
         self._calls, self._changed = calls, changed
         self._updates = WeightUpdates(loop, version, loaded.tokenizer.bos_id, config)
         self._updates.given = config.load_format == "remote_instance"
+        self._experts = ExpertRecord()
         self.sleep = Sleep(loop, self._updates, self._reload, refuses=config.refuse_while_asleep)
         self._offered: dict[str, int] = {}  # by group, the number of updates before
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
@@ -260,6 +263,8 @@ class WeightCalls:
                 self.sleep.release(call.tags, keep=call.keep)
             case ResumeMemory():
                 self.sleep.restore(call.tags)
+            case RecordExperts():
+                return self._experts.take(call.action, self._loop.runner.model)
         return None
 
     def _update(self, config: EngineConfig, location: Path) -> str:

@@ -14,10 +14,12 @@ from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.drafting import Drafting
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
+from sglang_lite.runtime.executor.expert_balance import ExpertBalance
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.ranks import CpuLeadRunner, GpuLeadRunner, RankLinks, begin
 from sglang_lite.runtime.executor.step_record import SlotPages
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
 
@@ -61,7 +63,7 @@ def make_runner(
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None, adapters=adapters,
         )  # fmt: skip
-        return runner if links is None else CpuLeadRunner(runner, links)
+        return runner if links is None else CpuLeadRunner(runner, links, _balance(model, config))
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 
@@ -82,4 +84,9 @@ def make_runner(
                 measured = gpu_runner.graphs.step_seconds()
                 if drafting is not None:
                     drafting.cost.set_measured(measured)
-    return gpu_runner if links is None else GpuLeadRunner(gpu_runner, links)
+    return gpu_runner if links is None else GpuLeadRunner(gpu_runner, links, _balance(model, config))
+
+
+def _balance(model: Model, config: EngineConfig) -> ExpertBalance | None:
+    """Changes of the experts that ranks have, if the model was loaded for them."""
+    return ExpertBalance(model, config) if isinstance(model, Decoder) and model.expert_moves is not None else None

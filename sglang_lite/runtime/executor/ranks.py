@@ -15,6 +15,7 @@ import numpy as np
 from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.executor.cpu_runner import CpuForward, CpuRunner
+from sglang_lite.runtime.executor.expert_balance import ExpertBalance
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
 from sglang_lite.runtime.executor.step_record import StepRecord, array_as_data, array_of_data
@@ -26,6 +27,7 @@ from sglang_lite.runtime.parallel.collectives import Collectives
 if TYPE_CHECKING:
     from sglang_lite.runtime.executor.gpu_draws import GpuPendingTokens
     from sglang_lite.runtime.executor.gpu_runner import GpuForward, GpuRunner
+    from sglang_lite.runtime.models.decoder import Decoder
 
 _T = TypeVar("_T")
 _Runner = TypeVar("_Runner", bound=ModelRunner)
@@ -75,7 +77,14 @@ class AllocateMasks(msgspec.Struct, frozen=True, tag="masks"):
     words: int
 
 
-RankMessage: TypeAlias = Begin | Forward | Draw | DrawParts | AllocateMasks
+class MoveExperts(msgspec.Struct, frozen=True, tag="experts"):
+    """Arguments of `ExpertMoves.move`."""
+
+    layer: int | None
+    slots: tuple[int, ...]
+
+
+RankMessage: TypeAlias = Begin | Forward | Draw | DrawParts | AllocateMasks | MoveExperts
 _encoder = msgspec.msgpack.Encoder(enc_hook=array_as_data)
 _decoder = msgspec.msgpack.Decoder(RankMessage, dec_hook=array_of_data)
 
@@ -131,27 +140,37 @@ class LeadRunner(Generic[_Runner]):
     Args:
         runner: runner of this rank's part of the model.
         links: links to the other ranks.
+        balance: changes of the experts that the ranks have; None for none.
 
-    Attributes:
-        links: as the argument.
     """
 
     cache_memory: Arena | None = None  # engines with ranks don't sleep, and keep their weights
 
-    def __init__(self, runner: _Runner, links: RankLinks) -> None:
-        self._runner, self.links = runner, links
+    def __init__(self, runner: _Runner, links: RankLinks, balance: ExpertBalance | None) -> None:
+        self._runner, self._links, self._balance = runner, links, balance
 
     @property
     def model(self) -> Model:
         return self._runner.model
 
+    def stats(self) -> dict[str, Any]:  # numbers, and a list of them by rank
+        """Counts for `Engine.stats`."""
+        moved = {} if self._balance is None else {"expert_layers_moved": self._balance.moved}
+        return {"ranks": self._links.states(), **moved}
+
     def together(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
         """Result of what rank 0 computes while the other ranks compute what a message tells them."""
         try:
-            self.links.send(_encoder.encode(message))
+            self._links.send(_encoder.encode(message))
             return compute()
         except Exception as error:  # of any kind: the ranks are not in the same place any more
-            self.links.fail(error)
+            self._links.fail(error)
+
+    def tell_forward(self, record: StepRecord, compute: Callable[[StepRecord], _T]) -> _T:
+        """Forward of all ranks, behind a change of their experts that is due."""
+        if self._balance is not None and (move := self._balance.next_move()) is not None:
+            self.together(MoveExperts(*move), partial(move_experts, self.model, *move))
+        return self.together(Forward(record), partial(compute, record))
 
     def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
         """Arrays of rank 0: all ranks route alike, and have the whole hidden state."""
@@ -167,7 +186,7 @@ class LeadRunner(Generic[_Runner]):
         """Does nothing."""
 
     def close(self) -> None:
-        self.links.close()
+        self._links.close()
         self._runner.close()
 
 
@@ -175,8 +194,7 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
     """Runner of rank 0 on a CPU."""
 
     def forward(self, record: StepRecord) -> CpuForward:
-        record = self._runner.with_drawn(record)
-        return self.together(Forward(record), partial(self._runner.forward, record))
+        return self.tell_forward(self._runner.with_drawn(record), self._runner.forward)
 
     def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
         draw = partial(self._runner.sample, forward, draws)
@@ -192,7 +210,7 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
     """Runner of rank 0 on a GPU. The tokens that are drawn are on all GPUs, so ids of -1 stay."""
 
     def forward(self, record: StepRecord) -> GpuForward:
-        return self.together(Forward(record), partial(self._runner.forward, record))
+        return self.tell_forward(record, self._runner.forward)
 
     def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
         draw, masks = partial(self._runner.sample, forward, draws), draws.masks
@@ -237,10 +255,19 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
             case Draw() if isinstance(runner, CpuRunner):
                 behind = None if message.behind is None else message.behind.copy()  # torch takes no array of a message
                 runner.logits(forward, message.rows.astype(np.int64), behind)
+            case MoveExperts() if runner is not None:
+                move_experts(runner.model, message.layer, message.slots)
             case AllocateMasks() if runner is not None:
                 words = runner.allocate_masks(message.rows, message.words)
             case DrawParts() if runner is not None:
                 pending = _drawn(cast("GpuRunner", runner), forward, message, words, pending)
+
+
+def move_experts(model: Model, layer: int | None, slots: tuple[int, ...]) -> None:
+    """Changes the experts that a rank has; arguments as of `ExpertMoves.move`."""
+    moves = cast("Decoder", model).expert_moves
+    assert moves is not None, "all ranks have the same settings"
+    moves.move(layer, slots)
 
 
 def _drawn(

@@ -23,7 +23,8 @@ from sglang_lite.runtime.kernels.sizes import power_of_2
 @cached_launch
 @triton.jit
 def _route(
-    logits, correction, local_ids, ids, weights, scale, PARTS: tl.constexpr, LOCAL: tl.constexpr,
+    logits, correction, local_ids, counts, ids, weights, scale, PARTS: tl.constexpr, TURNS: tl.constexpr,
+    COUNTED: tl.constexpr,
     SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISE: tl.constexpr, TOP: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_TOP: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -81,8 +82,10 @@ def _route(
         own_weights = own_weights / (tl.sum(own_weights, 0) + 1e-20)
     own_ids = tl.where(bad, k, own_ids)
     own_weights = tl.where(bad, float("nan"), own_weights * scale)
-    if LOCAL:
-        own_ids = tl.load(local_ids + own_ids, mask=k < TOP, other=0)
+    if COUNTED:
+        tl.atomic_add(counts + own_ids, 1, mask=k < TOP, sem="relaxed")
+    if TURNS > 0:
+        own_ids = tl.load(local_ids + row % TURNS * (GROUPS * SIZE) + own_ids, mask=k < TOP, other=0)
     tl.store(ids + row * TOP + k, own_ids, mask=k < TOP)
     tl.store(weights + row * TOP + k, own_weights, mask=k < TOP)
 
@@ -99,6 +102,7 @@ def experts_route(
     normalise: bool = True,
     scale: float = 1.0,
     local_ids: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the experts of each token and their weights. Reads T E elements, writes 2 T top_k.
 
@@ -112,7 +116,9 @@ def experts_route(
         group_top: number of best choices of a group whose sum is its rank.
         normalise: whether to divide weights by their sum.
         scale: factor of all weights.
-        local_ids: number to return for each expert, int32 [E], where a rank has some of them; None for its own.
+        local_ids: number to return for each expert, int32 [turns, E], where a rank has some of them: row r takes those
+            of turn r % turns, since experts may have copies; None for its own.
+        counts: int32 [E], to which the number of rows that chose each expert is added; or None.
 
     Returns:
         Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score of NaN gets the first
@@ -124,8 +130,9 @@ def experts_route(
     size = experts // groups
     block = power_of_2(groups) * power_of_2(size)
     _route[(tokens,)](
-        logits, correction, local_ids, ids, weights, scale,
-        PARTS=len(logits) if logits.dim() == 3 else 1, LOCAL=local_ids is not None,
+        logits, correction, local_ids, counts, ids, weights, scale,
+        PARTS=len(logits) if logits.dim() == 3 else 1, TURNS=0 if local_ids is None else len(local_ids),
+        COUNTED=counts is not None,
         SIGMOID=scoring == "sigmoid", CORRECTED=correction is not None, NORMALISE=normalise, TOP=top_k,
         GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
         BLOCK_G=power_of_2(groups), BLOCK_S=power_of_2(size),

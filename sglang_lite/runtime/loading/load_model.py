@@ -23,6 +23,7 @@ from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.loading.checksums import check_files
+from sglang_lite.runtime.loading.expert_placement import first_placement, prepare_experts
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.seeding import seed_of
 from sglang_lite.runtime.media.placeholders import MediaFormat
@@ -206,16 +207,15 @@ def load_model(
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=config.quantization,
                         kv_fp8=config.kv_dtype == "fp8")  # fmt: skip
-    part = rank_spec(spec, ranks.parallel, even=kind.fused)
+    experts = first_placement(config, spec, ranks.parallel)
+    part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
     few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding or source.has_packed
     item = 0.5 if path.is_file() or few_bits else formats.weights.itemsize
     offload = _offload(config, part, device, formats.weights.itemsize)
     check_room(
-        {
-            "weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
-            f"{positions:,} positions": rotary_bytes(spec, positions),
-        },
+        {"weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
+         f"{positions:,} positions": rotary_bytes(spec, positions)},
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
     )  # fmt: skip
     compilation: BackgroundCompilation | None = None
@@ -228,12 +228,12 @@ def load_model(
         tower = _tower(files, config, source, formats.compute, device)
         with torch.inference_mode():
             bar = progress or partial(startup_messages.progress, level=config.log_level)
-            model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload)
+            model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload, placement=experts)
         model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None  # whose weights are here
+        prepare_experts(model, config, spec, experts, partial(_source, files, config, device))
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
-            stored = source.kv_scales(spec.kv_layout) | given
-            model.kv_scales = kv_scales(model, stored, tokenizer.bos_id)
+            model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout) | given, tokenizer.bos_id)
     except BaseException:
         if compilation is not None:
             compilation.end()

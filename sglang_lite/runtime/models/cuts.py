@@ -16,6 +16,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.parameters import ParameterSpec
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.parallel.layout import Parallel
+from sglang_lite.runtime.parallel.placement import ExpertPlacement
 
 _GRAINS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # elements that quantised formats keep together, the largest first
 _VOCABULARY = ("embedding", "head", "head_bias")
@@ -42,7 +43,9 @@ class RankPart:
 NOTHING = RankPart("outputs", 0, 0)
 
 
-def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
+def rank_spec(
+    spec: ModelSpec, parallel: Parallel, *, even: bool, placement: ExpertPlacement | None = None
+) -> ModelSpec:
     """Specification of a rank's part of a model: its heads, its part of each feed-forward, and the experts that it has.
     Vocabulary, hidden size and the number of experts to choose from stay whole.
 
@@ -50,6 +53,7 @@ def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
         spec: the model.
         parallel: layout of the ranks, and the place of this one.
         even: whether all ranks must have the same shapes, as kernels in graphs need.
+        placement: experts of each group of ranks; None for consecutive ones, each once.
 
     Raises:
         ParameterError: the ranks can't share the model.
@@ -66,8 +70,8 @@ def rank_spec(spec: ModelSpec, parallel: Parallel, *, even: bool) -> ModelSpec:
         raise ParameterError(
             "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes) or 1}."
         )
-    layers = [spec.layers[i] for i in stage_layers(spec, parallel)]
-    return replace(spec, layers=tuple(_of_rank(layer, parallel.in_stage) for layer in layers))
+    stage = stage_layers(spec, parallel)
+    return replace(spec, layers=tuple(_of_rank(spec.layers[i], i, parallel.in_stage, placement) for i in stage))
 
 
 def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
@@ -124,7 +128,7 @@ def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
     return None if spec.vocab_size >= parallel.ranks else f"{spec.vocab_size} tokens"
 
 
-def _of_rank(layer: LayerSpec, parallel: Parallel) -> LayerSpec:
+def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None) -> LayerSpec:
     a, fed = layer.attention, layer.feed_forward
     heads, kv_heads = head_shares(a, parallel)
     attention = (
@@ -134,9 +138,14 @@ def _of_rank(layer: LayerSpec, parallel: Parallel) -> LayerSpec:
     )
     if isinstance(fed, DenseSpec):
         return replace(layer, attention=attention, feed_forward=replace(fed, size=len(_inner(fed.size, parallel))))
-    own = None if parallel.ep == 1 else tuple(parallel.experts(fed.count))
+    own = None if parallel.ep == 1 else _experts(index, fed.count, parallel, placement)
     size, shared = len(_inner(fed.size, parallel.same_experts)), len(_inner(fed.shared_size, parallel))
     return replace(layer, attention=attention, feed_forward=replace(fed, size=size, shared_size=shared, own=own))
+
+
+def _experts(layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None) -> tuple[int, ...]:
+    """Experts of a layer that a rank has, or has parts of."""
+    return tuple(parallel.experts(count)) if placement is None else placement.own(layer, parallel)
 
 
 def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
@@ -171,7 +180,13 @@ def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
 
 
 def cut(
-    parameter: ParameterSpec, spec: ModelSpec, parallel: Parallel, block: int = 1, *, embedding: bool = True
+    parameter: ParameterSpec,
+    spec: ModelSpec,
+    parallel: Parallel,
+    block: int = 1,
+    *,
+    embedding: bool = True,
+    placement: ExpertPlacement | None = None,
 ) -> RankPart | None:
     """Part of a parameter that a rank has; None for the whole.
 
@@ -181,6 +196,7 @@ def cut(
         parallel: layout of the ranks, and the place of this one.
         block: tokens that the vocabulary is cut into multiples of.
         embedding: whether the table of embeddings is cut.
+        placement: as for `rank_spec`.
     """
     if parallel.ranks == 1 or (parameter.role == "embedding" and not embedding):
         return None
@@ -194,7 +210,7 @@ def cut(
     matrix = role.removesuffix("_bias")
     if parameter.expert is not None:
         assert isinstance(layer.feed_forward, ExpertsSpec), "it has an expert"
-        if parameter.expert not in parallel.experts(layer.feed_forward.count):
+        if parameter.expert not in _experts(parameter.layer, layer.feed_forward.count, parallel, placement):
             return NOTHING
         parallel = parallel.same_experts
         if parallel.tp == 1:

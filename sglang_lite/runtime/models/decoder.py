@@ -33,8 +33,10 @@ from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
+from sglang_lite.runtime.parallel.placement import ExpertPlacement
 
 if TYPE_CHECKING:
+    from sglang_lite.runtime.models.expert_moves import ExpertMoves
     from sglang_lite.runtime.models.sound_tower import SoundTower
     from sglang_lite.runtime.models.vision_tower import VisionTower
     from sglang_lite.runtime.models.weight_memory import WeightMemory
@@ -55,16 +57,17 @@ class Decoder:
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
         ranks: collectives of the ranks that have parts of the model, each of which loads its own.
         offload: what keeps the weights of the last layers in the host's memory, if they are not to be on the GPU.
+        placement: experts of each group of ranks; None for consecutive ones, each once.
 
     Attributes:
         spec: shape of the rank's part of the model; only its vocabulary is the whole one.
-        vocabulary: tokens whose embeddings and logits this rank has.
         layer_ranks: collectives of the ranks that share its layers.
         linears: builder of its linear layers.
         unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
         tower: encoder of images or sounds whose features it reads, if there is one.
         both_ways: whether tokens of images see later ones.
         recorded: heads, size and data type of what its caches record of each token, by the cache's attribute.
+        expert_moves: changes of the experts that its ranks have, if it has started with a placement.
         weight_memory: memory of its weights on a GPU, if that and caches can be given back.
 
     Raises:
@@ -88,23 +91,21 @@ class Decoder:
         head: bool = True,
         ranks: Collectives = ONE_PROCESS,
         offload: Offload | None = None,
+        placement: ExpertPlacement | None = None,
     ) -> None:
         self.offload = offload
         self.precision, self.device, self.ranks = precision, device, ranks
         self.max_positions = max_positions
         reader = WeightReader(
             spec, source, precision, device, fused=self.fused, parallel=ranks.parallel, vocab_block=self.vocab_block,
-            cuts_embedding=self.cuts_embedding,
+            cuts_embedding=self.cuts_embedding, placement=placement,
         )  # fmt: skip
         self.spec = reader.of_rank
         self.layer_ranks = ranks.in_stage
         every = list(map(ranks.parallel.of, range(ranks.parallel.ranks)))
         self._parts = [vocabulary_part(spec.vocab_size, each, self.vocab_block) for each in every]
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
-        layouts = [rank_spec(spec, each, even=self.fused).kv_layout for each in every]
-        self._token_numbers = max(layout.numbers for layout in layouts)
-        self._window_numbers = min(layout.window_numbers for layout in layouts)
-        self.vocabulary = self._parts[ranks.parallel.rank]
+        self._layouts = [rank_spec(spec, each, even=self.fused).kv_layout for each in every]
         # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
@@ -132,6 +133,7 @@ class Decoder:
         self.both_ways = False  # whether tokens of images see later ones; set by `load`
         self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
+        self.expert_moves: ExpertMoves | None = None  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     def plan_small_batches(self) -> None:
@@ -153,6 +155,11 @@ class Decoder:
         return self.spec.kv_layout
 
     @property
+    def vocabulary(self) -> range:
+        """Tokens whose embeddings and logits this rank has."""
+        return self._parts[self.ranks.parallel.rank]
+
+    @property
     def vocab_size(self) -> int:
         return self.spec.vocab_size
 
@@ -167,11 +174,11 @@ class Decoder:
     @property
     def token_bytes(self) -> int:
         recorded = sum(heads * size * dtype.itemsize for heads, size, dtype in self.recorded.values())
-        return self._token_numbers * self.precision.cache.itemsize + recorded
+        return max(layout.numbers for layout in self._layouts) * self.precision.cache.itemsize + recorded
 
     @property
     def window_bytes(self) -> int:
-        return self._window_numbers * self.precision.cache.itemsize
+        return min(layout.window_numbers for layout in self._layouts) * self.precision.cache.itemsize
 
     @property
     def window(self) -> int | None:

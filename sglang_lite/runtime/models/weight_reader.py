@@ -39,6 +39,7 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpe
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
+from sglang_lite.runtime.parallel.placement import ExpertPlacement
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.kernels.experts import ExpertMatrices
@@ -107,6 +108,7 @@ class WeightReader:
         parallel: layout of the ranks, of which this one gets its part.
         vocab_block: tokens that the vocabulary is cut into multiples of.
         cuts_embedding: whether the table of embeddings is cut, too.
+        placement: experts of each group of ranks; None for consecutive ones, each once.
 
     Attributes:
         of_rank: specification of the rank's part.
@@ -125,14 +127,19 @@ class WeightReader:
         parallel: Parallel = ALONE,
         vocab_block: int = 1,
         cuts_embedding: bool = True,
+        placement: ExpertPlacement | None = None,
     ) -> None:
         self.spec, self.source, self.precision, self.device = spec, source, precision, device
         self.fused = fused
-        self.of_rank, self.layers = rank_spec(spec, parallel, even=fused), stage_layers(spec, parallel)
+        self._parallel, self._placement = parallel.in_stage, placement
+        self.of_rank = rank_spec(spec, parallel, even=fused, placement=placement)
+        self.layers = stage_layers(spec, parallel)
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}
         self._ropes = spec.ropes
         self._vocabulary = vocabulary_part(spec.vocab_size, parallel, vocab_block)
-        rule = partial(cut, spec=spec, parallel=parallel, block=vocab_block, embedding=cuts_embedding)
+        rule = partial(
+            cut, spec=spec, parallel=parallel, block=vocab_block, embedding=cuts_embedding, placement=placement
+        )
         self._tensors = ParameterTensors(
             source, lambda each: rule(each) if each.layer is None or each.layer in self.layers else NOTHING
         )
@@ -224,7 +231,7 @@ class WeightReader:
             "post_attention_norm": lambda: norm("attention_out_norm"),
             "mlp_norm": lambda: norm("mlp_norm"),
             "feed_forward": lambda: (
-                self._feed_forward(table, "", fed) if isinstance(fed, DenseSpec) else self._experts(table, fed)
+                self._feed_forward(table, "", fed) if isinstance(fed, DenseSpec) else self._experts(table, fed, index)
             ),
             "post_mlp_norm": lambda: norm("mlp_out_norm"),
         }
@@ -301,19 +308,20 @@ class WeightReader:
             gate_up, self._linear(table, (f"{prefix}down",), expert), spec, self.precision.batch_invariant
         )
 
-    def _experts(self, table: Table, spec: ExpertsSpec) -> Experts | GpuExperts:
+    def _experts(self, table: Table, spec: ExpertsSpec, index: int) -> Experts | GpuExperts:
         found, gate = table.get(("correction", None)), table.get(("shared_expert_gate", None))
         router = self._router(table)
         correction = None if found is None else self._tensors.vector(found).float().to(self.device)
         shared = self._feed_forward(table, "shared_", spec) if spec.shared_size else None
         shared_gate = None if gate is None else self.linears.float32(self._tensors.take(gate), None)
+        local_ids = _local_ids(spec, index, self._parallel, self._placement, self.device)
         if self.fused:
             from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # needs Triton
 
             matrices = self._expert_matrices(table, spec)
-            return GpuExperts(spec, router, correction, matrices, shared, shared_gate, _local_ids(spec, self.device))
+            return GpuExperts(spec, router, correction, matrices, shared, shared_gate, local_ids)
         experts = tuple(self._feed_forward(table, "expert_", spec, expert) for expert in spec.experts)
-        return Experts(spec, router, correction, experts, shared, shared_gate, _local_ids(spec, self.device))
+        return Experts(spec, router, correction, experts, shared, shared_gate, local_ids)
 
     def _router(self, table: Table) -> Linear:
         piece = self._tensors.slice_of(table["router", None])
@@ -354,12 +362,17 @@ def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
         tensors.forget_stacks()
 
 
-def _local_ids(spec: ExpertsSpec, device: torch.device) -> torch.Tensor | None:
+def _local_ids(
+    spec: ExpertsSpec, layer: int, parallel: Parallel, placement: ExpertPlacement | None, device: torch.device
+) -> torch.Tensor | None:
     """Number of each expert among those of this rank, and how many these are for the others; None if it has all."""
     if spec.own is None:
         return None
-    numbers = torch.full((spec.count,), len(spec.own), dtype=torch.int32)
-    numbers[list(spec.own)] = torch.arange(len(spec.own), dtype=torch.int32)
+    if placement is not None:
+        turns = placement.local_ids(layer, spec.count, parallel)
+        return torch.tensor(turns, dtype=torch.int32, device=device)
+    numbers = torch.full((1, spec.count), len(spec.own), dtype=torch.int32)
+    numbers[0, list(spec.own)] = torch.arange(len(spec.own), dtype=torch.int32)
     return numbers.to(device)
 
 

@@ -338,7 +338,7 @@ def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
         ids, shares = experts_route(empty(tokens, count, dtype=dtype), top)
         apply_experts(empty(tokens, hidden, dtype=dtype), ids, shares, matrices, "silu")
     few = empty(4, count, dtype=dtype)
-    ids, shares = experts_route(few, top, local_ids=empty(count, dtype=torch.int32))
+    ids, shares = experts_route(few, top, local_ids=empty(1, count, dtype=torch.int32))
     apply_experts(empty(4, hidden, dtype=dtype), ids, shares, replace(matrices, of=2 * count), "silu")
 
 

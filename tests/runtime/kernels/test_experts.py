@@ -196,8 +196,8 @@ def test_what_ranks_with_some_of_the_experts_give_adds_up_to_the_layer(tokens, b
     x, base, logits = normal(tokens, 32), normal(tokens, 32), normal(tokens, 7)
     out = torch.zeros_like(x)
     for own in ([0, 1, 2], [3, 4, 5, 6]):
-        local_ids = torch.full((7,), len(own), dtype=torch.int32, device=DEVICE)
-        local_ids[own] = torch.arange(len(own), dtype=torch.int32, device=DEVICE)
+        local_ids = torch.full((1, 7), len(own), dtype=torch.int32, device=DEVICE)
+        local_ids[0, own] = torch.arange(len(own), dtype=torch.int32, device=DEVICE)
         parts = (whole.gate_up, whole.down, whole.gate_up_bias, whole.down_bias)
         some: list[Any] = [part if part is None else part[own] for part in parts]
         ids, weights = experts_route(logits, 2, local_ids=local_ids)

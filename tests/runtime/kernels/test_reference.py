@@ -411,14 +411,15 @@ def drawn(run):
 
 
 def routed(run):
-    logits = normal(4, 24)
+    logits, counts = normal(4, 24), numbers(*range(24))
     logits[3, 7] = float("nan")
     return [
         run(logits, 3),
         run(logits, 3, scoring="sigmoid", correction=normal(24), groups=4, kept_groups=2, group_top=2, scale=2.5),
         run(logits, 3, groups=4, kept_groups=2, normalise=False),
         run(normal(3, 4, 24), 3),
-        run(logits, 3, local_ids=torch.randperm(24, dtype=torch.int32, device=DEVICE)),
+        run(logits, 3, local_ids=torch.randint(9, (3, 24), dtype=torch.int32, device=DEVICE), counts=counts),
+        counts,
     ]
 
 

@@ -1,6 +1,7 @@
 """Ranks with the runners of GPUs give what one process gives: their kernels run under Triton's interpreter, and gloo
 stands in for NCCL."""
 
+import os
 import threading
 from typing import Any
 
@@ -67,23 +68,27 @@ def on_gpus(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout"),
-    [
-        ("dense", Parallel(tp=2)), ("experts", Parallel(tp=2)), ("latents", Parallel(tp=2)), ("dense", Parallel(tp=4)),
-        ("experts", Parallel(tp=2, ep=2)), ("latents", Parallel(tp=2, ep=2)), ("dense", Parallel(pp=2)),
-        ("latents", Parallel(pp=2)), ("dense", Parallel(tp=2, pp=2)),
-    ],
-    ids=str,
-)  # fmt: skip
+MOVING = dict(tp_size=2, ep_size=2, enable_eplb=True, ep_num_redundant_experts=2)
+LAYOUTS: list[tuple[str, Parallel, dict[str, Any]]] = [
+    ("dense", Parallel(tp=2), {}), ("experts", Parallel(tp=2), {}), ("latents", Parallel(tp=2), {}),
+    ("dense", Parallel(tp=4), {}), ("experts", Parallel(tp=2, ep=2), {}), ("latents", Parallel(tp=2, ep=2), {}),
+    ("experts", Parallel(tp=2, ep=2), MOVING), ("dense", Parallel(pp=2), {}), ("latents", Parallel(pp=2), {}),
+]  # fmt: skip
+if os.environ.get("SGLANG_LITE_CASES") == "all":
+    LAYOUTS.append(("dense", Parallel(tp=2, pp=2), {}))  # takes a minute
+
+
+@pytest.mark.parametrize(("kind", "layout", "loading"), LAYOUTS, ids=str)
 @pytest.mark.sampled(9)
-def test_ranks_give_the_tokens_of_one_process(kind, layout, tmp_path, on_gpus):
+def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, on_gpus):
     vocabulary = (layout.ranks - 1) * BLOCK + 100
     folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
         expected = answers(engine)
-    with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engine:
+    settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
+    with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
         found = answers(engine)
+        assert not loading or engine.stats()["expert_layers_moved"]
     compare(found, expected)
 
 

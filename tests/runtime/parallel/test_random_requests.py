@@ -3,6 +3,7 @@ requests that end early."""
 
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.runtime.parallel.threads import engine_of_ranks
 
 REQUESTS = int(os.environ.get("SGLANG_LITE_REQUESTS", "30"))
 # So small a cache that requests give way to one another.
-SETTINGS = dict(
+SETTINGS: dict[str, Any] = dict(
     dtype="float32", max_running=6, max_total_tokens=160, context_length=96, step_tokens=24, page_size=4,
     speculation="prompt",
 )  # fmt: skip

@@ -71,9 +71,11 @@ class ThreadLinks:
             thread.join(TIMEOUT_S)
 
 
-def engine_of_ranks(folder: Path, parallel: Parallel, meeting: Path, **settings: Any) -> sgl.Engine:
-    """Engine in this process whose model is cut over ranks."""
-    config = EngineConfig.make(model=str(folder), **settings)
+def engine_of_ranks(
+    folder: Path, parallel: Parallel, meeting: Path, loading: dict[str, Any] | None = None, **settings: Any
+) -> sgl.Engine:
+    """Engine in this process whose model is cut over ranks; `loading` are settings that one in a process refuses."""
+    config = EngineConfig.make(model=str(folder), **settings, **(loading or {}))
     links = ThreadLinks(config, folder, parallel, meeting)
     loaded = replace(load_model(config, folder, iter, ranks=links.collectives), ranks=links)
     return sgl.Engine.of(loaded, **{"model": str(folder), **settings})

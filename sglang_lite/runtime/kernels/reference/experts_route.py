@@ -17,6 +17,7 @@ def experts_route(
     normalise: bool = True,
     scale: float = 1.0,
     local_ids: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = logits.sum(0) if logits.dim() == 3 else logits  # sum of parts
     score = logits.float().sigmoid() if scoring == "sigmoid" else logits.float().softmax(-1)
@@ -32,5 +33,9 @@ def experts_route(
     if normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     ids = torch.where(bad, torch.arange(top_k, device=ids.device), ids)
-    ids = ids.int() if local_ids is None else local_ids[ids]
-    return ids, (weights * scale).masked_fill(bad, torch.nan)
+    if counts is not None:
+        counts += ids.flatten().bincount(minlength=len(counts))
+    if local_ids is not None:
+        turns = torch.arange(len(ids), device=ids.device) % len(local_ids)
+        ids = local_ids[turns.unsqueeze(1), ids]
+    return ids.int(), (weights * scale).masked_fill(bad, torch.nan)

@@ -47,7 +47,8 @@ class Experts:
         experts: feed-forward of each expert that this rank has.
         shared: shared expert that every row passes through, or None.
         shared_gate: product that gives the logit of the shared expert's weight, or None for a weight of 1.
-        local_ids: int32 [count], as for `experts_route`; None if this rank has all experts.
+        local_ids: int32 [turns, count], as for `experts_route`; None if this rank has all experts.
+        counts: int32 [count], rows that have chosen each expert of all ranks; None if they are not counted.
     """
 
     spec: ExpertsSpec
@@ -57,14 +58,15 @@ class Experts:
     shared: FeedForward | None
     shared_gate: Linear | None
     local_ids: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
         """Returns the layer's output for rows x, whose experts [T, top_k] are given to `record`."""
-        chosen, weights = route(self.router(x), self.spec, self.correction)
+        chosen, weights = route(self.router(x), self.spec, self.correction, self.counts)
         if record is not None:
             record(chosen)
         if self.local_ids is not None:
-            chosen = self.local_ids[chosen].long()
+            chosen = own_ids(chosen, self.local_ids).long()
         out = torch.zeros(x.shape)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
@@ -80,7 +82,7 @@ class Experts:
 
 
 def route(
-    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None
+    logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None, counts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses experts for rows: indices int64 [T, top_k] and weights float32 [T, top_k].
 
@@ -88,12 +90,25 @@ def route(
         logits: logits of the router [T, count].
         spec: specification of the experts.
         correction: float32 [count], added to scores for the choice, or None.
+        counts: as for `experts_route`.
     """
     chosen, weights = experts_route(
         logits, spec.top_k, scoring=spec.scoring, correction=correction, groups=spec.groups,
         kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
+        counts=counts,
     )  # fmt: skip
     return chosen.long(), weights
+
+
+def own_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
+    """Numbers of rows' experts among a rank's own, int32 [T, top_k].
+
+    Args:
+        chosen: experts of rows, integers [T, top_k].
+        local_ids: as for `experts_route`.
+    """
+    turns = torch.arange(len(chosen), device=chosen.device) % len(local_ids)
+    return local_ids[turns.unsqueeze(1), chosen.long()]
 
 
 def apply_activation(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, batch_invariant: bool) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.models.layers.experts import FeedForward
+from sglang_lite.runtime.models.layers.experts import FeedForward, own_ids
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.spec import ExpertsSpec
@@ -22,7 +22,7 @@ class GpuExperts:
 
     Attributes:
         spec: specification of the experts.
-        router, correction, shared, shared_gate, local_ids: as in `experts.Experts`.
+        router, correction, shared, shared_gate, local_ids, counts: as in `experts.Experts`.
         matrices: matrices of the experts that this rank has.
     """
 
@@ -33,6 +33,7 @@ class GpuExperts:
     shared: FeedForward | None
     shared_gate: Linear | None
     local_ids: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
         """8-bit type in which so many input rows are of use, or None; the router needs the 16-bit rows, too."""
@@ -59,11 +60,11 @@ class GpuExperts:
         chosen, weights = experts_route(
             logits, spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
             kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
-            local_ids=None if record else self.local_ids,
+            local_ids=None if record else self.local_ids, counts=self.counts,
         )  # fmt: skip
         if record is not None:
             record(chosen)
-            chosen = chosen if self.local_ids is None else self.local_ids[chosen.long()]
+            chosen = chosen if self.local_ids is None else own_ids(chosen, self.local_ids)
         if self.shared is not None:
             gated = matrix(self.shared.gate_up).gated(x, spec.activation, eight=None)
             assert isinstance(gated, torch.Tensor)

@@ -1,0 +1,42 @@
+"""Record of which experts were chosen, from its start to its end."""
+
+from __future__ import annotations
+
+from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.expert_moves import expert_counts
+from sglang_lite.runtime.models.model import Model
+
+_WRAP = 1 << 32  # where counts begin again at 0
+
+
+class ExpertRecord:
+    """Record of how many rows have chosen each expert of each layer. There is none at first."""
+
+    def __init__(self) -> None:
+        self._first: list[list[int]] | None = None
+        self._last: list[list[int]] | None = None
+
+    def take(self, action: str, model: Model) -> list[list[int]]:
+        """Counts since the start, until now or the end; [] for a layer without experts.
+
+        Args:
+            action: "start" to begin a record and forget the one before it; "stop" to end it; "dump" for nothing else.
+            model: the model.
+
+        Raises:
+            CapabilityError: the model has no experts, or they are not counted.
+            ParameterError: nothing has been started.
+        """
+        now = expert_counts(model.layers) if isinstance(model, Decoder) else []
+        if not any(now):
+            raise CapabilityError("the model has no experts, so none are recorded.", hint="Leave it out.")
+        if action == "start":
+            self._first, self._last = now, None
+        if self._first is None:
+            hint = "Call start_expert_distribution_record first."
+            raise ParameterError("expert_distribution_record", "none has been started.", hint=hint)
+        if action == "stop":
+            self._last = self._last or now
+        last = self._last or now
+        return [[(b - a) % _WRAP for a, b in zip(*both)] for both in zip(self._first, last, strict=True)]

@@ -1,0 +1,72 @@
+"""Changes of the ranks that have experts: rank 0 counts what is chosen, and places them anew if that is not even."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
+
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.expert_moves import expert_counts
+from sglang_lite.runtime.models.spec import ExpertsSpec
+from sglang_lite.runtime.parallel.placement import balanced, heaviest
+
+_STEPS_A_LAYER = 8  # from the beginning of reading a layer's experts to their use
+_Move: TypeAlias = tuple[int | None, tuple[int, ...]]  # arguments of `ExpertMoves.move`
+_GAIN = 0.95  # of the heaviest group's rows: a layer that would be left with more stays as it is
+
+
+class ExpertBalance:
+    """Changes of a model's placement, a layer at a time.
+
+    Args:
+        model: rank 0's model, which counts what is chosen.
+        config: settings.
+
+    Attributes:
+        moved: number of times that a layer has been placed anew.
+    """
+
+    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+        self._model, self._every = model, config.eplb_rebalance_num_iterations
+        self._parallel, algorithm = model.ranks.parallel, config.eplb_algorithm
+        self._nodes = 1 if algorithm == "deepseek" else self._parallel.nodes
+        self._before = expert_counts(model.layers)
+        self._thread = ThreadPoolExecutor(1, "sglang_lite-balance")
+        self._found: Future[list[_Move]] | None = None
+        self._pending: deque[_Move] = deque()
+        self._steps = self.moved = 0
+
+    def next_move(self) -> _Move | None:
+        """Arguments of `ExpertMoves.move` that come before the next step, or None; called before each."""
+        self._steps += 1
+        if self._found is not None and self._found.done():
+            self._pending.extend(self._found.result())
+            self.moved += max(len(self._pending) - 1, 0)
+            self._found = None
+        elif self._found is None and not self._pending and self._steps % self._every == 0:
+            assert self._model.expert_moves is not None, "it was loaded for them"
+            counts = expert_counts(self._model.layers)
+            loads = [[(a - b) % (1 << 32) for a, b in zip(*both)] for both in zip(counts, self._before, strict=True)]
+            self._before = counts
+            self._found = self._thread.submit(self._moves, loads, list(self._model.expert_moves.placed))
+        if not self._pending or self._steps % min(_STEPS_A_LAYER, self._every):
+            return None
+        return self._pending.popleft()
+
+    def _moves(self, loads: list[list[int]], placed: list[tuple[int, ...]]) -> list[_Move]:
+        """Moves that are worth it, and one behind them that takes the last experts into use; on a thread of its own.
+
+        Args:
+            loads: rows that have chosen each expert of each layer.
+            placed: placement of each layer.
+        """
+        found: list[_Move] = []
+        for i, (rows, own, layer) in enumerate(zip(loads, placed, self._model.spec.layers, strict=True)):
+            spec, ep = layer.feed_forward, self._parallel.ep
+            if isinstance(spec, ExpertsSpec) and any(rows):
+                new = balanced(rows, len(own), ep, spec.groups, self._nodes)
+                if heaviest(rows, new, ep) < _GAIN * heaviest(rows, own, ep):
+                    found.append((i, new))
+        return [*found, (None, ())] if found else []

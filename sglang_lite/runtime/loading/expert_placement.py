@@ -1,0 +1,100 @@
+"""Experts of an engine's ranks when it starts: where they are, and how others are read later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import UserValue
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.expert_moves import ExpertMoves, count_experts
+from sglang_lite.runtime.models.spec import ExpertsSpec, ModelSpec
+from sglang_lite.runtime.models.weight_reader import WeightReader
+from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.parallel.layout import Parallel
+from sglang_lite.runtime.parallel.placement import ExpertPlacement, balanced
+
+_PLACES, _COUNTS = "physical_to_logical_map", "logical_count"  # SGLang's names
+
+
+def first_placement(config: EngineConfig, spec: ModelSpec, parallel: Parallel) -> ExpertPlacement | None:
+    """Placement that an engine starts with; None for experts in order, each once, which need not divide.
+
+    Raises:
+        ParameterError: the experts and their copies can't be shared out evenly, or `init_expert_location` is none.
+    """
+    redundant, given = config.ep_num_redundant_experts, config.init_expert_location
+    if parallel.ep == 1 or not (redundant or config.enable_eplb or given != _TRIVIAL):
+        return None
+    fed = [layer.feed_forward for layer in spec.layers]
+    counts = [each.count if isinstance(each, ExpertsSpec) else 0 for each in fed]
+    for count in filter(None, counts):
+        if (count + redundant) % parallel.ep or redundant > count * (parallel.ep - 1):
+            fit = [str(-count % parallel.ep + i * parallel.ep) for i in range(3)]
+            problem = f"{count} experts and {redundant} copies can't be shared out evenly to {parallel.ep} groups."
+            raise ParameterError("ep_num_redundant_experts", problem, hint=f"It can be {', '.join(fit)} ….")
+    if given == _TRIVIAL:
+        return ExpertPlacement.even(counts, redundant, parallel.ep)
+    return _read(given, counts, redundant, parallel.ep)
+
+
+_TRIVIAL = "trivial"
+
+
+def _read(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlacement:
+    """Placement of a file, or of JSON; counts of rows give a balanced one."""
+    try:
+        found: UserValue = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
+        places, loads = found.get(_PLACES), found.get(_COUNTS)
+        rows = loads if places is None else places
+        if [len(row) for row in rows] != [count and count + (0 if places is None else redundant) for count in counts]:
+            raise ValueError(f"it must have a list for each of {len(counts)} layers, of as many numbers as that has")
+        if not all(isinstance(number, int) and number >= 0 for row in rows for number in row):
+            raise ValueError("it has something else than whole numbers of at least 0")
+        if places is None:
+            rows = [balanced(row, len(row) + redundant, ep) if row else () for row in rows]
+        elif any(set(row) != set(range(count)) for row, count in zip(rows, counts, strict=True)):
+            raise ValueError("a layer lacks an expert, or has one that there is not")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        hint = f'Use "trivial", or JSON, or a file of it, with {_PLACES!r} or {_COUNTS!r}.'
+        raise ParameterError("init_expert_location", f"{given:.60}: {error}.", hint=hint) from error
+    return ExpertPlacement(tuple(map(tuple, rows)))
+
+
+def prepare_experts(
+    model: Decoder,
+    config: EngineConfig,
+    spec: ModelSpec,
+    placement: ExpertPlacement | None,
+    opened: Callable[[], WeightSource],
+) -> None:
+    """Makes a rank count what its layers choose, and able to take other experts, if the settings say so.
+
+    Args:
+        model: the rank's model.
+        config: settings.
+        spec: the whole model.
+        placement: where experts are at first.
+        opened: function that opens the weights.
+    """
+    if config.counts_experts:
+        count_experts(model.layers, model.device)
+    if config.enable_eplb and placement is not None:
+        model.expert_moves = ExpertMoves(model.layers, placement, partial(_experts, model, spec, opened))
+
+
+def _experts(
+    model: Decoder, spec: ModelSpec, opened: Callable[[], WeightSource], layer: int, slots: tuple[int, ...]
+) -> Any:
+    """Feed-forward of a layer with the experts that a rank has in a placement; arguments as above."""
+    placement = ExpertPlacement(tuple(slots if i == layer else () for i in range(len(spec.layers))))
+    reader = WeightReader(
+        spec, opened(), model.precision, model.device, fused=model.fused, linears=model.linears,
+        parallel=model.ranks.parallel, placement=placement,
+    )  # fmt: skip
+    return reader.layer_parts(layer)["feed_forward"]()

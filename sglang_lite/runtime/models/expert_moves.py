@@ -1,0 +1,113 @@
+"""Experts of a model's ranks: counts of what is chosen, and other experts in the place of those that a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang_lite.protocol import CapabilityError
+from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
+from sglang_lite.runtime.models.weight_reader import Layer
+from sglang_lite.runtime.parallel.placement import ExpertPlacement
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts  # imports Triton
+
+
+def count_experts(layers: Sequence[Layer], device: torch.device) -> None:
+    """Makes layers count, from now on, the rows that choose each of their experts."""
+    for layer in layers:
+        experts = layer.feed_forward
+        if not isinstance(experts, FeedForward):
+            counts = torch.zeros(experts.spec.count, dtype=torch.int32, device=device)
+            layer.feed_forward = replace(experts, counts=counts)
+
+
+def expert_counts(layers: Sequence[Layer]) -> list[list[int]]:
+    """Number of rows that have chosen each expert of each layer, modulo 2 ** 32; [] for a layer without experts.
+
+    Raises:
+        CapabilityError: they are not counted.
+    """
+    found: list[list[int]] = []
+    for layer in layers:
+        experts = layer.feed_forward
+        if isinstance(experts, FeedForward):
+            found.append([])
+        elif experts.counts is None:
+            hint = 'Start the engine with expert_distribution_recorder_mode="stat".'
+            raise CapabilityError("which experts are chosen is not counted.", hint=hint)
+        else:
+            found.append(experts.counts.tolist())
+    return found
+
+
+class ExpertMoves:
+    """Changes of a rank's experts while the model runs. All ranks make the same ones, between the same steps.
+
+    Args:
+        layers: layers of the model, which are changed.
+        placement: where experts are at first.
+        read: function that reads the experts of a layer for a placement of that layer, as `WeightReader.layer` does.
+
+    Attributes:
+        placed: placement of each layer, behind all moves that have begun.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        placement: ExpertPlacement,
+        read: Callable[[int, tuple[int, ...]], Experts | GpuExperts],
+    ) -> None:
+        self._layers, self._read, self.placed = layers, read, list(placement.layers)
+        self._thread = ThreadPoolExecutor(1, "sglang_lite-experts")
+        self._begun: tuple[int, Future[Any]] | None = None
+
+    def move(self, layer: int | None, slots: tuple[int, ...]) -> None:
+        """Takes the experts into use whose reading the last call has begun, and begins to read others.
+
+        Args:
+            layer: layer whose experts are read; None for none.
+            slots: placement of that layer, as in `ExpertPlacement.layers`.
+        """
+        if self._begun is not None:
+            index, experts = self._begun
+            _take(self._layers[index], experts.result())
+            self._begun = None
+        if layer is not None:
+            self.placed[layer] = slots
+            self._begun = layer, self._thread.submit(self._in_thread, layer, slots)
+
+    def _in_thread(self, layer: int, slots: tuple[int, ...]) -> Any:
+        with torch.inference_mode():
+            return self._read(layer, slots)
+
+
+def _take(layer: Layer, new: Any) -> None:
+    """Puts experts in the place of a layer's own: on a GPU into their memory, which graphs read."""
+    own = layer.feed_forward
+    if isinstance(own, Experts):
+        layer.feed_forward = replace(own, experts=new.experts, local_ids=new.local_ids)
+        return
+    with torch.inference_mode():
+        for target, source in zip(_tensors(own), _tensors(new), strict=True):
+            target.copy_(source)
+
+
+def _tensors(experts: Any) -> Iterator[torch.Tensor]:
+    """Tensors of experts on a GPU that differ from rank to rank."""
+    for part in (experts.matrices, experts.local_ids):
+        yield from _of_record(part)
+
+
+def _of_record(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _of_record(getattr(part, field.name))
