@@ -33,11 +33,16 @@ class EngineProcess:
         signs: signs of life of the process.
 
     Raises:
-        BackendError: the process can't be started.
+        BackendError: the process can't be started, or a Ray cluster has no room for its ranks.
+        CapabilityError: Ray is not installed.
     """
 
     def __init__(self, config: EngineConfig, path: Path, name: str = "the engine's process") -> None:
         self.name = name
+        if config.use_ray:
+            from sglang_lite.engine.ray_ranks import place_ranks
+
+            config = place_ranks(config)
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
         self.child = SpawnedProcess(
             "sglang_lite.engine.child.main", name,

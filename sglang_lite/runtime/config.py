@@ -261,6 +261,8 @@ class EngineConfig:
             another; None for 300.
         disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
             faster by stores into each other's memory.
+        use_ray: whether the ranks but the first are actors on a Ray cluster, one each, that this process is connected
+            to, or connects to. A GPU is reserved for each, or a CPU.
         seed: base of the seeds of requests that set none; None for fresh randomness. Replica r begins at `seed + r`.
         in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
             the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
@@ -365,6 +367,7 @@ class EngineConfig:
     dist_init_addr: str | None = None
     dist_timeout: int | None = None
     disable_custom_all_reduce: bool = False
+    use_ray: bool = False
     seed: int | None = None
     in_process: bool = False
     restart: bool = False
@@ -576,8 +579,13 @@ def _check_parallel(config: EngineConfig) -> None:
     changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
     check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
     for name, plain in (("dp_size", 1), ("restart", False)):
-        if parallel.nodes > 1 and getattr(config, name) != plain:
-            raise ParameterError(name, f"is not here with nnodes={parallel.nodes}.", hint="Leave one out.")
+        if (parallel.nodes > 1 or config.use_ray) and getattr(config, name) != plain:
+            beside = "use_ray=True" if config.use_ray else f"nnodes={parallel.nodes}"
+            raise ParameterError(name, f"is not here with {beside}.", hint="Leave one out.")
+    if config.use_ray and parallel.ranks == 1:
+        raise ParameterError("use_ray", "is for several ranks.", hint="Add tp_size, or leave it out.")
+    if config.use_ray and parallel.nodes > 1:
+        raise ParameterError("use_ray", f"is not here with nnodes={parallel.nodes}.", hint="Leave one out.")
     if parallel.ranks == 1:
         return
     if parallel.pp > 1 and config.enable_return_routed_experts:

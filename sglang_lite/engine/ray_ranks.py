@@ -1,0 +1,105 @@
+"""Ranks of an engine on a Ray cluster: each is a node of its own (nodes.py), whose agent is an actor with a reserved
+device. Rank 0 is in the engine's process, and an actor reserves a device of this machine for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from sglang_lite.protocol import BackendError, CapabilityError
+from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
+from sglang_lite.runtime.parallel.addresses import NCCL
+
+_OF_THIS_MACHINE = 0.001  # of Ray's resource of a machine, to have a bundle there
+
+
+def place_ranks(config: EngineConfig) -> EngineConfig:
+    """Starts actors that run an engine's ranks, until one of them or the engine has ended.
+
+    Args:
+        config: settings with `use_ray`.
+
+    Returns:
+        Settings of the engine whose ranks they are.
+
+    Raises:
+        CapabilityError: Ray is not installed.
+        BackendError: the cluster has no room for so many ranks.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise CapabilityError("use_ray needs Ray.", hint="pip install 'sglang-lite[ray]'") from error
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    ranks, host, patience = config.parallel.ranks, ray.util.get_node_ip_address(), config.dist_timeout or DIST_TIMEOUT_S
+    on_gpus = config.device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1
+    room = {"CPU": 1.0, **({"GPU": 1.0} if on_gpus else {})}
+    bundles = [room | {f"node:{host}": _OF_THIS_MACHINE}, *[room] * (ranks - 1)]
+    group = ray.util.placement_group(bundles, strategy="PACK")
+    try:
+        ray.get(group.ready(), timeout=patience)
+        actors = [_actor(ray, group, rank, on_gpus=on_gpus) for rank in range(ranks)]
+        own = ray.get(actors[0].gpu.remote(), timeout=patience) if on_gpus else 0
+    except ray.exceptions.GetTimeoutError as error:
+        ray.util.remove_placement_group(group)
+        raise BackendError(
+            f"use_ray: the cluster has had no room for {ranks} ranks within {patience:g} s.",
+            hint=f"Each needs a {' and a '.join(room)}, one of them on this machine.",
+        ) from error
+    address = f"{f'[{host}]' if ':' in host else host}:{_free_port(host)}"
+    placed = replace(config, use_ray=False, nnodes=ranks, dist_init_addr=address)
+    runs = [actors[rank].run.remote(asdict(replace(placed, node_rank=rank))) for rank in range(1, ranks)]
+    watch = partial(_watch, ray, group, actors, runs)
+    threading.Thread(target=watch, name="sglang_lite-ray", daemon=True).start()
+    return replace(placed, base_gpu_id=own)
+
+
+class _Agent:
+    """Ray actor with a device."""
+
+    def gpu(self) -> int:
+        """Number of its GPU on its machine."""
+        import ray
+
+        return int(ray.get_gpu_ids()[0])
+
+    def run(self, settings: dict[str, Any]) -> int:
+        """Runs the rank of a node, as `sglang-lite serve` with a node_rank does."""
+        from sglang_lite.engine.nodes import run_agent
+        from sglang_lite.runtime.models.resolve import resolve_served
+
+        config = EngineConfig(**settings)
+        return run_agent(config, resolve_served(config.model, config.revision))
+
+
+def _actor(ray: Any, group: Any, rank: int, *, on_gpus: bool) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return ray.remote(num_cpus=1, num_gpus=int(on_gpus), scheduling_strategy=where)(_Agent).remote()
+
+
+def _watch(ray: Any, group: Any, actors: list[Any], runs: list[Any]) -> None:
+    """Ends all actors, which are kept until then, when one has ended, and gives back what was reserved for them."""
+    ray.wait(runs, num_returns=1)
+    actors.clear()
+    ray.util.remove_placement_group(group)
+
+
+def _free_port(host: str) -> int:
+    """Port of this machine that is free, with those behind it that ranks use."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(100):
+        port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000  # none that the system gives to connections
+        try:
+            for each in range(port, port + NCCL + 1):
+                socket.create_server((host, each), family=family).close()
+        except OSError:
+            continue
+        return port
+    raise BackendError(f"use_ray: no three ports in a row are free at {host}.", hint="End other engines.")
