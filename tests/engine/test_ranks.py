@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name(folders,
         assert [engine.complete(p, GREEDY).text for p in prompts] == [own.complete(p, GREEDY).text for p in prompts]
         with pytest.raises(sgl.CapabilityError, match="update_weights: is not here with tp_size above 1"):
             engine.update_weights(folders[1])
+        assert Path(f"/proc/{pids(engine)[1]}/comm").read_text() == "sgl-rank-1\n"
         for number, named in (
             (signal.SIGKILL, "rank 1 of 2 was ended by SIGKILL"),
             (signal.SIGSTOP, "no sign of life"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -18,7 +19,8 @@ from sglang_lite.engine.child.ranks import BEAT_S, START_S
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Progress, Start, StartFailed, commands, failure_of, frame
 
-_PR_SET_PDEATHSIG = 1  # of Linux: signal that a process gets when its parent ends
+# Of Linux: signal that a process gets when its parent ends; name of a thread, as `ps` and `top` show it.
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def main(descriptor: int, rank: int, meeting: str) -> None:
@@ -30,7 +32,10 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         meeting: where the ranks find one another, as for `GlooCollectives`.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where this process is stopped
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where this process is stopped
+        prctl(_PR_SET_NAME, f"sgl-rank-{rank}".encode())
+    faulthandler.enable()  # rank 0 passes on what is printed
     connection = Connection(socket.socket(fileno=descriptor))
     contents = connection.frames()
     first = next(contents, None)

@@ -25,6 +25,14 @@ def call_driver(name: str, *args: Any) -> None:  # of types of ctypes
         raise RuntimeError(f"{name}: CUDA error {error}")
 
 
+def bus_address(index: int) -> str:
+    """Address of a GPU on its bus, as "0000:3b:00.0". Raises as `call_driver`."""
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    call_driver("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
+    call_driver("cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), device)
+    return text.value.decode()
+
+
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")

@@ -20,7 +20,9 @@ from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generatio
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
+from sglang_lite.runtime.host.numa import bind_near
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
+from sglang_lite.runtime.kernels.driver import bus_address
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.expert_placement import first_placement, prepare_experts
@@ -416,6 +418,10 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
     """
     if config.device == "cpu":
         return torch.device("cpu")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if len(set(visible)) < len(visible):
+        problem = f"{','.join(visible)!r} names a GPU twice, which hides others."
+        raise ParameterError("CUDA_VISIBLE_DEVICES", problem, hint="Name each once.")
     name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
     if reason is None and parallel.ranks > 1:
@@ -450,7 +456,8 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
 
 
 def _rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
-    """GPU of a rank. All ranks raise the same error if there is none for one of them, or if they differ."""
+    """GPU of a rank, whose thread then runs near it. All ranks raise the same error if there is none for one of them,
+    or if they differ."""
     indices = [config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)]
     count = torch.cuda.device_count()
     if max(indices) >= count:
@@ -463,7 +470,9 @@ def _rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
     if len(kinds) > 1:
         problem = f"the ranks' GPUs differ: {' and '.join(kinds)}."
         raise ParameterError(parallel.setting, problem, hint="Use GPUs of one kind.")
-    return torch.device("cuda", indices[parallel.rank % parallel.per_node])
+    own = indices[parallel.rank % parallel.per_node]
+    bind_near(bus_address(own))
+    return torch.device("cuda", own)
 
 
 def why_no_gpu(name: str) -> str | None:

@@ -74,6 +74,12 @@ def test_a_card_that_is_too_old_is_said(monkeypatch):
     assert pick_device(EngineConfig()).type == "cpu"
 
 
+def test_a_card_that_is_named_twice_is_said(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,0")
+    with pytest.raises(ParameterError, match=r"CUDA_VISIBLE_DEVICES: '0,1,0' names a GPU twice.*Name each once"):
+        pick_device(EngineConfig(device="cuda"))
+
+
 def test_a_torch_for_cpus_beside_a_driver_is_said(old_driver, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ParameterError, match=r"a build for CPUs\. Install one for CUDA: pip install"):

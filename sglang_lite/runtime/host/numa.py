@@ -1,0 +1,37 @@
+"""Cores near a device: memory of a machine with several sockets is near to the cores of one of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_DEVICES = Path("/sys/bus/pci/devices")
+
+
+def bind_near(address: str, devices: Path = _DEVICES) -> None:
+    """Lets this thread, and those that it starts, run on the cores near a device alone. Does nothing where Linux tells
+    none of them that the thread may use.
+
+    Args:
+        address: address of the device on its bus, as "0000:3b:00.0".
+        devices: folder in which Linux describes devices.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        text = (devices / address.lower() / "local_cpulist").read_text()
+    except OSError:
+        return
+    if near := _numbers(text) & os.sched_getaffinity(0):
+        os.sched_setaffinity(0, near)
+
+
+def _numbers(text: str) -> set[int]:
+    """Numbers of a list like "0-3,8"."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.update(range(int(first), int(last or first) + 1))
+    return found
