@@ -27,6 +27,7 @@ SMALL = {
     "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
     "experts.py": ["--small"],
     "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
+    "expert_balance.py": ["--experts", "8", "--layers", "2", "--groups", "2", "--redundant", "2"],
     "extraction.py": ["--texts", "1", "--max-tokens", "60"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "loading.py": ["--shape", "small", "--repeat", "1"],
