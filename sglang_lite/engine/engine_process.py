@@ -7,13 +7,16 @@ import os
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.engine.frames import Ready, Start, frame
 from sglang_lite.engine.signs_of_life import SignsOfLife
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.errors import SglError
 from sglang_lite.runtime.config import EngineConfig
+
+if TYPE_CHECKING:
+    from sglang_lite.engine.nodes import RemoteProcess
 
 
 class EngineProcess:
@@ -23,10 +26,11 @@ class EngineProcess:
         config: settings of the engine.
         path: folder of the model.
         name: name of the process in messages.
+        child: the process, if it runs on another machine, where it has got its settings.
 
     Attributes:
         name: the argument.
-        child: the spawned process.
+        child: the process.
         ready: future of the message that the engine sends when it runs.
         failure: error that kept the engine from starting, or None.
         bar: tqdm's progress bar while the model loads.
@@ -37,14 +41,19 @@ class EngineProcess:
         CapabilityError: Ray is not installed.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, name: str = "the engine's process") -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        path: Path,
+        name: str = "the engine's process",
+        child: SpawnedProcess | RemoteProcess | None = None,
+    ) -> None:
         self.name = name
         if config.use_ray:
             from sglang_lite.engine.ray_ranks import place_ranks
 
             config = place_ranks(config)
-        start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
-        self.child = SpawnedProcess(
+        self.child = child or SpawnedProcess(
             "sglang_lite.engine.child.main", name,
             config.model, config.device, config.compile_processes,
         )  # fmt: skip
@@ -52,5 +61,6 @@ class EngineProcess:
         self.failure: SglError | None = None
         self.bar: Any = None
         self.signs = SignsOfLife(self.child.pid)
-        with contextlib.suppress(OSError):  # the process has ended already, and its reader notices that
-            self.child.connection.send(start)
+        if child is None:
+            with contextlib.suppress(OSError):  # the process has ended already, and its reader notices that
+                self.child.connection.send(frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))]))

@@ -1,5 +1,5 @@
-"""Ranks on several machines, called nodes. Node 0 has the engine; an agent on each other node starts that node's ranks
-and passes on what they and rank 0 send, over a TCP connection of each rank.
+"""Ranks, or replicas, on several machines, called nodes. Node 0 has the engine; an agent on each other node starts that
+node's processes and passes on what they and node 0 send, over a TCP connection of each.
 
 An agent begins a connection with what it runs; node 0 answers, and refuses what differs from its own. Nothing is secret
 or signed, and torch's own connections between ranks are as open: the network must be closed to others.
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -40,19 +40,19 @@ _NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError
 _AGAIN_S = 0.5  # between two attempts to reach node 0
 _LOOK_S = 1.0  # between two looks whether the engine has ended, or a rank that is silent computes
 _OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0's count
-    "nnodes", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location", "enable_eplb",
-    "expert_distribution_recorder_mode", "device", "dtype", "quantization", "load_format", "context_length",
-    "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
+    "nnodes", "dp_size", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location",
+    "enable_eplb", "expert_distribution_recorder_mode", "device", "dtype", "quantization", "load_format",
+    "context_length", "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
 )  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 _LAST_BYTES = 1 << 16  # of a file of weights, that are compared
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """First message of an agent for one of its ranks.
+    """First message of an agent for one of its processes.
 
     Attributes:
-        rank: the rank.
+        rank: number of the rank or replica.
         version: version of this package.
         model: digest of the model's config, and of the names, sizes and last bytes of its weights.
         settings: settings that all nodes must have alike, as text.
@@ -84,8 +84,8 @@ class Welcome(msgspec.Struct, frozen=True):
     refusal: str | None
 
 
-class RemoteRank:
-    """Rank on another node, with the methods of a `SpawnedProcess`; its agent ends it when the connection ends.
+class RemoteProcess:
+    """Process on another node, with the methods of a `SpawnedProcess`; its agent ends it when the connection ends.
 
     Args:
         connection: connection to its agent.
@@ -105,20 +105,21 @@ class RemoteRank:
 
 
 class NodeListener:
-    """Listener of node 0, to which the agents of other nodes come with their ranks.
+    """Listener of node 0, to which the agents of other nodes come with their processes.
 
     Args:
         config: settings of the engine.
         path: folder or file of the model.
-        joined: callback for each rank that has come, on a thread of the listener.
+        joined: callback for each process that has come, with its number, on a thread of the listener.
 
     Raises:
         BackendError: nothing can listen at `dist_init_addr`.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, joined: Callable[[int, RemoteRank], object]) -> None:
+    def __init__(self, config: EngineConfig, path: Path, joined: Callable[[int, RemoteProcess], object]) -> None:
         self._config, self._joined, self._own = config, joined, Hello.of(config, path, 0)
-        self._missing = set(range(config.parallel.per_node, config.parallel.ranks))
+        self._per_node = per_node(config)
+        self._missing = set(range(self._per_node, self._per_node * config.nnodes))
         self._changed = threading.Condition()
         self._closed = False
         there = address(config.dist_init_addr)
@@ -134,7 +135,7 @@ class NodeListener:
         threading.Thread(target=self._accept, name="sglang_lite-nodes", daemon=True).start()
 
     def wait(self, timeout_s: float, ended: Callable[[], bool]) -> None:
-        """Waits until all ranks of other nodes have come, or `ended` tells that the engine has ended.
+        """Waits until all processes of other nodes have come, or `ended` tells that the engine has ended.
 
         Raises:
             BackendError: one has not come in time.
@@ -143,7 +144,7 @@ class NodeListener:
         with self._changed:
             while self._missing and not ended():
                 if time.monotonic() >= deadline:
-                    node = min(self._missing) // self._config.parallel.per_node
+                    node = min(self._missing) // self._per_node
                     raise BackendError(
                         f"node {node} of {self._config.nnodes} has not come to {self._config.dist_init_addr} "
                         f"within {timeout_s:g} s.",
@@ -183,7 +184,7 @@ class NodeListener:
             refusal = f"it has {problem}" if problem is not None else ""
         with self._changed:
             if not refusal and rank not in self._missing:
-                refusal = f"rank {rank} is none of those that are missing"
+                refusal = f"{rank} is none of those that are missing"
             if refusal:
                 logger.warning("a rank of another node, from %s, was refused: %.500r", host, refusal)
             try:
@@ -195,32 +196,32 @@ class NodeListener:
                 line.close()
                 return
             self._missing.discard(rank)
-            self._joined(rank, RemoteRank(connection, rank // self._config.parallel.per_node))
+            self._joined(rank, RemoteProcess(connection, rank // self._per_node))
             self._changed.notify_all()
 
 
 def run_agent(config: EngineConfig, path: Path) -> int:
-    """Runs the ranks of a node other than 0 until the engine has ended.
+    """Runs the processes of a node other than 0 until the engine has ended.
 
     Args:
         config: settings, the same as on node 0 but for those of a node.
         path: folder or file of the model.
 
     Returns:
-        The exit status: 1 if a rank of this node has ended by itself.
+        The exit status: 1 if a process of this node has ended by itself.
 
     Raises:
         BackendError: node 0 can't be reached, or refuses this node.
     """
-    parallel = config.parallel
-    first = config.node_rank * parallel.per_node
+    here = per_node(config)
+    first = config.node_rank * here
     left = []
     with (
         contextlib.ExitStack() as lines,
-        ThreadPoolExecutor(parallel.per_node) as threads,
+        ThreadPoolExecutor(here) as threads,
         contextlib.ExitStack() as children,
     ):
-        for rank in range(first, first + parallel.per_node):
+        for rank in range(first, first + here):
             line = join(config, path, rank)
             lines.callback(line.release)
             relay = _Relay(config, path, rank, line)
@@ -232,29 +233,47 @@ def run_agent(config: EngineConfig, path: Path) -> int:
         return int(not all(each.result() for each in left))
 
 
+def per_node(config: EngineConfig) -> int:
+    """Number of a node's processes: of replicas, or of the ranks of one engine."""
+    return (config.dp_size if config.dp_size > 1 else config.parallel.ranks) // config.nnodes
+
+
+def of_replica(config: EngineConfig, rank: int) -> EngineConfig:
+    """Settings of a replica: its GPU, of those of its node, and its seeds."""
+    place = rank % per_node(config) * config.parallel.ranks
+    gpu = 0 if config.device == "cpu" else config.base_gpu_id + place * config.gpu_id_step
+    return replace(config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank)
+
+
 class _Relay:
-    """Rank of this node, and the threads that pass on what it and rank 0 send.
+    """Process of this node, and the threads that pass on what it and node 0 send.
 
     Args:
         config, path: as for `run_agent`.
-        rank: the rank.
+        rank: number of the rank, or of the replica.
         line: connection to node 0.
     """
 
     def __init__(self, config: EngineConfig, path: Path, rank: int, line: Connection) -> None:
-        self._line, self._name, self._left = line, f"rank {rank} of {config.parallel.ranks}", False
-        self.child = SpawnedProcess(
-            "sglang_lite.engine.child.rank", self._name, rank, meeting(config.dist_init_addr, GLOO)
-        )
-        self.child.connection.send(frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))]))
+        self._line, self._left, self._whole = line, False, config.dp_size > 1
+        if self._whole:
+            name, started = f"replica {rank} of {config.dp_size}", of_replica(config, rank)
+            arguments = config.model, config.device, config.compile_processes
+            self.child = SpawnedProcess("sglang_lite.engine.child.main", name, *arguments)
+        else:
+            name, started = f"rank {rank} of {config.parallel.ranks}", config
+            there = meeting(config.dist_init_addr, GLOO)
+            self.child = SpawnedProcess("sglang_lite.engine.child.rank", name, rank, there)
+        self._name = name
+        self.child.connection.send(frame([(0, Start(asdict(started), os.fspath(path), os.getpid()))]))
         threading.Thread(target=self._down, name=f"sglang_lite-to-{rank}", daemon=True).start()
 
     def wait(self) -> bool:
-        """Passes on what the rank sends, until it ends. Returns whether node 0 has ended it."""
+        """Passes on what the process sends, until it ends. Returns whether node 0 has ended it."""
         used = processor_time(self.child.pid)
 
         def look() -> None:
-            """Gives a sign of life for a rank that computes, and whose own the interpreter's lock may keep back."""
+            """Gives a sign of life for a process that computes, and whose own the interpreter's lock may keep back."""
             nonlocal used
             before, used = used, processor_time(self.child.pid)
             if used != before:
@@ -264,7 +283,7 @@ class _Relay:
             for content in self.child.connection.frames(look, _LOOK_S):
                 self._line.send(_framed(content))
         how, left = self.child.end(), self._left
-        if not left:
+        if not left and not self._whole:
             with contextlib.suppress(OSError):
                 self._line.send(frame([StartFailed(failure_of(BackendError(f"{self._name} {how}")))]))
         self._line.close()
@@ -275,7 +294,10 @@ class _Relay:
             for content in self._line.frames():
                 self.child.connection.send(_framed(content))
             self._left = True
-        self.child.kill()
+        if self._whole:
+            self.child.connection.close()  # it writes what waits to be written
+        else:
+            self.child.kill()
 
 
 def join(config: EngineConfig, path: Path, rank: int) -> Connection:

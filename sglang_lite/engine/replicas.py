@@ -14,12 +14,13 @@ import numpy as np
 from sglang_lite.engine.core_client import CoreClient, reading_parts
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import Prefixes, Ready
+from sglang_lite.engine.nodes import NodeListener, RemoteProcess, of_replica, per_node
 from sglang_lite.engine.replica_calls import ReplicaCalls
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
 from sglang_lite.engine.replica_program import Early, ProgramAtReplica, ProgramLoad, branches_to_come, program_spans
-from sglang_lite.protocol import Delta, ProgramSink, Prompt, SamplingParams, Selection, SglError, Span
+from sglang_lite.protocol import BackendError, Delta, ProgramSink, Prompt, SamplingParams, Selection, SglError, Span
 from sglang_lite.runtime.calls import EncodeMedia, EngineCall, ExportPrefix, R
-from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.submission import (
@@ -39,6 +40,7 @@ from sglang_lite.runtime.requests.output_builder import Sink
 
 _MAX_TOKENS = 65_536  # of a prompt, whose prefixes are looked for
 _BYTES_A_TOKEN = 4  # of a choice
+_NAME = "the process of replica {}"
 
 
 class _ReplicasGate(Gate):
@@ -300,13 +302,14 @@ def _started(
     config: EngineConfig, path: Path, told: Callable[[int, Ready | Prefixes | None], object]
 ) -> list[CoreClient]:
     """Clients of new processes, once all run. If one can't be started, the others are ended."""
-    settings = [_own(config, rank) for rank in range(config.dp_size)]
+    settings = [of_replica(config, rank) for rank in range(config.dp_size)]
     processes: list[EngineProcess] = []
     starting: list[Future[CoreClient]] = []
     try:
-        for rank, own in enumerate(settings):
-            process = EngineProcess(own, path, f"the process of replica {rank}")
-            processes.append(process)
+        for rank, own in enumerate(settings[: per_node(config)]):
+            processes.append(EngineProcess(own, path, _NAME.format(rank)))
+        for rank, child in sorted(_of_other_nodes(config, path).items()):
+            processes.append(EngineProcess(settings[rank], path, _NAME.format(rank), child))
         parts = reading_parts(config, path)
         with ThreadPoolExecutor(config.dp_size, "sglang_lite-start") as threads:
             try:
@@ -328,7 +331,22 @@ def _started(
     return [each.result() for each in starting]
 
 
-def _own(config: EngineConfig, rank: int) -> EngineConfig:
-    """Settings of a replica: its GPU and its seeds."""
-    gpu = 0 if config.device == "cpu" else config.base_gpu_id + rank * config.parallel.ranks * config.gpu_id_step
-    return replace(config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank)
+def _of_other_nodes(config: EngineConfig, path: Path) -> dict[int, RemoteProcess]:
+    """Replicas of other machines, by number, once all have come.
+
+    Raises:
+        BackendError: one has not come in time.
+    """
+    found: dict[int, RemoteProcess] = {}
+    if config.nnodes == 1:
+        return found
+    listener = NodeListener(config, path, found.__setitem__)
+    try:
+        listener.wait(config.dist_timeout or DIST_TIMEOUT_S, lambda: False)
+    except BackendError:
+        for child in found.values():
+            child.kill()
+        raise
+    finally:
+        listener.close()
+    return found

@@ -20,13 +20,13 @@ class SignsOfLife:
     still takes processor time. Where the system does not tell it (only Linux does), no process is ever missing.
 
     Args:
-        pid: id of the process.
+        pid: id of the process; None for one on another machine, which is never missing.
 
     Attributes:
         missing: True while none has been seen for 10 s.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int | None) -> None:
         self._pid, self._used, self._looks = pid, processor_time(pid), 0
         self.missing = False
 
@@ -52,8 +52,10 @@ class SignsOfLife:
                 )  # fmt: skip
 
 
-def processor_time(pid: int) -> int | None:
+def processor_time(pid: int | None) -> int | None:
     """Processor time that all threads of a process have taken, in ns, or None if the system does not tell it."""
+    if pid is None:
+        return None
     clock = ctypes.c_int()
     clock_of = getattr(ctypes.CDLL(None), "clock_getcpuclockid", None)  # macOS lacks it
     if clock_of is None or clock_of(ctypes.c_int(pid), ctypes.byref(clock)):

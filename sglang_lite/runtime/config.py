@@ -254,7 +254,8 @@ class EngineConfig:
         expert_distribution_recorder_mode: "stat" to count how often experts are chosen; `enable_eplb` does that, too.
         pp_size: number of stages in a row, each of `tp_size` processes with a run of the layers (pipeline parallelism),
             that compute a step one after another.
-        nnodes: number of machines that the ranks are on, each with as many. Each runs the same `sglang-lite serve`.
+        nnodes: number of machines that the ranks, or with `dp_size` above 1 the replicas, are on, each with as many.
+            Each runs the same `sglang-lite serve`.
         node_rank: number of this machine; 0 has the engine.
         dist_init_addr: address of machine 0 and a port, as "10.0.0.1:5000". The two ports behind it are used, too.
         dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
@@ -478,7 +479,8 @@ class EngineConfig:
     @property
     def parallel(self) -> Parallel:
         """Layout of the engine's ranks, seen from the one that schedules."""
-        return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size, nodes=self.nnodes)
+        nodes = self.nnodes if self.dp_size == 1 else 1  # a replica is on one
+        return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size, nodes=nodes)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -575,17 +577,17 @@ def _check_parallel(config: EngineConfig) -> None:
     """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
     parallel = config.parallel
     check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, parallel.ranks)
-    check_nodes(parallel.nodes, config.node_rank, config.dist_init_addr)
-    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
-    check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
-    for name, plain in (("dp_size", 1), ("restart", False)):
-        if (parallel.nodes > 1 or config.use_ray) and getattr(config, name) != plain:
-            beside = "use_ray=True" if config.use_ray else f"nnodes={parallel.nodes}"
-            raise ParameterError(name, f"is not here with {beside}.", hint="Leave one out.")
+    check_nodes(config.nnodes, config.node_rank, config.dist_init_addr, config.dp_size)
+    several = "use_ray=True" if config.use_ray else f"nnodes={config.nnodes}"
+    if config.restart and (config.use_ray or config.nnodes > 1):
+        raise ParameterError("restart", f"is not here with {several}.", hint="Leave one out.")
     if config.use_ray and parallel.ranks == 1:
         raise ParameterError("use_ray", "is for several ranks.", hint="Add tp_size, or leave it out.")
-    if config.use_ray and parallel.nodes > 1:
-        raise ParameterError("use_ray", f"is not here with nnodes={parallel.nodes}.", hint="Leave one out.")
+    for name in ("nnodes", "dp_size") if config.use_ray else ():
+        if getattr(config, name) > 1:
+            raise ParameterError(name, f"is not here with {several}.", hint="Leave one out.")
+    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
+    check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
     if parallel.ranks == 1:
         return
     if parallel.pp > 1 and config.enable_return_routed_experts:

@@ -140,11 +140,11 @@ def check_experts(redundant: int, steps: int, changed: Collection[str], parallel
             raise ParameterError(name, f"is not here with pp_size={parallel.pp}.", hint="Leave one out.")
 
 
-def check_nodes(nodes: int, own: int, first: str | None) -> None:
+def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
     """Raises ParameterError if settings of several machines are wrong.
 
     Args:
-        nodes, own, first: `nnodes`, `node_rank`, `dist_init_addr`.
+        nodes, own, first, replicas: `nnodes`, `node_rank`, `dist_init_addr`, `dp_size`.
     """
     check_int("node_rank", own, 0)
     if nodes == 1 and (own or first is not None):
@@ -152,5 +152,7 @@ def check_nodes(nodes: int, own: int, first: str | None) -> None:
         raise ParameterError(name, "is for several machines.", hint="Add nnodes, or leave it out.")
     if nodes > 1:
         address(first)
+    if replicas > 1 and replicas % nodes:
+        raise ParameterError("nnodes", f"{nodes} does not divide {replicas} replicas.", hint="Use a divisor.")
     if own >= nodes:
         raise ParameterError("node_rank", f"{own} is none of {nodes} machines, counted from 0.")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -181,7 +182,7 @@ def test_a_server_that_is_no_node_0_is_named(answer, reason, config, monkeypatch
         (dict(node_rank=2), "node_rank: 2 is none of 2 machines"),
         (dict(nnodes=1), "dist_init_addr: is for several machines"),
         (dict(restart=True), "restart: is not here with nnodes=2"),
-        (dict(dp_size=2), "dp_size: is not here with nnodes=2"),
+        (dict(dp_size=3), "nnodes: 2 does not divide 3 replicas"),
     ],
 )
 def test_settings_of_machines_that_do_not_fit_are_refused_by_name(settings, message):
@@ -232,6 +233,37 @@ def test_two_nodes_answer_like_one_process_and_a_dead_rank_is_named(module, rank
         assert re.search(rf"rank \d of {ranks} was ended by SIGKILL", str(error))
     assert agent.wait(60) == 1
     processes.gone(mark)
+
+
+@pytest.mark.slow
+def test_replicas_of_two_nodes_answer_like_one_engine(folders, own, config, monkeypatch):
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(processes.MARK, mark)
+    flags = ["--model", str(folders[0]), "--device", "cpu", "--dtype", "float32", "--dp-size", "2", "--nnodes", "2"]
+    place = ["--node-rank", "1", "--dist-init-addr", config.dist_init_addr]
+    agent = subprocess.Popen([sys.executable, "-m", "sglang_lite", "serve", *flags, *place])
+    settings = SETTINGS | {"tp_size": 1, "dp_size": 2}
+    with sgl.Engine(folders[0], dist_init_addr=config.dist_init_addr, **settings) as engine:
+        greedy = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+        expected = own.complete("abc", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)).text
+        assert [said(engine, "abc", greedy, routed_dp_rank=replica) for replica in range(2)] == [expected] * 2
+        assert [each["dp_rank"] for each in engine.stats()["replicas"]] == [0, 1]
+        stream = engine.generate("ab", greedy | {"max_new_tokens": 1500}, stream=True, routed_dp_rank=1)
+        next(stream)
+        (victim, *_) = [pid for pid in processes.marked(mark) if _parent(pid) == agent.pid]
+        send(victim, signal.SIGKILL)
+        with pytest.raises(EngineClosedError, match="the process of replica 1 on node 1 is gone"):
+            deque(stream, maxlen=0)
+        assert said(engine, "abc", greedy) == expected
+    assert agent.wait(60) == 1
+    processes.gone(mark)
+
+
+def said(engine: sgl.Engine, *args: Any, **fields: Any) -> str:
+    """Text of an answer to one prompt."""
+    answer: Any = engine.generate(*args, **fields)
+    text: str = answer["text"]
+    return text
 
 
 def _parent(pid):

@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 @pytest.mark.parametrize(("settings", "message"), [
     (dict(use_ray=True), "use_ray: is for several ranks. Add tp_size"),
-    (dict(use_ray=True, tp_size=2, nnodes=2, dist_init_addr="a:5000"), "use_ray: is not here with nnodes=2"),
+    (dict(use_ray=True, tp_size=2, nnodes=2, dist_init_addr="a:5000"), "nnodes: is not here with use_ray=True"),
     (dict(use_ray=True, tp_size=2, dp_size=2), "dp_size: is not here with use_ray=True"),
     (dict(use_ray=True, tp_size=2, restart=True), "restart: is not here with use_ray=True"),
 ])  # fmt: skip

@@ -62,7 +62,7 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     from sglang_lite.runtime.parallel.collectives import GlooCollectives
 
     config = EngineConfig(**start.config)
-    share_threads(config.threads, config.parallel.threaded, config.dp_size)
+    share_threads(config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1))
     ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
     loaded = load_model(config, Path(start.model_path), iter, ranks=ranks)
     connection.send(frame([Progress(1, 1)]))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sglang_lite.engine.frames import HEADER, Progress, Start, StartFailed, frame, reports
-from sglang_lite.engine.nodes import NodeListener, RemoteRank
+from sglang_lite.engine.nodes import NodeListener, RemoteProcess
 from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import BackendError, SglError
@@ -50,7 +50,7 @@ class RankProcesses:
         self._ended = threading.Event()
         self._meeting = _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
-        self._children: dict[int, SpawnedProcess | RemoteRank] = {}
+        self._children: dict[int, SpawnedProcess | RemoteProcess] = {}
         self._loaded = {rank: threading.Event() for rank in range(1, self._parallel.ranks)}
         self._nodes = None if self._parallel.nodes == 1 else NodeListener(config, path, self._watch)
         for rank in range(1, self._parallel.per_node):
@@ -60,7 +60,7 @@ class RankProcesses:
                 child.connection.send(start)
             self._watch(rank, child)
 
-    def _watch(self, rank: int, child: SpawnedProcess | RemoteRank) -> None:
+    def _watch(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
         """Takes a rank's process in."""
         with self._lock:
             self._children[rank] = child
@@ -119,7 +119,7 @@ class RankProcesses:
             child.connection.close()
             child.kill()  # also one that is stopped; ranks keep nothing
 
-    def _read(self, rank: int, child: SpawnedProcess | RemoteRank) -> None:
+    def _read(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
         """Reads a rank's frames until it ends, and then ends all others."""
         name, silent, used = f"rank {rank} of {self._parallel.ranks}", 0, _processor_time(child)
         error: SglError | None = None
@@ -162,7 +162,7 @@ class RankProcesses:
             self._failed(self._error)
 
 
-def _processor_time(child: SpawnedProcess | RemoteRank) -> int | None:
+def _processor_time(child: SpawnedProcess | RemoteProcess) -> int | None:
     """`processor_time` of a rank's process, which is not told of one on another machine."""
     return None if child.pid is None else processor_time(child.pid)
 

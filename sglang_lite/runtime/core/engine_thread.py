@@ -92,7 +92,7 @@ def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     Raises:
         SglError: the model can't be loaded, or the core can't be made.
     """
-    openmp.share_threads(config.threads, config.parallel.threaded, config.dp_size)
+    openmp.share_threads(config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1))
     try:
         return _core(config, load())  # not assigned to a local name, so that a failure releases the model
     except BaseException as error:
