@@ -16,10 +16,8 @@ from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config_checks import (
     check_encoders,
-    check_experts,
-    check_nodes,
     check_offload,
-    check_replicas,
+    check_parallel,
     check_scales,
     check_template,
     seed_ports,
@@ -416,7 +414,7 @@ class EngineConfig:
         ports = "remote_instance_weight_loader_send_weights_group_ports"
         service = self.remote_instance_weight_loader_seed_instance_service_port
         object.__setattr__(self, ports, seed_ports(service, getattr(self, ports)))
-        _check_parallel(self)
+        check_parallel(self)
         self._check_lora()
         self._check_media()
 
@@ -538,18 +536,6 @@ _TEXTS = {
     for name, hint in _HINTS.items()
     if hint in (str, str | None) and name not in ("device", "speculation", "hicache_storage_dir")
 }
-# Settings that have only their defaults with several ranks.
-_OF_ONE_RANK = (
-    "in_process",
-    "deterministic",
-    "enable_lora",
-    "enable_hierarchical_cache",
-    "enable_memory_saver",
-    "cpu_offload_gb",
-    "kv_dtype",
-    "encoder_only",
-    "language_only",
-)
 _OF_A_PROCESS = ("restart", "stall_timeout_s", "stream_interval_s", "dp_size")
 FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # for other docstrings
 
@@ -571,31 +557,6 @@ def _takes(
 
 takes_fields = _takes(EngineConfig)  # all fields by keyword, the model also by position
 shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields  # and it takes more
-
-
-def _check_parallel(config: EngineConfig) -> None:
-    """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
-    parallel = config.parallel
-    check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, parallel.ranks)
-    check_nodes(config.nnodes, config.node_rank, config.dist_init_addr, config.dp_size)
-    several = "use_ray=True" if config.use_ray else f"nnodes={config.nnodes}"
-    if config.restart and (config.use_ray or config.nnodes > 1):
-        raise ParameterError("restart", f"is not here with {several}.", hint="Leave one out.")
-    if config.use_ray and parallel.ranks == 1:
-        raise ParameterError("use_ray", "is for several ranks.", hint="Add tp_size, or leave it out.")
-    for name in ("nnodes", "dp_size") if config.use_ray else ():
-        if getattr(config, name) > 1:
-            raise ParameterError(name, f"is not here with {several}.", hint="Leave one out.")
-    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
-    check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
-    if parallel.ranks == 1:
-        return
-    if parallel.pp > 1 and config.enable_return_routed_experts:
-        problem = "rank 0 has only the first layers' experts with pp_size."
-        raise ParameterError("enable_return_routed_experts", problem, hint="Use tp_size.")
-    for name in _OF_ONE_RANK:
-        if getattr(config, name) not in (False, "auto"):
-            raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")
 
 
 def _check_process(config: EngineConfig) -> None:

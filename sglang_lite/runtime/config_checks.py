@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
@@ -12,7 +14,22 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.parallel.addresses import address
 from sglang_lite.runtime.parallel.layout import Parallel
 
+if TYPE_CHECKING:
+    from sglang_lite.runtime.config import EngineConfig
+
 _MAX_REPLICAS = 1024
+# Settings that have only their defaults with several ranks.
+_OF_ONE_RANK = (
+    "in_process",
+    "deterministic",
+    "enable_lora",
+    "enable_hierarchical_cache",
+    "enable_memory_saver",
+    "cpu_offload_gb",
+    "kv_dtype",
+    "encoder_only",
+    "language_only",
+)
 _SEED = "remote_instance_weight_loader_"
 
 
@@ -120,6 +137,31 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
         raise ParameterError("device", f"{device!r} is one GPU, for {processes} processes.", hint=hint)
     if first_gpu and (number or device == "cpu"):
         raise ParameterError("base_gpu_id", f"device is {device!r}.", hint="Leave one out.")
+
+
+def check_parallel(config: EngineConfig) -> None:
+    """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
+    parallel = config.parallel
+    check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, parallel.ranks)
+    check_nodes(config.nnodes, config.node_rank, config.dist_init_addr, config.dp_size)
+    several = "use_ray=True" if config.use_ray else f"nnodes={config.nnodes}"
+    if config.restart and (config.use_ray or config.nnodes > 1):
+        raise ParameterError("restart", f"is not here with {several}.", hint="Leave one out.")
+    if config.use_ray and parallel.ranks == 1:
+        raise ParameterError("use_ray", "is for several ranks.", hint="Add tp_size, or leave it out.")
+    for name in ("nnodes", "dp_size") if config.use_ray else ():
+        if getattr(config, name) > 1:
+            raise ParameterError(name, f"is not here with {several}.", hint="Leave one out.")
+    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
+    check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
+    if parallel.ranks == 1:
+        return
+    if parallel.pp > 1 and config.enable_return_routed_experts:
+        problem = "rank 0 has only the first layers' experts with pp_size."
+        raise ParameterError("enable_return_routed_experts", problem, hint="Use tp_size.")
+    for name in _OF_ONE_RANK:
+        if getattr(config, name) not in (False, "auto"):
+            raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")
 
 
 def check_experts(redundant: int, steps: int, changed: Collection[str], parallel: Parallel) -> None:

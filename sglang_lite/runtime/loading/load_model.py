@@ -20,13 +20,12 @@ from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generatio
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
-from sglang_lite.runtime.host.numa import bind_near
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
-from sglang_lite.runtime.kernels.driver import bus_address
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.expert_placement import first_placement, prepare_experts
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
+from sglang_lite.runtime.loading.rank_device import rank_device
 from sglang_lite.runtime.loading.seeding import seed_of
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.prepare import MediaPreparer
@@ -425,7 +424,7 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
     name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
     if reason is None and parallel.ranks > 1:
-        return _rank_device(config, parallel)
+        return rank_device(config, parallel)
     if reason is None:
         return torch.device(name)
     if config.base_gpu_id and torch.cuda.is_available():
@@ -453,26 +452,6 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
 
     where = None if ranks.parallel.nodes == 1 else meeting(config.dist_init_addr, NCCL)
     return connect(ranks, device, row_bytes, own_sum=not config.disable_custom_all_reduce, meeting=where)
-
-
-def _rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
-    """GPU of a rank, whose thread then runs near it. All ranks raise the same error if there is none for one of them,
-    or if they differ."""
-    indices = [config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)]
-    count = torch.cuda.device_count()
-    if max(indices) >= count:
-        named = ", ".join(map(str, dict.fromkeys(indices)))
-        raise ParameterError(
-            parallel.setting, f"{parallel.per_node} ranks need GPUs {named}; there are {count}.",
-            hint='Use fewer ranks, or device="cpu".',
-        )  # fmt: skip
-    kinds = sorted({torch.cuda.get_device_name(index) for index in indices})
-    if len(kinds) > 1:
-        problem = f"the ranks' GPUs differ: {' and '.join(kinds)}."
-        raise ParameterError(parallel.setting, problem, hint="Use GPUs of one kind.")
-    own = indices[parallel.rank % parallel.per_node]
-    bind_near(bus_address(own))
-    return torch.device("cuda", own)
 
 
 def why_no_gpu(name: str) -> str | None:

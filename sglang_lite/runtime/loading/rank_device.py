@@ -1,0 +1,35 @@
+"""GPUs of an engine's ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.host.numa import bind_near
+from sglang_lite.runtime.kernels.driver import bus_address
+from sglang_lite.runtime.parallel.layout import Parallel
+
+
+def rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
+    """GPU of a rank, whose thread then runs near it. All ranks raise the same error if there is none for one of them,
+    or if they differ.
+
+    Raises:
+        ParameterError: as said.
+    """
+    indices = [config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)]
+    count = torch.cuda.device_count()
+    if max(indices) >= count:
+        named = ", ".join(map(str, dict.fromkeys(indices)))
+        raise ParameterError(
+            parallel.setting, f"{parallel.per_node} ranks need GPUs {named}; there are {count}.",
+            hint='Use fewer ranks, or device="cpu".',
+        )  # fmt: skip
+    kinds = sorted({torch.cuda.get_device_name(index) for index in indices})
+    if len(kinds) > 1:
+        problem = f"the ranks' GPUs differ: {' and '.join(kinds)}."
+        raise ParameterError(parallel.setting, problem, hint="Use GPUs of one kind.")
+    own = indices[parallel.rank % parallel.per_node]
+    bind_near(bus_address(own))
+    return torch.device("cuda", own)
