@@ -6,9 +6,9 @@ again; whether all were answered, and whether the server counted what its client
 The server is `sglang-lite serve --restart` in processes of its own. `--kills` times, evenly over the load, the engine's
 process is killed; in between, generation is paused until all that runs is back in the queue, and the weights are read
 from disk again, as often. Printed are the answers by protocol and status; the server's own counts of them, of prompts'
-and of generated tokens beside those of the clients; and the memory of the server's process in the middle and at the
-end. The exit status is 1 where an answer failed though nothing was killed meanwhile, where a count differs, or where
-the memory is more than 5 % larger at the end.
+and of generated tokens beside those of the clients; and the memory of the server's process after each of these, and at
+the end. The exit status is 1 where an answer failed though nothing was killed meanwhile, where a count differs, or
+where the memory is more than 5 % larger at the end than in the middle.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ async def run(server: ServerProcess, given: argparse.Namespace) -> int:
     for name, (own, theirs) in pairs.items():
         print(f"  {name:32} {own:9} {theirs:9}{'' if own == theirs else '  DIFFERS'}")
     middle, end = memory[len(kinds) // 2 + 1], memory[len(kinds) + 1]
-    print(f"\n  memory of the server's process: {middle / 2**20:.0f} MB in the middle, {end / 2**20:.0f} at the end")
+    print(f"\n  memory of the server's process, MB: {' '.join(f'{each / 2**20:.0f}' for each in memory.values())}")
     back = [back - killed for killed, back in day.kills]
     print(f"  {len(back)} kills, answers again within {max(back, default=0):.1f} s; lost otherwise: {len(day.lost)}")
     for each in day.lost[:5]:
