@@ -169,6 +169,8 @@ class ServerSettings:
                 raise ParameterError(
                     "api_key", "a key is empty, or has characters other than printable ASCII without spaces."
                 )
+        if len({*self.api_key}) < len(self.api_key):
+            raise ParameterError("api_key", "a key is given twice.", hint="Give each client one of its own.")
         for name in self.allowed_host:
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
                 raise ParameterError(

@@ -106,7 +106,7 @@ def test_new_requests_are_refused_while_open_ones_continue(engine):
             assert (found["type"], found["error"]["type"]) == ("error", "api_error")
             error = told(clients.native(**more))["error"]
             assert (error["code"], error["err_type"]) == (503, "EngineClosedError")
-        for path, status in (("/ready", 503), ("/ping", 200), ("/health", 200), ("/v1/models", 200)):
+        for path, status in (("/ready", 503), ("/ping", 200), ("/health", 200), ("/v1/models", 200), ("/metrics", 200)):
             response = httpx2.get(ending.url + path, timeout=60)
             assert (response.status_code, response.headers["connection"]) == (status, "close")
         assert not any(each.done() for each in ending.open)

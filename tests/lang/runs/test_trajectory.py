@@ -179,6 +179,12 @@ def test_a_saved_trace_has_it_too(engine, tmp_path):
     assert Trace.load(tmp_path / "run.jsonl").trajectory() == state.trajectory()
 
 
+def test_a_loaded_state_has_none(engine, tmp_path):
+    turns.run(["Who?"], backend=engine, seed=3, **ASKED).save(tmp_path / "state")
+    with pytest.raises(sgl.ProgramError, match="it was loaded or resumed"):
+        sgl.load(tmp_path / "state", backend=engine).trajectory()
+
+
 @pytest.mark.parametrize("run", [lambda e: turns.run(["Who?"], backend=e), lambda e: turns.run([], backend=e)])
 def test_a_run_without_ids_says_what_to_do(engine, run):
     with pytest.raises(sgl.ProgramError, match=r"return_prompt_token_ids=True|no answer of a generation"):
