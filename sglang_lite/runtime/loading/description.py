@@ -242,8 +242,8 @@ class _Inspection:
             few_rows = formats.weights != torch.float32
             return "as they are stored" + (" in steps of few rows, decoded in others" if few_rows else "")
         if device.type == "cuda" and not source.in_8_bits:
-            name = "gguf" if in_file else self.description.formats[0]
-            return f'decoded while loading; quantization="{name}" keeps those of 4 bits'
+            kept = 'quantization="gguf" keeps those of 4 bits' if in_file else "but for those of 4 bits"
+            return f"decoded while loading; {kept}"
         return "decoded while loading"
 
     def _in_blocks(self, formats: Precision) -> tuple[int, int]:

@@ -207,7 +207,7 @@ def load_model(
         kind = GpuDecoder
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=config.quantization,
-                        kv_fp8=config.kv_dtype == "fp8")  # fmt: skip
+                        kv_fp8=config.kv_dtype == "fp8", packed=source.has_packed)  # fmt: skip
     experts = first_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
@@ -517,6 +517,7 @@ def precision(
     batch_invariant: bool = False,
     quantization: str | None = None,
     kv_fp8: bool = False,
+    packed: bool = False,
 ) -> Precision:
     """Numeric formats for a `dtype` on a device.
 
@@ -526,6 +527,7 @@ def precision(
         batch_invariant: whether every row must be computed the same way in every batch.
         quantization: field `quantization` of an EngineConfig.
         kv_fp8: whether keys and values are stored in 8-bit floating point.
+        packed: whether the checkpoint has packed matrices, which a GPU keeps so if they have up to 4 bits.
 
     Raises:
         ParameterError: the device can't compute in the format.
@@ -555,11 +557,12 @@ def precision(
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
-    few_bits = quantization is not None and device.type == "cuda" and kind.itemsize == 2
+    few_bits = device.type == "cuda" and kind.itemsize == 2 and not batch_invariant
     int8 = few_bits and quantization in ("int8", "w8a8_int8")  # all matrices, and those that are stored so
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
-        packed=few_bits and quantization != "int8", int8=int8, rounding=None if int8 else rounding,
+        packed=few_bits and (packed or quantization is not None) and quantization != "int8", int8=int8,
+        rounding=None if int8 else rounding,
         blocks=device.type == "cpu" and not batch_invariant and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and not batch_invariant and computes_in_eight_bits(device),
     )  # fmt: skip

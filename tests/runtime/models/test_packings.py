@@ -16,6 +16,7 @@ from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.packed_products import decoded
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 from sglang_lite.runtime.loading.description import describe
+from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
@@ -49,6 +50,16 @@ def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
         values = found if isinstance(found, torch.Tensor) else found.decode(0, len(weight))
         assert torch.equal(values, weight) or torch.allclose(values, weight, rtol=3e-7, atol=0), stored
     source.check_all_used()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "invariant", "kept"),
+    [("cuda", "auto", False, True), ("cuda", "float32", False, False), ("cuda", "auto", True, False),
+     ("cpu", "auto", False, False)],
+)  # fmt: skip
+def test_a_gpu_keeps_them_packed_in_sixteen_bits(monkeypatch, device, dtype, invariant, kept):
+    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False)
+    assert precision(dtype, torch.device(device), batch_invariant=invariant, packed=True).packed == kept
 
 
 @pytest.mark.sampled(16)
