@@ -298,5 +298,5 @@ def _load(service: Service, stats: dict[str, Any]) -> Any:
         num_total_reqs=stats["running"] + stats["waiting"], num_used_tokens=used, token_usage=usage,
         max_total_num_tokens=stats["total_tokens"], utilization=usage,
         max_running_requests=service.engine.core.capacity.sizes.max_running,
-        cache_hit_rate=stats["prompt_tokens_cached"] / max(stats["prompt_tokens"], 1),
+        cache_hit_rate=stats.get("prompt_tokens_cached", 0) / max(stats.get("prompt_tokens", 0), 1),  # of no encoder
     )  # fmt: skip

@@ -57,7 +57,7 @@ class _Stats(Collector):
             if isinstance(value, int | float):
                 kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
                 yield self._family(kind, f"sglang_lite_{name}", name, "model", itemgetter(name))
-        for name, of in _SHOWN[self._names].items() if "running" in self._stats else ():  # not of embedding models
+        for name, of in _SHOWN[self._names].items() if self._stats["total_tokens"] else ():  # not of encoders
             yield self._family(GaugeMetricFamily, f"{self._names}:{name}", name, "model_name", of)
 
     def _family(

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load
 from smg_grpc_proto import sglang_encoder_pb2 as pb
 from smg_grpc_proto import sglang_encoder_pb2_grpc as services
+from smg_grpc_proto import sglang_scheduler_pb2 as of_scheduler
+from smg_grpc_proto import sglang_scheduler_pb2_grpc as scheduler
 
 import sglang_lite as sgl
 from sglang_lite.protocol import BackendError, CapabilityError, Image, ParameterError
@@ -115,6 +117,8 @@ def test_sglangs_service_makes_features_that_http_gives(encoder):
         assert (told.embedding_len, told.embedding_dim) == tuple(features.shape)
         assert told.embedding_size == features.nbytes
         assert engine.stats()["images_encoded"] == runs
+        loads = scheduler.SglangSchedulerStub(channel).GetLoads(of_scheduler.GetLoadsRequest(), metadata=metadata).loads
+        assert [each.num_running_reqs for each in loads] == [0]
         for request, code in [
             (pb.EncodeRequest(mm_items=[_url(image)], prefill_host="10.0.0.2"), grpc.StatusCode.INVALID_ARGUMENT),
             (pb.EncodeRequest(), grpc.StatusCode.INVALID_ARGUMENT),
@@ -161,6 +165,7 @@ def test_a_server_that_encodes_does_nothing_else(encoder):
         assert (found.status_code, "encoder of media alone" in found.text) == (400, True)
     assert httpx2.get(f"{server.url}/health").status_code == 200
     assert httpx2.get(f"{server.url}/health_generate", headers=headers).status_code == 200
+    assert "images_encoded" in httpx2.get(f"{server.url}/metrics").text
     info = httpx2.get(f"{server.url}/model_info", headers=headers).json()
     assert (info["is_generation"], info["has_image_understanding"]) == (False, True)
     assert _posted(server, {"mm_items": [_url(png(9, 9))]}, headers={}).status_code == 401

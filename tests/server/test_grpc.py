@@ -249,6 +249,9 @@ def test_embeddings(tmp_path):
         with pytest.raises(grpc.RpcError) as refused:
             client.whole()
         expected = engine.encode([[4, 5]])[0]["embedding"]
+        (load,) = client.call("GetLoads", pb.GetLoadsRequest()).loads
+        assert (load.num_running_reqs, load.cache_hit_rate) == (0, 0)
+        assert "sglang_lite_texts{" in httpx2.get(f"{client.running.url}/metrics").text
     assert list(found.embedding) == pytest.approx(expected, abs=1e-6)
     assert (found.embedding_dim, found.prompt_tokens) == (len(expected), 2)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
