@@ -29,7 +29,9 @@ _GENERATION = {
     "quantization", "kv_dtype", "context_length", "max_total_tokens", "max_running", "page_size",
     "special_tokens_in_roles", "skip_tokenizer_init", "prefix_cache", "policy", "eviction", "deterministic",
     "original_logprobs", "attention_backend", "overlap", "jump_forward", "speculation", "draft_tokens",
-    "cuda_graphs", "mem_fraction", "enable_return_routed_experts", "enable_return_hidden_states",
+    "cuda_graphs", "mem_fraction", "cpu_offload_gb", "enable_memory_saver", "enable_weights_cpu_backup",
+    "refuse_while_asleep", "enable_hierarchical_cache", "quantization_param_path",
+    "enable_return_routed_experts", "enable_return_hidden_states",
     "constraint_backend", "compile_timeout_s", "compile_memory_mb", "seed",
 }  # fmt: skip
 
