@@ -1,0 +1,255 @@
+"""Whisper beside others: with CTranslate2's weights, token by token; and with random weights, for speed.
+
+    python benchmarks/speech.py --weights FOLDER SOUND [SOUND …] [--language en]
+    python benchmarks/speech.py --shape turbo [--requests 32] [--tokens 64] [--repeat 3]
+
+- `--weights`: transcripts of the first 30 seconds of sounds, with and without times, by this engine and by CTranslate2
+  (which has to be installed) in float32, and the processor seconds of each. The folder has CTranslate2's `model.bin`,
+  `config.json` and `tokenizer.json`; its weights are converted to transformers' names.
+- `--shape`: seconds of requests with a sound of their own, beside transformers' `generate` with all as one batch.
+  Reading the files and making spectrograms count on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+import torch
+from machine import describe
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, GenerationMixin, WhisperConfig, WhisperFeatureExtractor
+from transformers import WhisperForConditionalGeneration as Whisper
+
+import sglang_lite as sgl
+from sglang_lite.media_files import MAX_SECONDS, samples, wav_of
+from sglang_lite.protocol import Image, Prompt, SamplingParams, Span
+from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
+
+GPU = torch.cuda.is_available()
+RATE, WINDOW = 16_000, 480_000  # samples in a second, and in 30
+END, START, SAYS = 50_257, 50_258, (50_258, 50_259, 50_360, 50_364)  # of large-v3: English, transcribe, no times
+_SHAPES = {"base": (512, 6, 6, 8, 80), "turbo": (1280, 32, 4, 20, 128), "large": (1280, 32, 32, 20, 128)}
+_KINDS = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
+
+
+def _config(width: int, layers: int, decoder_layers: int, heads: int, bins: int, vocab: int) -> WhisperConfig:
+    return WhisperConfig(
+        vocab_size=vocab, d_model=width, encoder_layers=layers, decoder_layers=decoder_layers, num_mel_bins=bins,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width, bos_token_id=END, eos_token_id=END, pad_token_id=END, decoder_start_token_id=START,
+        architectures=["WhisperForConditionalGeneration"],
+    )  # fmt: skip
+
+
+def _save_rest(folder: Path, config: WhisperConfig) -> None:
+    """Saves all that belongs to a model but weights and tokenizer."""
+    config.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(folder)
+    names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+# ------------------------------------------------------------------------------------------ CTranslate2's weights
+
+
+def _read_weights(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays in a `model.bin` of CTranslate2, by name."""
+    with open(file, "rb") as data:
+
+        def number(kind: str) -> int:
+            found: int = struct.unpack(f"<{kind}", data.read(struct.calcsize(kind)))[0]
+            return found
+
+        def text() -> str:
+            return data.read(number("H")).rstrip(b"\0").decode()
+
+        number("I"), text(), number("I")  # version, kind of model, and its revision
+        found = {}
+        for _ in range(number("I")):
+            name, shape = text(), [number("I") for _ in range(number("B"))]
+            kind, size = number("B"), number("I")
+            found[name] = np.frombuffer(data.read(size), _KINDS[kind]).reshape(shape)
+    return found
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Saves a Whisper of CTranslate2 as transformers has it."""
+    given, found = _read_weights(source / "model.bin"), dict[str, torch.Tensor]()
+
+    def put(name: str, whose: str, part: slice = slice(None)) -> None:
+        found[name] = torch.from_numpy(np.array(given[whose][part], dtype=np.float32))
+
+    def linear(name: str, whose: str, parts: str = "") -> None:
+        size = len(given[f"{whose}/weight"]) // max(len(parts), 1)
+        for i, letter in enumerate(parts or " "):
+            part, at = slice(i * size, (i + 1) * size), name.replace("?", letter)
+            put(f"{at}.weight", f"{whose}/weight", part)
+            if letter != "k":
+                put(f"{at}.bias", f"{whose}/bias", part)
+
+    def norm(name: str, whose: str) -> None:
+        put(f"{name}.weight", f"{whose}/gamma"), put(f"{name}.bias", f"{whose}/beta")
+
+    layers = {}
+    for side in ("encoder", "decoder"):
+        put(f"model.{side}.embed_positions.weight", f"{side}/position_encodings/encodings")
+        norm(f"model.{side}.layer_norm", f"{side}/layer_norm")
+        layers[side] = sum(name.startswith(f"{side}/layer_") and name.endswith("ffn/linear_0/weight") for name in given)
+        for i in range(layers[side]):
+            name, whose = f"model.{side}.layers.{i}", f"{side}/layer_{i}"
+            norm(f"{name}.self_attn_layer_norm", f"{whose}/self_attention/layer_norm")
+            linear(f"{name}.self_attn.?_proj", f"{whose}/self_attention/linear_0", "qkv")
+            linear(f"{name}.self_attn.out_proj", f"{whose}/self_attention/linear_1")
+            if side == "decoder":
+                norm(f"{name}.encoder_attn_layer_norm", f"{whose}/attention/layer_norm")
+                linear(f"{name}.encoder_attn.?_proj", f"{whose}/attention/linear_0", "q")
+                linear(f"{name}.encoder_attn.?_proj", f"{whose}/attention/linear_1", "kv")
+                linear(f"{name}.encoder_attn.out_proj", f"{whose}/attention/linear_2")
+            norm(f"{name}.final_layer_norm", f"{whose}/ffn/layer_norm")
+            linear(f"{name}.fc1", f"{whose}/ffn/linear_0"), linear(f"{name}.fc2", f"{whose}/ffn/linear_1")
+    linear("model.encoder.conv1", "encoder/conv1"), linear("model.encoder.conv2", "encoder/conv2")
+    put("model.decoder.embed_tokens.weight", "decoder/embeddings/weight")
+    vocab, width = found["model.decoder.embed_tokens.weight"].shape
+    bins = found["model.encoder.conv1.weight"].shape[1]
+    save_file(found, folder / "model.safetensors", {"format": "pt"})
+    _save_rest(folder, _config(width, layers["encoder"], layers["decoder"], width // 64, bins, vocab))
+    shutil.copy(source / "tokenizer.json", folder)
+    saved = json.loads((source / "config.json").read_text())
+    rules = {
+        "suppress_tokens": saved["suppress_ids"], "begin_suppress_tokens": saved["suppress_ids_begin"],
+        "max_initial_timestamp_index": 50, "is_multilingual": vocab > 51_864,
+    }  # fmt: skip
+    (folder / "generation_config.json").write_text(json.dumps(rules))
+
+
+def compare(source: Path, files: list[Path], language: str) -> None:
+    """Compares transcripts with CTranslate2's."""
+    import ctranslate2  # type: ignore[import-not-found] # of no extra: it is installed for this
+
+    theirs: Any = ctranslate2.models.Whisper(str(source), device="cpu", compute_type="float32", intra_threads=1)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        convert(source, folder)
+        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+        with sgl.Engine(made, in_process=True, device="cpu", dtype="float32", threads=1) as engine:
+            speech = speech_of(engine.core.builder.media, engine.tokenizer, lambda: folder)
+            assert isinstance(speech, WhisperSpeech)
+            for file in files:
+                heard = samples(Image(file.read_bytes(), "audio/*"), RATE, MAX_SECONDS)[:WINDOW]
+                features = extractor(heard, sampling_rate=RATE, return_tensors="np").input_features
+                for timed in (False, True):
+                    start = speech.instructions(language, "transcribe", timed=timed)
+                    begun = time.process_time()
+                    view = ctranslate2.StorageView.from_array(features)
+                    expected = theirs.generate(view, [start], beam_size=1, max_length=448)[0].sequences_ids[0]
+                    peer = time.process_time() - begun
+                    begun, answer = time.process_time(), Future[Any]()
+                    engine.submit(
+                        speech.prompt(wav_of(heard, RATE), start), SamplingParams(max_tokens=448, temperature=0),
+                        sink=answer.set_result, logit_processor=speech.rules(start, timed=timed),
+                    )  # fmt: skip
+                    ids, ours = [each for each in answer.result().token_ids if each != speech.end], time.process_time()
+                    same = "the same" if ids == [each for each in expected if each != speech.end] else "OTHERS"
+                    told = f"{file.name}, {len(heard) / RATE:.1f} s, {'with' if timed else 'no'} times"
+                    took = f"ours {ours - begun:.2f} s, CTranslate2 {peer:.2f} s of a processor"
+                    print(f"{told}: {len(ids)} tokens, {same}; {took}", flush=True)
+
+
+# ------------------------------------------------------------------------------------------------ random weights
+
+
+def _save_shape(shape: str, folder: Path) -> None:
+    _save_rest(folder, _config(*_SHAPES[shape], vocab=51_866))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {text: i for i, text in enumerate([*alphabet, *(f"x{i}" for i in range(END - len(alphabet)))])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>"), AddedToken("<|startoftranscript|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _seconds(run: Callable[[list[np.ndarray[Any, Any]]], object], requests: int, repeat: int) -> float:
+    """Median time of runs over new sounds, after a first one."""
+    taken, random = [], np.random.default_rng(0)
+    for _ in range(repeat + 1):
+        sounds = [random.normal(0, 0.1, WINDOW).astype(np.float32) for _ in range(requests)]
+        begun = time.perf_counter()
+        run(sounds)
+        taken.append(time.perf_counter() - begun)
+    return median(taken[1:])
+
+
+def speed(shape: str, requests: int, tokens: int, repeat: int) -> None:
+    """Compares the seconds of requests with transformers'."""
+    device, dtype = ("cuda", "float16") if GPU else ("cpu", "bfloat16")
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        _save_shape(shape, folder)
+        settings: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": "dummy", "max_running": requests}
+        if not GPU:
+            settings["max_total_tokens"] = requests * 1984
+        with sgl.Engine(made, in_process=True, **settings) as engine:
+
+            def ours(sounds: list[np.ndarray[Any, Any]]) -> None:
+                pending = []
+                for sound in sounds:
+                    prompt = Prompt((Span("<audio>", ()), Span("", SAYS)), images=(wav_of(sound, RATE),))
+                    pending.append(Future[Any]())
+                    engine.submit(prompt, params, sink=pending[-1].set_result)
+                assert all(len(each.result().token_ids) == tokens for each in pending)
+
+            own = _seconds(ours, requests, repeat)
+        print(f"{requests} sounds of 30 s, {tokens} tokens each: ours {own:.3f} s, {requests / own:.1f} a second")
+        with torch.device(device):
+            model: Any = Whisper(WhisperConfig.from_pretrained(folder)).to(getattr(torch, dtype)).eval()
+        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+        start = torch.tensor([SAYS] * requests, device=device)
+        told = GenerationConfig(eos_token_id=None, pad_token_id=END, do_sample=False, max_new_tokens=tokens)
+
+        def theirs(sounds: list[np.ndarray[Any, Any]]) -> None:
+            features = extractor(sounds, sampling_rate=RATE, return_tensors="pt").input_features
+            inputs = features.to(device, model.dtype)
+            found = GenerationMixin.generate(model, inputs, decoder_input_ids=start, generation_config=told)
+            assert found.shape[1] == len(SAYS) + tokens
+
+        with torch.inference_mode():
+            peer = _seconds(theirs, requests, repeat)
+        print(f"transformers as one batch {peer:.3f} s: {peer / own:.2f}x")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sounds", nargs="*", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--shape", choices=_SHAPES)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    print(describe())
+    if args.weights is not None:
+        compare(args.weights, args.sounds, args.language)
+    if args.shape is not None:
+        speed(args.shape, args.requests, args.tokens, args.repeat)
+
+
+if __name__ == "__main__":
+    main()
