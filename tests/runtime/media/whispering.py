@@ -11,6 +11,7 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
 SECONDS, FRAMES, PREFIX = 3, 150, 192  # of a window, and the tokens that it takes
+TEXT = 24  # tokens behind it
 _SPECIAL = [
     "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|startofprev|>",
     "<|nospeech|>", "<|notimestamps|>",
@@ -32,7 +33,7 @@ def save_whisper(folder: Path, **changes: Any) -> Any:
     config = WhisperConfig(
         vocab_size=FIRST_TIME + len(_TIMES), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16, max_source_positions=FRAMES,
-        max_target_positions=64, bos_token_id=EOT, eos_token_id=EOT, pad_token_id=EOT, decoder_start_token_id=SOT,
+        max_target_positions=TEXT, bos_token_id=EOT, eos_token_id=EOT, pad_token_id=EOT, decoder_start_token_id=SOT,
     )  # fmt: skip
     model = randomise(WhisperForConditionalGeneration(config))
     model.model.decoder.embed_tokens.weight.data[FIRST_TIME:] *= 0.3  # or it would tell nothing but times

@@ -15,7 +15,7 @@ from sglang_lite.protocol import SamplingParams
 from sglang_lite.server.http.form import parse_form
 from tests.media_files import wav
 from tests.runtime.media.seeing import engine_of, save_seeing, seen
-from tests.runtime.media.whispering import EOT, FIRST_TIME, SECONDS, save_whisper
+from tests.runtime.media.whispering import EOT, SECONDS, save_whisper
 from tests.server.conftest import Running
 
 SOUND = wav(1.3)
@@ -60,9 +60,7 @@ def test_a_transcript_is_the_engines_own(whisper: tuple[Running, sgl.Engine], au
     assert english["text"] == said(engine, "<|startoftranscript|><|de|><|translate|><|notimestamps|>")
     before = audio.transcriptions.create(file=file, model="whisper-1", language="en", prompt="ab")
     start = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
-    engine_prompt = engine.tokenizer.encode(" ab", first=False)
-    assert len(engine_prompt) >= 2
-    assert before.text == said(engine, f"<|startofprev|>{engine.tokenizer.decode(engine_prompt)}{start}")
+    assert before.text == said(engine, f"<|startofprev|> ab{start}")
     told = list(audio.transcriptions.create(file=file, model="whisper-1", language="de", stream=True))
     assert [each.type for each in told] == ["transcript.text.delta"] * (len(told) - 1) + ["transcript.text.done"]
     assert told[-1].text == "".join(each.delta for each in told[:-1]).strip() == expected
@@ -79,7 +77,7 @@ def test_a_language_that_is_not_told_is_the_likeliest(whisper: tuple[Running, sg
 
 
 def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], audio: Any) -> None:
-    seconds = 2 * SECONDS + 0.5
+    seconds = SECONDS + 0.5
     file = ("a.wav", wav(seconds).data)
     answer = audio.transcriptions.create(
         file=file, model="whisper-1", language="en", response_format="verbose_json", timestamp_granularities=["segment"]
@@ -87,7 +85,7 @@ def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], 
     assert answer.duration == pytest.approx(seconds)
     starts = [each.start for each in answer.segments]
     assert starts == sorted(starts)
-    assert starts[-1] > SECONDS  # of a later window
+    assert answer.segments[-1].seek > 0  # of a later window
     assert all(each.start <= each.end <= seconds + 1e-6 and each.avg_logprob <= 0 for each in answer.segments)
     assert all(token < EOT for each in answer.segments for token in each.tokens)
     assert answer.text == "".join(each.text for each in answer.segments).strip()
@@ -97,6 +95,7 @@ def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], 
     assert second.startswith("00:00:0")
     assert " --> " in second
     assert subtitles.count(" --> ") == len(answer.segments)
+    file = ("a.wav", SOUND.data)
     web = audio.transcriptions.create(file=file, model="whisper-1", language="en", response_format="vtt")
     assert web.startswith("WEBVTT\n\n00:00:0")
 
@@ -157,7 +156,7 @@ def test_voxtral_transcribes_by_its_own_tokens(tmp_path: Any) -> None:
     for token, text in zip(tokenizer["added_tokens"][-4:], tokens):
         token["content"] = text
     file.write_text(json.dumps(tokenizer))
-    with engine_of(tmp_path, context_length=256) as engine:
+    with engine_of(tmp_path, context_length=96) as engine:
         params = SamplingParams(max_tokens=engine.context_length, temperature=0)
         expected = engine.complete(
             seen("[INST][BEGIN_AUDIO]", SOUND, "[/INST]lang:en[TRANSCRIBE]"), params
@@ -174,10 +173,8 @@ def test_forms_are_read_in_any_order_and_cut_ones_refused() -> None:
     body = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n1\r\n--x\r\nContent-Disposition: form-data; filename="name"; name="file"\r\nContent-Type: audio/wav\r\n\r\n\r\n\r\n--y\r\n--x--\r\n'
     assert parse_form(body, "multipart/form-data; boundary=x") == [("a", b"1"), ("file", b"\r\n\r\n--y")]
     assert parse_form(body.replace(b"--x", b"--a b"), 'multipart/form-data; boundary="a b"')[0] == ("a", b"1")
-    for bad in (body[:-6], b"", b"--x--"):
-        if bad != b"--x--":
-            with pytest.raises(sgl.ParameterError, match="cut off"):
-                parse_form(bad, "multipart/form-data; boundary=x")
+    for bad in (body[:-6], b""):
+        with pytest.raises(sgl.ParameterError, match="cut off"):
+            parse_form(bad, "multipart/form-data; boundary=x")
     with pytest.raises(sgl.ParameterError, match="without a name"):
         parse_form(b"--x\r\n\r\n1\r\n--x--", "multipart/form-data; boundary=x")
-    assert FIRST_TIME > EOT
