@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -12,6 +13,8 @@ from sglang_lite.runtime.requests.request import Request
 
 _MIN, _MAX = 1, 12  # numbers of tokens that have to be equal, and beyond which more don't matter
 _SEARCHED = 8192  # last tokens of the row that are searched
+_COMPARED = 32  # last ones of equally long matches that are compared
+_AROUND = np.arange(1, 17)  # distances of tokens before an end that are compared
 
 
 class PromptDrafter:
@@ -30,7 +33,8 @@ class PromptDrafter:
 
 
 class _Copy:
-    """Guesses what followed the longest earlier match of the last tokens, the latest of equally long ones.
+    """Guesses what followed the longest earlier match of the last tokens; of equally long ones the latest of those that
+    are most like the text before.
 
     Args:
         known: tokens to search.
@@ -61,4 +65,14 @@ class _Copy:
             if not len(longer):
                 break
             ends, length = longer, length + 1
+        if len(ends) > 1:
+            ends = self._alike(ends[-_COMPARED:], text)
         self._next, self._length = (int(ends[-1]), length) if len(ends) else (0, 0)
+
+    def _alike(self, ends: NDArray[np.int64], text: Sequence[int]) -> NDArray[np.int64]:
+        """Ends of matches behind which most tokens are also among the last of the text: so a copy with a change goes on
+        behind what was changed, whatever its length."""
+        before = self._known[np.maximum(ends[:, None] - _AROUND, 0)]
+        shared = (before[:, :, None] == np.array(text, dtype=np.int32)).any(2).sum(1)
+        alike: NDArray[np.int64] = ends[shared == shared.max()]
+        return alike

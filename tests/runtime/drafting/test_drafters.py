@@ -197,15 +197,17 @@ def test_scoring_what_is_forced_takes_few_steps():
 
 
 def longest_match(known):
-    """Token after the longest earlier match of the last tokens (up to twelve), the latest of equally long ones."""
-    best = (0, 0, None)
+    """Token after the longest earlier match of the last tokens (up to twelve). Of equally long ones it is the latest of
+    those behind which most tokens are among the last 16 of the text."""
+    best = (0, 0, 0, None)
     for end in range(1, len(known)):
         length = 0
         while length < min(12, end) and known[end - 1 - length] == known[-1 - length]:
             length += 1
-        if length and (length, end) >= best[:2]:
-            best = length, end, known[end]
-    return best[2]
+        around = sum(known[max(end - distance, 0)] in known[-16:] for distance in range(1, 17))
+        if length and (length, around, end) >= best[:3]:
+            best = length, around, end, known[end]
+    return best[3]
 
 
 def copying(known):
@@ -221,6 +223,12 @@ def test_the_longest_match_is_copied(seed):
     guesser = copying(known)
     guess = guesser(known[-16:], None)
     assert (guess and guess.token) == longest_match(known)
+
+
+def test_a_copy_goes_on_behind_a_change():
+    """The comma comes twice; the text before it is that of the first place, but for its middle."""
+    source = [1, 2, 3, 4, 5, 9, 6, 7, 8, 20, 21, 22, 23, 9, 24]
+    assert copying([*source, 1, 2, 30, 31, 32, 4, 5, 33, 9])([1, 2, 30, 31, 32, 4, 5, 33, 9], None).token == 6
 
 
 def test_a_copy_goes_on_as_it_began():
