@@ -117,8 +117,7 @@ class LlguidanceMatcher:
     number = None
 
     def __init__(self, engine: LlguidanceEngine, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
-        self.engine, self._lexer = engine, lexer
-        self._inner, self._owns_inner = lexer.start, False
+        self.engine, self._inner, self._lexer = engine, lexer.start.deep_copy(), lexer
         lexer.matchers.add(self)
         self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
@@ -128,10 +127,7 @@ class LlguidanceMatcher:
 
     @property
     def inner(self) -> Foreign:
-        """Parser of this matcher alone, after it has consumed all accepted tokens. Until then it shares one with those
-        that it was copied from or to: most copies are of drafts, whose states are known, and never parse."""
-        if not self._owns_inner:
-            self._inner, self._owns_inner = self._inner.deep_copy(), True
+        """Parser, after it has consumed all accepted tokens."""
         if self._unconsumed:
             self._inner.consume_tokens(self._unconsumed)
             self._lexer.tokens += len(self._unconsumed)
@@ -167,9 +163,8 @@ class LlguidanceMatcher:
             self.engine.mask_cache.put(self.states, self.state, mask)
 
     def copy(self) -> LlguidanceMatcher:
-        self._owns_inner = False
         copied = object.__new__(LlguidanceMatcher)
-        vars(copied).update(vars(self), _unconsumed=self._unconsumed.copy())
+        vars(copied).update(vars(self), _inner=self._inner.deep_copy(), _unconsumed=self._unconsumed.copy())
         return copied
 
     def accept(self, token: int) -> bool:
