@@ -64,6 +64,15 @@ def test_one_without_room_fails_alone_and_moves_nobody():
     assert adapters.get("four").bytes + adapters.get("large").bytes == adapters.bytes
 
 
+def test_pinned_adapters_count_as_much_as_torch_takes_for_them(monkeypatch):
+    adapters = loaded(Folders(), mib=16)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    for name in "abc":
+        adapters.load(name, Path("5"), pinned=False)
+    assert [each.name for each in adapters.list() if each.adapter is not None] == ["b", "c"]
+    assert adapters.bytes == 16 * MIB
+
+
 def test_a_folder_is_read_once_for_all_requests_that_wait():
     folders = Folders()
     adapters = loaded(folders)

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.sizes import power_of_2
 from sglang_lite.runtime.models.layers.rope import deinterleave_order
 from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_config
 from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
@@ -81,8 +82,12 @@ class Adapter:
 
     @property
     def bytes(self) -> int:
+        """Bytes that it takes in the host's memory."""
         in_layers = sum(each.a.nbytes + each.b.nbytes for layer in self.layers for each in layer.values())
-        return in_layers + (0 if self.pages is None else self.pages.nbytes)
+        if self.pages is None:
+            return in_layers
+        # Torch pins the next power of two.
+        return in_layers + (power_of_2(self.pages.nbytes) if self.pages.is_pinned() else self.pages.nbytes)
 
 
 def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
