@@ -1,12 +1,16 @@
 """Pages come back bit for bit from the host's memory, whatever a model keeps of a token."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory, GpuPageMemory, page_bytes
 from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+from tests.runtime.kernels import needs_kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAYOUTS = {
@@ -16,6 +20,17 @@ LAYOUTS = {
     "latents": KVLayout(((Plane(1, 18),),) * 2),
 }
 PAGES = 6
+
+
+@needs_kernels
+def test_memory_that_can_not_be_pinned_is_told(monkeypatch):
+    def refused(_):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("sglang_lite.runtime.executor.page_memory.pin_memory", refused)
+    plane = SimpleNamespace(device=torch.device("cuda"), shape=(2, 64, 8), itemsize=2)
+    with pytest.raises(ModelError, match=r"0\.5 GiB of the host's memory can't be pinned: .* Lower hicache_size"):
+        GpuPageMemory([plane], 16, 1 << 20)  # type: ignore[list-item] # as much of a plane as is asked for
 
 
 def random_cache(layout, page_size, dtype, device):
