@@ -37,6 +37,7 @@ from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.core.expert_record import ExpertRecord
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
+from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.loading.replacement import check_forms, checkpoint_opener, tensors_opener
 from sglang_lite.runtime.models.decoder import Decoder
@@ -82,6 +83,7 @@ class Sleep:
             ParameterError: a tag is unknown.
             CapabilityError: a tag's memory is given back already, or the engine was started without
                 `enable_memory_saver` on a GPU.
+            ModelError: the host has no memory for the weights; the engine stays awake.
         """
         chosen = _chosen(tags)
         if again := chosen & self.released:
@@ -91,6 +93,8 @@ class Sleep:
         on_device = model.device.type == "cuda"
         if runner.cache_memory is None or not isinstance(model, Decoder) or (on_device and model.weight_memory is None):
             raise CapabilityError("this engine can't give memory back.", hint="Start it with enable_memory_saver=True.")
+        if keep and "weights" in chosen and model.weight_memory is not None:
+            model.weight_memory.allocate_copies()
         loop.settle()
         loop.scheduler.retraction.retract_all()
         # What is cached is of use to the same weights.
@@ -123,6 +127,7 @@ class Sleep:
             ParameterError: a tag is unknown.
             CapabilityError: a tag's memory is not given back.
             ModelError: weights that were not kept can't be read.
+            OverloadedError: others have the memory; what lacks it sleeps on.
         """
         chosen = _chosen(tags) if tags else set(self.released)
         if self._graphs_follow and chosen == {"cuda_graph"} and not self.released:
@@ -133,6 +138,19 @@ class Sleep:
             raise CapabilityError(f"the engine is awake: the memory of {_listed(awake)} is not given back.")
         if not self.released:
             raise CapabilityError("the engine is awake: no memory is given back.")
+        try:
+            self._restore(chosen)
+        except Exception as error:  # kinds of shortage are recognised by their message
+            if not memory_shortage.is_shortage(error):
+                raise
+            raise OverloadedError(
+                f"not enough memory to wake: {str(error).partition(chr(10))[0]}",
+                hint="End what else takes the device's, and wake the engine again.",
+            ) from None
+        if not self.released:
+            del self._loop.holds[ASLEEP]
+
+    def _restore(self, chosen: set[str]) -> None:
         runner = self._loop.runner
         model = runner.model
         assert isinstance(model, Decoder)
@@ -145,8 +163,6 @@ class Sleep:
         if "cuda_graph" in chosen:
             runner.capture_graphs()
             self.released.discard("cuda_graph")
-        if not self.released:
-            del self._loop.holds[ASLEEP]
 
     def _restore_weights(self, model: Decoder) -> None:
         if model.weight_memory is not None and self._updates.absent:  # not if only reading them has failed

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.kernels.arena import DeviceArena
 from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.models.decoder import Decoder
@@ -65,7 +65,7 @@ class WeightMemory:
         by_storage.clear()
         torch.cuda.empty_cache()
         if backup:
-            self._allocate_copies()
+            self.allocate_copies()
 
     def _move(self, group: list[list[torch.Tensor]]) -> None:
         """Moves tensors, of which those of a list share a storage, to a region of their own."""
@@ -89,9 +89,8 @@ class WeightMemory:
         return made
 
     def release(self, *, keep: bool) -> None:
-        """Gives the memory back. With `keep`, the host keeps a copy."""
+        """Gives the memory back. With `keep`, the host keeps a copy, in the memory of `allocate_copies`."""
         if keep:
-            self._allocate_copies()
             for region, copy in zip(self._regions, self._copies):
                 copy.copy_(region, non_blocking=True)
         self._arena.release()
@@ -105,10 +104,17 @@ class WeightMemory:
             made.zero_()
         torch.cuda.synchronize()
 
-    def _allocate_copies(self) -> None:
+    def allocate_copies(self) -> None:
+        """Takes the host's memory for copies, unless it is there. Raises ModelError if so much can't be pinned."""
         for region in self._regions[len(self._copies) :]:
-            with torch.inference_mode(mode=False):  # threads write to it
-                copy = pin_memory(region.nbytes)
+            try:
+                with torch.inference_mode(mode=False):  # threads write to it
+                    copy = pin_memory(region.nbytes)
+            except (RuntimeError, OSError) as error:
+                raise ModelError(
+                    f"the host's memory for a copy of the weights can't be pinned: {error}",
+                    hint="Drop the weights: sleep(level=2).",
+                ) from error
             weakref.finalize(self, unpin_memory, copy.data_ptr()).atexit = False
             self._copies.append(copy)
 

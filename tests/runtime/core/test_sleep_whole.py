@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.models import weight_memory
 from sglang_lite.runtime.models.weight_memory import WeightMemory
@@ -99,3 +100,29 @@ def test_images_are_encoded_again(tmp_path):
             running.wake()
             for image, future in zip(images, pending):
                 check(seeing, future.result(timeout=300), [image])
+
+
+@pytest.mark.skipif(GPU, reason="has memory that runs out when it is told to")
+def test_memory_that_is_short_is_told_and_the_same_call_may_come_again(tmp_path, monkeypatch):
+    folder, prompt, few = tmp_path / "llava", seen("ab", png(28, 28)), SamplingParams(max_tokens=4, temperature=0)
+    save_seeing("llava", folder)
+
+    def refused(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate much")
+
+    with engine_of(folder, enable_memory_saver=True) as running:
+        expected = running.complete(prompt, few).token_ids
+        with monkeypatch.context() as patch:
+            patch.setattr(weight_memory, "pin_memory", refused)
+            with pytest.raises(sgl.ModelError, match=r"can't be pinned: CUDA out of memory"):
+                running.sleep()
+        assert not running.is_sleeping()
+        assert running.complete(prompt, few).token_ids == expected
+        running.sleep()
+        with monkeypatch.context() as patch:
+            patch.setattr(ForgettingArena, "restore", refused)
+            with pytest.raises(sgl.OverloadedError, match=r"not enough memory to wake: CUDA out of memory"):
+                running.wake()
+        assert running.is_sleeping()
+        running.wake()
+        assert running.complete(prompt, few).token_ids == expected
