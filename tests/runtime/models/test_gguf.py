@@ -219,7 +219,13 @@ def test_a_file_takes_the_place_of_another_in_a_running_engine(tmp_path, arch):
         for tensor in model.parameters():
             tensor.mul_(0.8)
     new = write(tmp_path / "new.gguf", arch, model)
-    settings = {"dtype": "float32", "quantization": "gguf", "in_process": True, "threads": 1}
+    settings = {
+        "dtype": "float32",
+        "quantization": "gguf",
+        "in_process": True,
+        "threads": 1,
+        "enable_memory_saver": True,
+    }
     with sgl.Engine(new, **settings) as engine:
         expected = told(engine)
     with sgl.Engine(old, **settings) as engine:
