@@ -15,14 +15,15 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterable
-
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
+from typing import TYPE_CHECKING
 
 import sglang_lite as sgl
-from sglang_lite.integrations.lm_eval import SglangLiteLM
 from sglang_lite.runtime.config import DEFAULT_MODEL
 from sglang_lite.runtime.models.resolve import resolve
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
 
 WORDS = (
     *("river", "stone", "market", "teacher", "window", "summer", "letter", "engine", "garden", "doctor", "bridge"),
@@ -60,11 +61,13 @@ TASKS: dict[str, Callable[[random.Random, int], list[tuple[str, list[str]]]]] = 
 
 
 def asked(rows: Iterable[tuple[str, list[str]]]) -> list[Instance]:
+    from lm_eval.api.instance import Instance
+
     pairs = [(context, answer) for context, answers in rows for answer in answers]
     return [Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0) for pair in pairs]
 
 
-def scored(model: HFLM | SglangLiteLM, rows: list[tuple[str, list[str]]]) -> tuple[float, list[float]]:
+def scored(model: LM, rows: list[tuple[str, list[str]]]) -> tuple[float, list[float]]:
     """Seconds, and the log-probability of each answer."""
     model.loglikelihood(asked([("A first row", [" alone"])]), disable_tqdm=True)
     began = time.process_time()
@@ -79,6 +82,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="batch size of hf")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    from lm_eval.models.huggingface import HFLM
+
+    from sglang_lite.integrations.lm_eval import SglangLiteLM
+
     file = resolve(DEFAULT_MODEL)
     hf = HFLM(str(file.parent), gguf_file=file.name, dtype="float32", device="cpu", batch_size=given.batch)
     print(f"{'task':10} {'hf s':>8} {'engine s':>9} {'no cache s':>11} {'of hf':>6} {'of no cache':>12} {'differs':>9}")

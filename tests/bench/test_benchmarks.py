@@ -23,6 +23,7 @@ SMALL = {
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
+    "day.py": ["--help"],  # it takes minutes
     "distribution.py": ["--draws", "2"],
     "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
     "experts.py": ["--small"],
@@ -30,6 +31,7 @@ SMALL = {
     "expert_balance.py": ["--experts", "8", "--layers", "2", "--groups", "2", "--redundant", "2"],
     "extraction.py": ["--texts", "1", "--max-tokens", "60"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
+    "lm_eval_scores.py": ["--help"],  # it needs lm-eval, which the tests do not install
     "loading.py": ["--shape", "small", "--repeat", "1"],
     "sleep.py": ["--shape", "small", "--repeat", "0"],
     "first_token.py": ["--help"],  # it needs a GPU
@@ -118,10 +120,12 @@ SMALL = {
     "offload.py": ["--help"],  # it needs a GPU
     "data_parallel.py": ["--help"],  # tests/engine/test_replicas.py tests what it runs
     "waiting.py": ["--waiting", "300", "--programs", "4", "--answer", "3", "--steps", "35"],
+    "speech.py": ["--help"],  # tests/runtime/media/test_speech.py runs small models
     "speculation_gpu.py": ["--help"],  # it needs a GPU
     "way.py": ["--in-process"],
     "windows.py": ["--help"],  # it needs a GPU
     "speculation.py": ["--only", "tokens", "--requests", "1", "--answer", "2", "--work", "extraction"],
+    "token_records.py": ["--help"],  # its smallest mixture of experts has gigabytes
     "turns.py": [],
     "tensor_parallel.py": ["--help"],  # tests/runtime/parallel tests what it runs
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
