@@ -8,6 +8,7 @@ sums are multiplied by its scales. The twin decodes the matrix and multiplies (r
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import torch
 import triton
@@ -15,6 +16,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.device_properties import INTERPRETER, properties_of
+from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.packed_weight import NUMBERS, SLICES, PackedWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
@@ -227,6 +229,9 @@ def packed_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
+    if (hopper := on_hopper(weight, rows, x.dtype)) is not None:
+        product: torch.Tensor = hopper.packed_rows_hopper(x, weight, bias, gate, parts=parts)
+        return product
     y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
     properties, many = properties_of(x.device), _FEW < rows <= max_rows(x.device, x.dtype)
     if many:
@@ -265,8 +270,17 @@ def max_rows(device: torch.device, dtype: torch.dtype) -> int:
     return _MANY if properties.has_tma and dtype == many else _FEW
 
 
-def parts_of(weight: PackedWeight, rows: int) -> int:
+def on_hopper(weight: PackedWeight, rows: int, dtype: torch.dtype) -> ModuleType | None:
+    """Kernel of Hopper GPUs for so many rows in a dtype, or None."""
+    hopper = hopper_kernels(properties_of(weight.words.device), "packed_products_hopper")
+    return hopper if hopper is not None and hopper.supports(weight, rows, dtype) else None
+
+
+def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
     """Number of parts that the sums of a product should be split into, so that its programs keep a GPU busy."""
+    if (hopper := on_hopper(weight, rows, dtype)) is not None:
+        parts: int = hopper.parts_of(weight, rows)
+        return parts
     programs = cdiv(weight.shape[0], _OUTPUTS)
     wanted = 4 if rows <= 16 else 2
     if rows > _FEW:

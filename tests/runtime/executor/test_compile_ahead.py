@@ -95,8 +95,10 @@ def test_processes_meet_the_same_variants_in_the_same_order(pool):
     hopper = {"prefill_attention_hopper.prefill_kernel", "prefix_attention_hopper.prefix_kernel"}
     assert hopper <= names - older <= hopper | {"tiled._tiled"}
     assert {name for name, _ in of_rank} - names == {"all_reduce._sum_ranks", "all_reduce._gather_ranks"}
-    assert {"packed_row._packed_row", "packed_products._packed_rows"} <= {name for name, _ in rounded}
-    assert {name for name, _ in stored} == {name for name, _ in rounded}
+    few_bits = {"packed_row._packed_row", "packed_products._packed_rows", "packed_products_hopper._packed_products"}
+    kinds = {name for name, _ in rounded}
+    assert few_bits <= kinds
+    assert {name for name, _ in stored} == kinds - {"packed_products._packed_rows"}  # which is slow in groups of 32
 
 
 # -------------------------------------------------------------------------------------------- the process

@@ -39,6 +39,19 @@ def packed_few(run):
     return results
 
 
+def packed_few_on_hopper(run):
+    """Groups of half a block, of a whole one and of a slice; outputs and inputs that fill up no tile."""
+    results = []
+    for rows, outputs, inputs, group, kind in (
+        (64, 200, 1152, 128, "zeros"), (200, 200, 1152, 128, "zeros"), (100, 130, 768, 256, "integers"),
+        (5, 66, 800, 32, "zeros"), (40, 66, 800, 32, "zeros"),
+    ):  # fmt: skip
+        weight, x = _packed(outputs, inputs, group, kind), normal(rows, inputs, dtype=torch.bfloat16)
+        results += [run(x, weight, normal(outputs, dtype=torch.bfloat16)), run(x, weight, None, "silu")]
+        results += [run(x, weight, None, parts=2).sum(0).to(torch.bfloat16)]
+    return results
+
+
 def packed_added(run):
     return [
         run(torch.randn(parts, 5, 70, device=DEVICE), dtype)
@@ -116,6 +129,7 @@ CASES = {
     "packed_down": packed_downs,
     "decoded": packed_decoded,
     "packed_rows": packed_few,
+    "packed_rows_hopper": packed_few_on_hopper,
     "add_parts": packed_added,
     "packed_row": packed_one,
 }

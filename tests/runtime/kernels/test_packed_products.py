@@ -129,8 +129,8 @@ def test_large_products_in_bfloat16(rows, kind):
 def test_what_can_be_packed_and_is_split():
     assert not can_pack(96, 24)
     assert not can_pack(100, 64)
-    assert parts_of(made(64, 2048, 128)[0], 1) == 4
-    assert parts_of(made(64, 512, 128)[0], 1) == 1
+    assert parts_of(made(64, 2048, 128)[0], 1, torch.float32) == 4
+    assert parts_of(made(64, 512, 128)[0], 1, torch.float32) == 1
 
 
 def test_the_shortest_dtype_that_loses_nothing():

@@ -110,7 +110,7 @@ PACKED = ("gptq", "gptq, zeros", "gptq, reordered", "awq", "compressed-tensors",
 @needs_kernels
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*PACKED, "gptq, 8 bits"])
-def test_a_gpu_keeps_four_bits_if_it_is_told_to(tmp_path, name, caplog):
+def test_a_gpu_keeps_four_bits(tmp_path, name, caplog):
     """And computes what it does with the decoded matrices, with one row and with several."""
     folder, _ = write(tmp_path, FORMATS[name])
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")

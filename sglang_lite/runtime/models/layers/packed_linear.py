@@ -57,7 +57,7 @@ class PackedLinear(GpuLinear):
             return packed_row(x, self.packed, self.bias)[0], None
         if len(x) > max_rows(x.device, x.dtype):
             return F.linear(x, decoded(self.packed, x.dtype), self.bias), None
-        parts = parts_of(self.packed, len(x)) if self.bias is None else 1
+        parts = parts_of(self.packed, len(x), x.dtype) if self.bias is None else 1
         return packed_rows(x, self.packed, self.bias, parts=parts), None
 
     def gated(
