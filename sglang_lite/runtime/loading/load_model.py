@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generation, load_encoder
@@ -21,9 +21,9 @@ from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
 from sglang_lite.runtime.host import onednn, startup_messages
 from sglang_lite.runtime.kernels.compile_process import DRIVER, CompileProcess
-from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.loading.checksums import check_files
 from sglang_lite.runtime.loading.expert_placement import first_placement, prepare_experts
+from sglang_lite.runtime.loading.load_whisper import load_whisper
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.rank_device import rank_device
 from sglang_lite.runtime.loading.seeding import seed_of
@@ -50,7 +50,6 @@ from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.models.whisper import WhisperDecoder
 from sglang_lite.runtime.parallel.addresses import NCCL, meeting
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -157,7 +156,9 @@ def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
     files = open_model_files(path, config.model_impl, config.image_options)
     device = pick_device(config)
     assert files.media is not None, "refused with the files"
-    assert isinstance(files.spec, ModelSpec), "transformers' models take no media here"
+    if not isinstance(files.spec, ModelSpec):
+        why = f"of {files.spec.architecture}, no engine takes features from elsewhere."
+        raise ParameterError("encoder_only", why, hint="Serve it whole.")
     dtype = precision(config.dtype, device).compute
     tower = _open_tower(files, _source(files, config, device), dtype, device)
     preparer = MediaPreparer(path, files.media, config.image_options, pinned=device.type == "cuda")
@@ -298,7 +299,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
 
     for name, plain in (
         ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("pp_size", 1),
-        ("cpu_offload_gb", 0),
+        ("cpu_offload_gb", 0), ("language_only", False),
     ):  # fmt: skip
         if getattr(config, name) != plain:
             raise ParameterError(
@@ -311,8 +312,14 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     device = pick_device(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which tries the model
+    loaded = partial(
+        LoadedModel, config.model, tokenizer=files.tokenizer, vocab_size=spec.vocab_size, eos_ids=files.eos_ids,
+        context_length=spec.max_positions, path=files.path,
+    )  # fmt: skip
     if spec.sound is not None:
-        return _load_whisper(config, files, spec.sound, device)
+        dtype = precision(config.dtype, device).compute
+        decoder, tower = load_whisper(config, files, spec.sound, _source(files, config, device), dtype, device)
+        return loaded(decoder, media=files.media, tower=tower)
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
     startup_messages.announce(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
@@ -321,31 +328,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
         logger.warning(
             "%s runs without CUDA graphs, as its steps can't be captured: %s", spec.architecture, model.uncapturable
         )
-    return LoadedModel(
-        config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, path=files.path
-    )
-
-
-def _load_whisper(config: EngineConfig, files: ModelFiles, sound: SoundPrefix, device: torch.device) -> LoadedModel:
-    """Loads Whisper's encoder and decoder."""
-    spec, path = files.spec, files.path
-    if files.media is None:
-        raise ModelError(
-            f"{path}: {spec.architecture} hears nothing without a tokenizer and preprocessor_config.json.",
-            hint="Add them, and leave enable_multimodal and skip_tokenizer_init out.",
-        )
-    if longest_context(config, spec.max_positions) <= sound.tokens:
-        raise ParameterError("context_length", f"a sound alone takes {sound.tokens:,} tokens.", hint="Leave it out.")
-    if config.page_size and sound.tokens % config.page_size:
-        raise ParameterError("page_size", f"the {sound.tokens:,} tokens of a sound are no whole pages.", hint="Use 16.")
-    source, formats = _source(files, config, device), precision(config.dtype, device)
-    tower = SoundTower(path, source, formats.compute, device)
-    model = WhisperDecoder(path, source, formats.compute, device, sound)
-    source.check_all_used()
-    return LoadedModel(
-        config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, None, path,
-        files.media, tower,
-    )  # fmt: skip
+    return loaded(model)
 
 
 def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> WeightSource:

@@ -14,7 +14,7 @@ from sglang_lite.runtime.models.folder_config import config_file, read_config
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.transformers_config import TransformersSpec, fallback_spec, is_native
+from sglang_lite.runtime.models.transformers_config import WHISPER, TransformersSpec, fallback_spec, is_native
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
@@ -81,7 +81,7 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
         return spec_of_gguf(GgufFile(path))
     file, config = config_file(path), read_config(path)
     native = implementation == "native" or (implementation == "auto" and is_native(config))
-    if not native:
+    if not native or config.get("architectures") == [WHISPER]:
         return fallback_spec(config, str(file))
     spec = spec_from_config(config, str(file))
     if not spec.causal:

@@ -143,6 +143,8 @@ def test_settings_that_whisper_has_not_are_refused(whisper: Seeing) -> None:
         ({"deterministic": True}, "deterministic"),
         ({"context_length": PREFIX}, "context_length: a sound alone takes 192 tokens"),
         ({"page_size": 20}, "page_size: the 192 tokens of a sound are no whole pages"),
+        ({"encoder_only": True, "max_total_tokens": None}, "encoder_only: .* no engine takes features from elsewhere"),
+        ({"language_only": True, "encoder_urls": ("http://127.0.0.1:1",)}, "language_only"),
         ({"enable_multimodal": False}, "hears nothing without a tokenizer"),
     ):
         with pytest.raises(sgl.SglError, match=why):
