@@ -61,7 +61,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": POINT}}
 # `/start_profile` would write a folder, and without it there is nothing that `/stop_profile` could stop.
 # Routes that change what all others wait for, or that need an argument to be looked at.
 LEFT_OUT = {"/pause_generation", "/sleep", "/release_memory_occupation", "/get_weights_by_name"}
-LEFT_OUT |= {route.path for route in ROUTES if route.path.endswith("_profile")}
+LEFT_OUT |= {route.path for route in ROUTES if route.path.endswith(("_profile", "_distribution_record"))}
 GET, POST = (
     [route.path for route in ROUTES if method in route.methods and route.path not in LEFT_OUT]
     for method in ("GET", "POST")
