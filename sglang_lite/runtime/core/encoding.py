@@ -109,6 +109,9 @@ class Encoding:
         complete = [request for request, entries in self._claimed.items() if all(each.filled for each in entries)]
         for request in complete:
             del self._claimed[request]
+        if self._pixels:  # some perhaps of requests that have ended
+            needed = {entry.item.key for entries in self._claimed.values() for entry in entries}
+            self._pixels = {key: pixels for key, pixels in self._pixels.items() if key in needed}
         return complete
 
     def renew(self, fail: Callable[[Request, SglError], None]) -> None:

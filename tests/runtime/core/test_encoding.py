@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -115,6 +116,33 @@ def test_a_batch_without_memory_is_encoded_one_by_one() -> None:
     assert run([asked(1, 2), asked(2, 2)], tower, most=64)[:2] == ([1, 2], {})
     complete, failed, _ = run([asked(1, 2)], Tower(room=0), most=64)
     assert (complete, type(failed[1])) == ([], OverloadedError)
+
+
+def test_what_is_decoded_of_an_image_that_nobody_waits_for_is_given_up() -> None:
+    made, done = list[Future[Any]](), list[int]()
+
+    class Later(Now):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            made.append(Future())
+            return made[-1]
+
+    waiting: Any = Encoding(Tower(), FeatureStore(torch.zeros(64, 4)), SimpleNamespace(prepare=pixels_of), Later(), 0)
+    left, kept = asked(1, 2), asked(2, 2)
+    for request in (left, kept):
+        waiting.add(request)
+    waiting.step(lambda *_: None)
+    left.ended = True
+    pixels = weakref.ref(found := torch.ones(2, 4))
+    made[0].set_result({"pixel_values": found})
+    made[1].set_result(pixels_of(kept.media.items[0]))
+    del found, made[:]
+    while waiting.due:
+        done += [each.number for each in waiting.step(lambda *_: None)]
+    assert done == [2]
+    assert pixels() is None
+    waiting.add(asked(1, 2))  # the image is decoded again
+    waiting.step(lambda *_: None)
+    assert len(made) == 1
 
 
 def test_features_that_are_too_few_are_an_error() -> None:
