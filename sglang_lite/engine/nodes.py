@@ -44,6 +44,11 @@ _OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0
     "enable_eplb", "expert_distribution_recorder_mode", "device", "dtype", "quantization", "load_format",
     "context_length", "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
 )  # fmt: skip
+_OF_ALL_REPLICAS = (  # settings by which replicas answer, too
+    "model_impl", "kv_dtype", "deterministic", "seed", "weight_version", "prefix_cache", "enable_lora",
+    "enable_memory_saver", "refuse_while_asleep", "enable_multimodal", "encoder_only", "language_only",
+    "enable_return_routed_experts", "enable_return_hidden_states", "special_tokens_in_roles", "constraint_backend",
+)  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 _LAST_BYTES = 1 << 16  # of a file of weights, that are compared
 
@@ -65,7 +70,8 @@ class Hello(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(config: EngineConfig, path: Path, rank: int) -> Hello:
-        settings = {name: repr(getattr(config, name)) for name in _OF_ALL_NODES}
+        names = _OF_ALL_NODES + (_OF_ALL_REPLICAS if config.dp_size > 1 else ())
+        settings = {name: repr(getattr(config, name)) for name in names}
         return Hello(rank, __version__, _model_digest(path), settings)
 
     def unlike(self, own: Hello) -> str | None:

@@ -78,6 +78,19 @@ def test_a_node_that_differs_is_refused_by_name(config, folders, listener, monke
     assert listener[1] == []
 
 
+def test_replicas_that_would_answer_otherwise_are_refused_by_name(config):
+    path, both = Path(config.model), replace(config, tp_size=1, dp_size=2)
+    found = NodeListener(both, path, lambda *_: None)
+    for settings, difference in (
+        (dict(enable_lora=True), "enable_lora=True, and node 0 has False"),
+        (dict(enable_return_hidden_states=True), "enable_return_hidden_states=True, and node 0 has False"),
+        (dict(seed=3), "seed=3, and node 0 has None"),
+    ):
+        with pytest.raises(BackendError, match=f"refuses node 1: it has {difference}"):
+            run_agent(replace(both, node_rank=1, **settings), path)
+    found.close()
+
+
 def test_machines_meet_at_an_address_of_ipv6(config):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
