@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.config import EngineConfig
@@ -92,6 +94,8 @@ def _experts(
     model: Decoder, spec: ModelSpec, opened: Callable[[], WeightSource], layer: int, slots: tuple[int, ...]
 ) -> Any:
     """Feed-forward of a layer with the experts that a rank has in a placement; arguments as above."""
+    if model.device.type == "cuda":
+        torch.cuda.set_device(model.device)  # for this thread, which launches the kernels that quantise weights
     placement = ExpertPlacement(tuple(slots if i == layer else () for i in range(len(spec.layers))))
     reader = WeightReader(
         spec, opened(), model.precision, model.device, fused=model.fused, linears=model.linears,
