@@ -209,6 +209,7 @@ def test_an_encoder_in_a_process_of_its_own(model):
     ({"encoder_only": True, "enable_multimodal": False}, "encoder_only: is for images"),
     ({"encoder_only": True, "tp_size": 2}, "encoder_only: is not here with tp_size=2"),
     ({"encoder_only": True, "max_running": 2}, "max_running: is for models that generate text"),
+    ({"encoder_only": True, "expert_distribution_recorder_mode": "stat"}, "recorder_mode: is for models that generate"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(model, config, problem):
     with pytest.raises(ParameterError, match=problem):

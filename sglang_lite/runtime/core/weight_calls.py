@@ -91,7 +91,9 @@ class Sleep:
         loop, runner = self._loop, self._loop.runner
         model = runner.model
         on_device = model.device.type == "cuda"
-        if runner.cache_memory is None or not isinstance(model, Decoder) or (on_device and model.weight_memory is None):
+        if not isinstance(model, Decoder):
+            raise CapabilityError("transformers' code runs this model: its memory can't be given back.")
+        if runner.cache_memory is None or (on_device and model.weight_memory is None):
             raise CapabilityError("this engine can't give memory back.", hint="Start it with enable_memory_saver=True.")
         if keep and "weights" in chosen and model.weight_memory is not None:
             model.weight_memory.allocate_copies()

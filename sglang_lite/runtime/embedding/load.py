@@ -31,7 +31,7 @@ _GENERATION = {
     "original_logprobs", "attention_backend", "overlap", "jump_forward", "speculation", "draft_tokens",
     "cuda_graphs", "mem_fraction", "cpu_offload_gb", "enable_memory_saver", "enable_weights_cpu_backup",
     "refuse_while_asleep", "enable_hierarchical_cache", "quantization_param_path",
-    "enable_return_routed_experts", "enable_return_hidden_states",
+    "enable_return_routed_experts", "enable_return_hidden_states", "expert_distribution_recorder_mode",
     "constraint_backend", "compile_timeout_s", "compile_memory_mb", "seed",
 }  # fmt: skip
 

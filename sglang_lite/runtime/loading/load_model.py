@@ -299,7 +299,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
 
     for name, plain in (
         ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("pp_size", 1),
-        ("cpu_offload_gb", 0), ("language_only", False),
+        ("cpu_offload_gb", 0), ("language_only", False), ("expert_distribution_recorder_mode", None),
     ):  # fmt: skip
         if getattr(config, name) != plain:
             raise ParameterError(

@@ -146,9 +146,12 @@ def test_settings_that_whisper_has_not_are_refused(whisper: Seeing) -> None:
         ({"encoder_only": True, "max_total_tokens": None}, "encoder_only: .* no engine takes features from elsewhere"),
         ({"language_only": True, "encoder_urls": ("http://127.0.0.1:1",)}, "language_only"),
         ({"enable_multimodal": False}, "hears nothing without a tokenizer"),
+        ({"expert_distribution_recorder_mode": "stat"}, "expert_distribution_recorder_mode: Whisper"),
     ):
         with pytest.raises(sgl.SglError, match=why):
             engine_of(whisper.folder, **settings)
+    with pytest.raises(sgl.CapabilityError, match="transformers' code runs this model: its memory can't be given back"):
+        whisper.engine.release_memory_occupation()
 
 
 def test_generate_and_eight_bit_and_stereo_sounds(whisper: Seeing) -> None:
