@@ -7,10 +7,11 @@ safetensors, named by a hash of the file and of the settings that it is prepared
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 _KEY = "SGLANG_LITE_ENCODER_KEY"  # variable with the servers' API key
 _TIMEOUT = httpx2.Timeout(60.0, connect=5.0)  # of each read and write
+_ANSWER_S = 60.0  # for the whole body of an answer, from its head on
+_MORE_BYTES = 1 << 20  # of an answer: a head, or what is said of an error
 _PAUSE_S = 10.0  # for which a server that has failed is asked after the others
 _FEATURES = "features"
 
@@ -42,7 +45,7 @@ class EncoderClient:
         self.dtype, self.device = dtype, device
         self._urls, self.width = tuple(urls), size * planes
         key = os.environ.get(_KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client = httpx2.Client(timeout=_TIMEOUT, trust_env=False, headers=headers)
         self._paused = dict.fromkeys(self._urls, 0.0)  # until when
 
@@ -78,38 +81,53 @@ class EncoderClient:
 
     def _asked(self, url: str, item: MediaItem) -> torch.Tensor:
         """Features from one server."""
-        from safetensors import SafetensorError
         from safetensors.torch import load
 
         medium = item.image
         source = f"data:{medium.media_type};base64,{base64.b64encode(medium.data).decode()}"
         asked = {"mm_items": [source], "modality": medium.kind, "num_frames": medium.frames}
-        response = self._client.post(f"{url}/encode", json=asked)
-        if response.status_code in (400, 413):
-            raise ParameterError(medium.kind, f"{url} refuses it: {_problem(response)}")
-        if response.status_code != 200:
-            hint = f" ({_KEY} has its key.)" if response.status_code in (401, 403) else ""
-            raise _UnusableError(f"answers {response.status_code}: {_problem(response)}{hint}")
+        status, data = self._answer(url, asked, 4 * item.count * self.width + _MORE_BYTES)
+        if status in (400, 413):
+            raise ParameterError(medium.kind, f"{url} refuses it: {_problem(data)}")
+        if status != 200:
+            hint = f" ({_KEY} has its key.)" if status in (401, 403) else ""
+            raise _UnusableError(f"answers {status}: {_problem(data)}{hint}")
         try:
-            found = load(response.content)
-        except SafetensorError as error:
-            raise _UnusableError(f"answers no features: {error}") from None
+            found = load(data)
+        except Exception as error:  # of safetensors, of several kinds
+            raise _UnusableError(f"answers no features: {error!r:.200}") from None
         if item.key.hex() not in found:
             raise _UnusableError("prepares it in another way. Give it the same model and mm_process_config.")
         features = found[item.key.hex()]
         if features.shape != (item.count, self.width):
             shape = " x ".join(map(str, features.shape))
             raise _UnusableError(f"has {shape} numbers for it, not {item.count} x {self.width}: of another model.")
+        if not features.is_floating_point():
+            raise _UnusableError(f"has numbers of {features.dtype} for it, which are no features.")
         return features.pin_memory() if self.device.type == "cuda" else features
+
+    def _answer(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:
+        """Status and body of an answer, of `most` bytes at most."""
+        parts, size = list[bytes](), 0
+        with self._client.stream("POST", f"{url}/encode", json=asked) as response:
+            end = time.monotonic() + _ANSWER_S
+            for part in response.iter_raw():
+                size += len(part)
+                if size > most:
+                    raise _UnusableError(f"answers {response.status_code} with more than {most:,} bytes.")
+                if time.monotonic() > end:
+                    raise _UnusableError(f"has sent {size:,} bytes of its answer in {_ANSWER_S:g} seconds.")
+                parts.append(part)
+        return response.status_code, b"".join(parts)
 
 
 class _UnusableError(Exception):
     """Answer of a server in which there are no features that can be used."""
 
 
-def _problem(response: httpx2.Response) -> str:
+def _problem(data: bytes) -> str:
     """Problem that an answer names."""
     try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+        return str(json.loads(data)["error"]["message"])[:500]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return data[:200].decode("utf-8", "replace")
