@@ -202,12 +202,12 @@ def _read(call: HttpRequest) -> TranscriptionRequest:
     for name, content in parse_form(call.data, call.headers.get("content-type", "")):
         value: Any = content if name == "file" else content.decode("utf-8", "replace")
         listed = name.removesuffix("[]")
-        if listed != name:
-            values.setdefault(listed, []).append(value)
-        elif name in values:
-            raise ParameterError(name[:100], "is given twice.")
-        else:
+        if listed in values and (listed == name or not isinstance(values[listed], list)):
+            raise ParameterError(listed[:100], "is given twice.")
+        if listed == name:
             values[name] = value
+        else:
+            values.setdefault(listed, []).append(value)
     return TRANSCRIPTIONS.read(values, call.unused if call.reports else None, strict=False)
 
 

@@ -114,6 +114,7 @@ def test_segments_and_subtitles_have_times(whisper: tuple[Running, sgl.Engine], 
         ({"include[]": ["logprobs"]}, "include"),
         ({"nonsense": "1"}, "is not a field of this request"),
         ({"language": ["de", "en"]}, "is given twice"),
+        ({"language": "de", "language[]": "en"}, "language: is given twice"),
         ({"prompt": "a" * 300}, "tokens long"),
     ],
 )
