@@ -38,6 +38,7 @@ from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _THREADS = 16  # most media that are decoded at the same time
+_MAX_DECODED = 1 << 29  # bytes of decoded media that wait: then none is decoded until some are encoded
 _MAX_BYTES = 240 << 20  # of features that one answer has: a message of the engine's process has room for them
 
 
@@ -55,6 +56,7 @@ class _Waiting:
     of: _Asked
     item: MediaItem
     pixels: Pixels
+    size: int  # bytes of the pixels
 
 
 class TowerLoop:
@@ -78,6 +80,8 @@ class TowerLoop:
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS), "sglang_lite-images")
         self._asked: set[_Asked] = set()  # not answered yet
         self._waiting: list[_Waiting] = []
+        self._room = threading.Condition()  # guards the two below
+        self._decoded, self._ended = 0, False  # bytes that wait, also of media on their way to the loop
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
 
     def submit(self, media: Sequence[Image]) -> Future[bytes]:
@@ -115,6 +119,9 @@ class TowerLoop:
 
         def fail(error: SglError) -> None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            with self._room:
+                self._ended = True
+                self._room.notify_all()
             for each in list(self._asked):
                 _fail(each, error)
 
@@ -122,6 +129,8 @@ class TowerLoop:
 
     def _prepare(self, asked: _Asked, medium: Image) -> None:
         """Decodes a medium, if its features are not there, on a thread of the pool."""
+        with self._room:
+            self._room.wait_for(lambda: self._decoded < _MAX_DECODED or self._ended)
         if asked.answer.done():  # another one has failed, or nobody waits
             return
         try:
@@ -129,7 +138,10 @@ class TowerLoop:
             if self.inbox.call(partial(self._answered, asked, item)):
                 return
             pixels = self._loaded.preparer.prepare(item)
-            self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels)))
+            size = sum(each.nbytes for each in pixels.values())
+            with self._room:
+                self._decoded += size
+            self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels, size)))
         except SglError as error:
             _fail(asked, error)
         except Exception as error:  # of transformers' code, of any kind
@@ -151,6 +163,15 @@ class TowerLoop:
         return True
 
     def _step(self) -> None:
+        """Encodes media, and lets others be decoded in the place of those that wait no more."""
+        waiting = self._waiting
+        self._encode_next()
+        if len(self._waiting) < len(waiting):
+            with self._room:
+                self._decoded -= sum(each.size for each in waiting) - sum(each.size for each in self._waiting)
+                self._room.notify_all()
+
+    def _encode_next(self) -> None:
         """Encodes the first medium that waits, and others of its size."""
         self._waiting = [
             each for each in self._waiting if not each.of.answer.done() and not self._answered(each.of, each.item)
