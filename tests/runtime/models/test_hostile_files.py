@@ -17,6 +17,7 @@ from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import config_fields
+from sglang_lite.runtime.models.weights.ranges import LocalRanges, read_header
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_HOSTILE_FILES", "40"))
@@ -146,6 +147,20 @@ def test_other_files_are_checked_too(folder, file, content, message):
     with pytest.raises(ModelError, match=message) as caught:
         load(folder)
     assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"dtype": ["F32"]}, {"shape": [1.0]}, {"shape": [True]}, {"shape": [-1, -1]}, {"data_offsets": [0.0, 4.0]}],
+    ids=str,
+)
+def test_a_header_of_safetensors_that_has_no_numbers_is_damaged(tmp_path, header):
+    header = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **header}
+    text = json.dumps({"lm_head.weight": header}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    with pytest.raises(ModelError, match=r"damaged or truncated: .* has no"):
+        read_header(LocalRanges(), file)
 
 
 @pytest.mark.parametrize(

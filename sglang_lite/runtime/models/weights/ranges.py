@@ -83,6 +83,10 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
         found = {}
         for name, each in json.loads(bytes(text)).items():
             if name != "__metadata__":
+                if not isinstance(each["dtype"], str):
+                    raise ValueError(f"{name} has no name of a format")
+                if any(type(number) is not int or number < 0 for number in (*each["shape"], *each["data_offsets"])):
+                    raise ValueError(f"{name} has no whole numbers as its shape and place")
                 start, end = (8 + length + offset for offset in each["data_offsets"])
                 if not 8 + length <= start <= end <= size:
                     raise ValueError(f"{name} is not within it")
