@@ -34,6 +34,7 @@ from sglang_lite.server.request_spans import RequestSpans
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.sessions import Sessions
 from sglang_lite.server.settings import ServerSettings
+from sglang_lite.server.sound_decoder import SoundDecoder
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -61,6 +62,7 @@ class Service:
         programs: open programs by id; their type is private to programs/program.py.
         reader_pool: processes that read large bodies.
         images: fetcher of images that requests name by address.
+        sounds: decoder of sounds that requests have written down.
         grpc_port: port of the gRPC service; 0 without one.
         shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
     """
@@ -75,6 +77,7 @@ class Service:
         self.sessions = Sessions(partial(self.async_engine.abort, key=None))
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.images = ImageFetcher(settings, lambda prompt: engine.core.builder.check_images(prompt))
+        self.sounds = SoundDecoder()
         self.quotas = Quotas(settings)
         self.grpc_port = 0
         self.shutting_down = False
@@ -221,12 +224,13 @@ class Service:
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Ends the tasks that `start` began, the processes that read bodies, and the threads that fetch images."""
+        """Ends the tasks that `start` began, the processes that read bodies, and the threads of images and sounds."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.reader_pool.close()
         self.images.close()
+        self.sounds.close()
 
     async def _watch(self) -> None:
         while True:

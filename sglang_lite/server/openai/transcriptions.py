@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.media_files import MAX_SECONDS, samples, wav_of
+from sglang_lite.media_files import wav_of
 from sglang_lite.protocol import CapabilityError, Generation, Image, ParameterError, Prompt, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.sound_families import SoundFormat
@@ -167,7 +167,7 @@ async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
     body = await asyncio.to_thread(_read, call)
     service.adapter_of(body.model)  # refused here
     _check(body, speech, task)
-    heard = await asyncio.to_thread(samples, _sound(body), speech.sound.rate, MAX_SECONDS)
+    heard = await service.sounds.samples(_sound(body), speech.sound.rate)
     transcript = _Transcript(service, body, task, heard, speech.sound)
     parts = transcript.parts(speech)
     if body.stream:

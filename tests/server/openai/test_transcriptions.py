@@ -136,6 +136,13 @@ def test_a_bad_file_is_one_error(whisper: tuple[Running, sgl.Engine], data: byte
     assert (answer.status_code, why in answer.text) == (400, True), answer.text
 
 
+def test_the_sounds_of_open_requests_are_bounded(whisper: tuple[Running, sgl.Engine], monkeypatch: Any) -> None:
+    monkeypatch.setattr("sglang_lite.server.sound_decoder._MAX_BYTES", 100_000)  # bytes; a second has 64,000
+    found = [ask(whisper[0], data=wav(seconds).data, language="en") for seconds in (1.3, 2.5, 1.3)]
+    assert [each.status_code for each in found] == [200, 503, 200]
+    assert "would take more than 100,000 bytes" in found[1].text
+
+
 def test_another_body_or_model_is_refused(whisper: tuple[Running, sgl.Engine], tmp_path: Any) -> None:
     url = f"{whisper[0].url}/v1/audio/transcriptions"
     assert "and no form" in httpx2.post(url, json={"file": "a"}).text
