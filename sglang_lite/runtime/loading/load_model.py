@@ -318,7 +318,8 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     )  # fmt: skip
     if spec.sound is not None:
         dtype = precision(config.dtype, device).compute
-        decoder, tower = load_whisper(config, files, spec.sound, _source(files, config, device), dtype, device)
+        source = partial(_source, files, config, device)
+        decoder, tower = load_whisper(config, files, spec.sound, source, dtype, device)
         return loaded(decoder, media=files.media, tower=tower)
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
     startup_messages.announce(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)

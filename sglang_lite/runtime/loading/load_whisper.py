@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
@@ -17,7 +19,7 @@ def load_whisper(
     config: EngineConfig,
     files: ModelFiles,
     sound: SoundPrefix,
-    source: WeightSource,
+    source: Callable[[], WeightSource],
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[WhisperDecoder, SoundTower]:
@@ -27,7 +29,7 @@ def load_whisper(
         config: settings of the engine.
         files: files of the model.
         sound: tokens of a sound.
-        source: weights of the model, all of which are taken.
+        source: gives the weights of the model, all of which are taken, once the settings are known to be right.
         dtype, device: of the weights and the computation.
 
     Raises:
@@ -43,7 +45,8 @@ def load_whisper(
         raise ParameterError("context_length", f"a sound alone takes {sound.tokens:,} tokens.", hint="Leave it out.")
     if config.page_size and sound.tokens % config.page_size:
         raise ParameterError("page_size", f"the {sound.tokens:,} tokens of a sound are no whole pages.", hint="Use 16.")
-    tower = SoundTower(files.path, source, dtype, device)
-    decoder = WhisperDecoder(files.path, source, dtype, device, sound)
-    source.check_all_used()
+    weights = source()
+    tower = SoundTower(files.path, weights, dtype, device)
+    decoder = WhisperDecoder(files.path, weights, dtype, device, sound)
+    weights.check_all_used()
     return decoder, tower
