@@ -32,8 +32,9 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
 
 
 @pytest.fixture
-def audio(whisper: tuple[Running, sgl.Engine]) -> Any:
-    return openai.OpenAI(base_url=f"{whisper[0].url}/v1", api_key="x", max_retries=0).audio
+def audio(whisper: tuple[Running, sgl.Engine]) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{whisper[0].url}/v1", api_key="x", max_retries=0) as client:
+        yield client.audio
 
 
 def said(engine: sgl.Engine, instructions: str) -> str:
