@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import logging
 import runpy
 import subprocess
 import sys
@@ -174,7 +175,10 @@ def printed(monkeypatch):
                 runpy.run_path(str(FOLDER / name), run_name="__main__")
         return out.getvalue()
 
-    return run
+    logger = logging.getLogger("sglang_lite")
+    before = logger.level  # an engine with `log_level` sets it for all of the process
+    yield run
+    logger.setLevel(before)
 
 
 @pytest.mark.sampled(20)
