@@ -24,91 +24,6 @@ from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, 
 from sglang_lite.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Command as help lists it: its name, what it does, and a line that shows it in use."""
-
-    name: str
-    does: str
-    example: str
-
-
-_LISTED_TOKENS = 8192  # for which `models` tells the memory of keys and values
-_GROUPS = {
-    "begin": (
-        _Command("init", "write a project: a program, its test, rows of data", "sglang-lite init extraction"),
-        _Command("doctor", "tell what this machine can run, how fast, and what is missing", "sglang-lite doctor"),
-        _Command("chat", "talk with a model", "sglang-lite chat --system 'Be brief.'"),
-        _Command(
-            "completion",
-            "print a script by which a shell completes commands and flags",
-            "sglang-lite completion bash >> ~/.bashrc",
-        ),
-    ),
-    "programs": (
-        _Command(
-            "run",
-            "run a program of a file, on arguments or on rows of a file",
-            "sglang-lite run prog.py --arg day=Monday",
-        ),
-        _Command(
-            "eval",
-            "count how right a program is on labelled rows",
-            "sglang-lite eval prog.py rows.jsonl --metric accuracy:kind",
-        ),
-        _Command(
-            "mcp", "serve programs as tools of an MCP server, on standard input and output", "sglang-lite mcp prog.py"
-        ),
-        _Command(
-            "playground",
-            "open a page that changes a program's prompts, schemas and answers, and runs it",
-            "sglang-lite playground prog.py",
-        ),
-        _Command(
-            "lint",
-            "find faults in programs without running them; count the tokens that runs share",
-            "sglang-lite lint prog.py --data rows.jsonl",
-        ),
-        _Command(
-            "trace", "make an HTML page of a run's trace, as Trace.save writes it", "sglang-lite trace plan.jsonl"
-        ),
-        _Command("grammar", "check a schema, regex or grammar", "sglang-lite grammar check schema.json --match '{}'"),
-    ),
-    "models": (
-        _Command(
-            "models",
-            "show how a model would run, without loading it; list or fetch models with a short name",
-            "sglang-lite models smollm2-135m",
-        ),
-        _Command(
-            "serve",
-            "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",
-            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000",
-        ),
-        _Command(
-            "warm",
-            "load a model once, so that its GPU kernels are compiled and cached",
-            "sglang-lite warm --model Qwen/Qwen3-0.6B",
-        ),
-        _Command(
-            "quantize",
-            "write a model with weights of 4 or 8 bits, for any engine",
-            "sglang-lite quantize Qwen/Qwen3-0.6B --group 64",
-        ),
-        _Command(
-            "save",
-            "write a model in files by rank, for any engine that reads sharded_state",
-            "sglang-lite save Qwen/Qwen3-0.6B --sharded --out shards",
-        ),
-        _Command(
-            "bench",
-            "measure a GPU, and vllm and sglang if installed, with random weights",
-            "sglang-lite bench --workload w1",
-        ),
-    ),
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status. An error of this package is printed as one line on stderr, with
     status 1; an interrupt has status 130. Signs that a terminal lacks are printed as `?`."""
@@ -156,157 +71,14 @@ def _parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, Comma
             command.name, description=description, epilog=f"example: {command.example}", formatter_class=plain,
             prog=f"sglang-lite {command.name}",
         )  # fmt: skip
-        if command.name == "serve":
-            _serve_flags(own, arguments)
-        else:
-            _FLAGS[command.name](own)
+        command.add_flags(own)
+        if command.name == "serve" and "serve" in arguments[:1]:
+            _serve_flags(own)
     return parser, commands.choices
 
 
-def _add_models(models: argparse.ArgumentParser) -> None:
-    models.usage = "sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]"
-    models.add_argument(
-        "name", nargs="*", metavar="NAME", help="a model, as for Engine; exit status 1 if it is not supported"
-    )
-    models.add_argument("--revision", help="branch, tag or commit of a hub model (default: main)")
-    models.add_argument("--json", action="store_true", help="print a JSON object")
-    models.set_defaults(run=partial(_models, models.error))
-
-
-def _add_trace(trace: argparse.ArgumentParser) -> None:
-    trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
-    trace.add_argument("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it")
-    trace.add_argument("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)")
-    trace.set_defaults(run=_trace)
-
-
-def _add_init(init: argparse.ArgumentParser) -> None:
-    init.add_argument("folder", type=Path, metavar="DIR", help="the folder to write; it is made if it is not there")
-    init.set_defaults(run=_init)
-
-
-def _add_doctor(doctor: argparse.ArgumentParser) -> None:
-    doctor.set_defaults(run=_doctor)
-
-
-def _add_completion(completion: argparse.ArgumentParser) -> None:
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
-    completion.set_defaults(run=_completion)
-
-
-def _add_chat(chat: argparse.ArgumentParser) -> None:
-    chat.add_argument("--model", help="a model, as for Engine (default: the default model)")
-    chat.add_argument("--system", default="", metavar="TEXT", help="text of the system turn (default: none)")
-    chat.add_argument(
-        "--max-tokens", type=int, default=512, metavar="N", help="largest number of tokens of an answer (default: 512)"
-    )
-    chat.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 for the likeliest tokens, 1 for draws (default: 0)",
-    )
-    chat.set_defaults(run=_chat)
-
-
-def _add_run(run: argparse.ArgumentParser) -> None:
-    add_file(run)
-    run.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the program, several times for several; JSON, or else text (default: none)",
-    )
-    run.add_argument(
-        "--rows", type=Path, metavar="ROWS.jsonl", help="run once for each row, a JSON object of arguments per line"
-    )
-    add_model(run)
-    run.add_argument("--seed", type=int, help="seed of the draws (default: another one each time)")
-    run.set_defaults(run=_run)
-
-
-def _add_playground(playground: argparse.ArgumentParser) -> None:
-    add_file(playground)
-    add_model(playground)
-    playground.add_argument(
-        "--port", type=int, default=0, help="port of the page on this machine (default: a free one)"
-    )
-    playground.set_defaults(run=_playground)
-
-
-def _add_grammar(grammar: argparse.ArgumentParser) -> None:
-    actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser(
-        "check", help="report what is enforced and what is refused; exit status 1 if something is refused"
-    )
-    check.add_argument("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}")
-    check.add_argument(
-        "--match", metavar="TEXT", help="also report whether TEXT is allowed; exit status 1 if it is not"
-    )
-    check.add_argument("--model", help="compile for the tokens of this model (default: one token per byte)")
-    check.add_argument(
-        "--closed", action="store_true", help="objects have the members that the schema names, no others"
-    )
-    check.add_argument("--best-effort", action="store_true", help="check afterwards what can't be enforced")
-    check.set_defaults(run=_grammar)
-
-
-def _add_lint(lint: argparse.ArgumentParser) -> None:
-    add_file(lint)
-    lint.add_argument(
-        "--data", type=Path, metavar="ROWS.jsonl", help="arguments of the program: one JSON object per line"
-    )
-    lint.add_argument(
-        "--model", help="model that the programs are for, whose tokens are counted (default: the default model's are)"
-    )
-    lint.add_argument(
-        "--fail-under",
-        type=float,
-        metavar="PERCENT",
-        help="exit status 1 if the cache serves less than this share of the prompts (default: 0)",
-    )
-    lint.add_argument("--price", type=float, help="price of a million prompt tokens (default: no costs are reported)")
-    lint.add_argument(
-        "--cached-price", type=float, default=0.0, help="price of a million cached prompt tokens (default: 0)"
-    )
-    lint.add_argument("--format", choices=("text", "json"), default="text", help="form of the report (default: text)")
-    lint.set_defaults(run=_lint)
-
-
-def _add_bench(bench: argparse.ArgumentParser) -> None:
-    bench.add_argument(
-        "--shape",
-        default="llama-3.1-8b",
-        help="llama-3.1-8b (default), qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
-    )
-    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all); or agents")
-    bench.add_argument("--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)")
-    bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16")
-    bench.add_argument(
-        "--model-impl",
-        choices=("native", "transformers"),
-        default="native",
-        help="code that runs the model (default: native)",
-    )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)")
-    bench.set_defaults(run=_bench)
-
-
-_FLAGS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "init": _add_init, "doctor": _add_doctor, "chat": _add_chat, "completion": _add_completion, "run": _add_run,
-    "eval": evaluate.add_flags, "mcp": mcp_server.add_flags, "playground": _add_playground,
-    "lint": _add_lint, "trace": _add_trace, "grammar": _add_grammar, "models": _add_models, "warm": warm.add_flags,
-    "bench": _add_bench, "quantize": quantize.add_flags, "save": save.add_flags,
-}  # fmt: skip
-
-
-def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Adds the flags of `serve`, only if that is the command: the modules that define them are slow to import."""
-    parser.set_defaults(run=_serve)
-    if "serve" not in arguments[:1]:
-        return
+def _serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `serve`. The modules that define them are slow to import."""
     try:
         import uvicorn  # noqa: F401 # needed when the server starts
 
@@ -351,6 +123,9 @@ def _serve_node(settings: Mapping[str, Any]) -> int:
 
     config = EngineConfig.make(**server_args.engine_settings(settings))
     return run_agent(config, resolve_served(config.model, config.revision))
+
+
+_LISTED_TOKENS = 8192  # for which `models` tells the memory of keys and values
 
 
 def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
@@ -589,6 +364,217 @@ def _grammar(options: argparse.Namespace) -> int:
     matched = grammar.matches(constraint, options.match, options.model)
     print(f"matches: {'yes' if matched else 'no'}")
     return 0 if matched else 1
+
+
+def _with(
+    run: Callable[[argparse.Namespace], int], *flags: Callable[[argparse.ArgumentParser], object]
+) -> Callable[[argparse.ArgumentParser], None]:
+    """Function that adds flags to the parser of a command, and the function that runs it."""
+
+    def add_flags(parser: argparse.ArgumentParser) -> None:
+        for add in flags:
+            add(parser)
+        parser.set_defaults(run=run)
+
+    return add_flags
+
+
+def _flag(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:  # of `add_argument`
+    return lambda parser: parser.add_argument(*names, **options)
+
+
+def _add_models(models: argparse.ArgumentParser) -> None:
+    models.usage = "sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]"
+    _with(
+        partial(_models, models.error),
+        _flag("name", nargs="*", metavar="NAME", help="a model, as for Engine; exit status 1 if it is not supported"),
+        _flag("--revision", help="branch, tag or commit of a hub model (default: main)"),
+        _flag("--json", action="store_true", help="print a JSON object"),
+    )(models)
+
+
+def _add_grammar(grammar: argparse.ArgumentParser) -> None:
+    actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
+    told = "report what is enforced and what is refused; exit status 1 if something is refused"
+    _with(
+        _grammar,
+        _flag("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}"),
+        _flag("--match", metavar="TEXT", help="also report whether TEXT is allowed; exit status 1 if it is not"),
+        _flag("--model", help="compile for the tokens of this model (default: one token per byte)"),
+        _flag("--closed", action="store_true", help="objects have the members that the schema names, no others"),
+        _flag("--best-effort", action="store_true", help="check afterwards what can't be enforced"),
+    )(actions.add_parser("check", help=told))
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Command as help lists it: its name, what it does, and a line that shows it in use; and what adds its flags."""
+
+    name: str
+    does: str
+    example: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+
+
+_GROUPS = {
+    "begin": (
+        _Command(
+            "init", "write a project: a program, its test, rows of data", "sglang-lite init extraction",
+            _with(
+                _init,
+                _flag("folder", type=Path, metavar="DIR", help="the folder to write; it is made if it is not there"),
+            ),
+        ),
+        _Command(
+            "doctor", "tell what this machine can run, how fast, and what is missing", "sglang-lite doctor",
+            _with(_doctor),
+        ),
+        _Command(
+            "chat", "talk with a model", "sglang-lite chat --system 'Be brief.'",
+            _with(
+                _chat,
+                _flag("--model", help="a model, as for Engine (default: the default model)"),
+                _flag("--system", default="", metavar="TEXT", help="text of the system turn (default: none)"),
+                _flag(
+                    "--max-tokens", type=int, default=512, metavar="N",
+                    help="largest number of tokens of an answer (default: 512)",
+                ),
+                _flag(
+                    "--temperature", type=float, default=0.0, metavar="T",
+                    help="0 for the likeliest tokens, 1 for draws (default: 0)",
+                ),
+            ),
+        ),
+        _Command(
+            "completion", "print a script by which a shell completes commands and flags",
+            "sglang-lite completion bash >> ~/.bashrc",
+            _with(_completion, _flag("shell", choices=("bash", "zsh", "fish"), help="the shell")),
+        ),
+    ),
+    "programs": (
+        _Command(
+            "run", "run a program of a file, on arguments or on rows of a file",
+            "sglang-lite run prog.py --arg day=Monday",
+            _with(
+                _run, add_file,
+                _flag(
+                    "--arg", action="append", default=[], metavar="NAME=VALUE",
+                    help="an argument of the program, several times for several; JSON, or else text (default: none)",
+                ),
+                _flag(
+                    "--rows", type=Path, metavar="ROWS.jsonl",
+                    help="run once for each row, a JSON object of arguments per line",
+                ),
+                add_model,
+                _flag("--seed", type=int, help="seed of the draws (default: another one each time)"),
+            ),
+        ),
+        _Command(
+            "eval", "count how right a program is on labelled rows",
+            "sglang-lite eval prog.py rows.jsonl --metric accuracy:kind", evaluate.add_flags,
+        ),
+        _Command(
+            "mcp", "serve programs as tools of an MCP server, on standard input and output", "sglang-lite mcp prog.py",
+            mcp_server.add_flags,
+        ),
+        _Command(
+            "playground", "open a page that changes a program's prompts, schemas and answers, and runs it",
+            "sglang-lite playground prog.py",
+            _with(
+                _playground, add_file, add_model,
+                _flag("--port", type=int, default=0, help="port of the page on this machine (default: a free one)"),
+            ),
+        ),
+        _Command(
+            "lint", "find faults in programs without running them; count the tokens that runs share",
+            "sglang-lite lint prog.py --data rows.jsonl",
+            _with(
+                _lint, add_file,
+                _flag(
+                    "--data", type=Path, metavar="ROWS.jsonl",
+                    help="arguments of the program: one JSON object per line",
+                ),
+                _flag(
+                    "--model",
+                    help="model that the programs are for, whose tokens are counted (default: the default model's are)",
+                ),
+                _flag(
+                    "--fail-under", type=float, metavar="PERCENT",
+                    help="exit status 1 if the cache serves less than this share of the prompts (default: 0)",
+                ),
+                _flag(
+                    "--price", type=float, help="price of a million prompt tokens (default: no costs are reported)"
+                ),
+                _flag(
+                    "--cached-price", type=float, default=0.0,
+                    help="price of a million cached prompt tokens (default: 0)",
+                ),
+                _flag(
+                    "--format", choices=("text", "json"), default="text", help="form of the report (default: text)"
+                ),
+            ),
+        ),
+        _Command(
+            "trace", "make an HTML page of a run's trace, as Trace.save writes it", "sglang-lite trace plan.jsonl",
+            _with(
+                _trace,
+                _flag("file", type=Path, help="JSON lines that state.trace().save(…) has written"),
+                _flag("beside", type=Path, nargs="?", metavar="OTHER", help="another run, shown beside it"),
+                _flag("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)"),
+            ),
+        ),
+        _Command(
+            "grammar", "check a schema, regex or grammar", "sglang-lite grammar check schema.json --match '{}'",
+            _add_grammar,
+        ),
+    ),
+    "models": (
+        _Command(
+            "models", "show how a model would run, without loading it; list or fetch models with a short name",
+            "sglang-lite models smollm2-135m", _add_models,
+        ),
+        _Command(
+            "serve", "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",
+            "sglang-lite serve --model-path Qwen/Qwen3-0.6B --port 30000", _with(_serve),
+        ),
+        _Command(
+            "warm", "load a model once, so that its GPU kernels are compiled and cached",
+            "sglang-lite warm --model Qwen/Qwen3-0.6B", warm.add_flags,
+        ),
+        _Command(
+            "quantize", "write a model with weights of 4 or 8 bits, for any engine",
+            "sglang-lite quantize Qwen/Qwen3-0.6B --group 64", quantize.add_flags,
+        ),
+        _Command(
+            "save", "write a model in files by rank, for any engine that reads sharded_state",
+            "sglang-lite save Qwen/Qwen3-0.6B --sharded --out shards", save.add_flags,
+        ),
+        _Command(
+            "bench", "measure a GPU, and vllm and sglang if installed, with random weights",
+            "sglang-lite bench --workload w1",
+            _with(
+                _bench,
+                _flag(
+                    "--shape", default="llama-3.1-8b",
+                    help="llama-3.1-8b (default), qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on "
+                    "CPUs, too",
+                ),
+                _flag(
+                    "--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all); or agents"
+                ),
+                _flag(
+                    "--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)"
+                ),
+                _flag("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16"),
+                _flag(
+                    "--model-impl", choices=("native", "transformers"), default="native",
+                    help="code that runs the model (default: native)",
+                ),
+                _flag("--json", type=Path, metavar="FILE", help="also write every run to FILE (default: none)"),
+            ),
+        ),
+    ),
+}  # fmt: skip
 
 
 if __name__ == "__main__":
