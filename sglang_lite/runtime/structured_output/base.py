@@ -218,6 +218,55 @@ class LoneMatcher:
         return []
 
 
+class DelegatingMatcher:
+    """Base of matchers that differ from an inner one in what they define.
+
+    Args:
+        inner: the inner matcher.
+    """
+
+    def __init__(self, inner: Matcher) -> None:
+        self._inner = inner
+
+    @property
+    def engine(self) -> MaskMaker:
+        return self._inner.engine
+
+    @property
+    def parts(self) -> Sequence[Matcher]:
+        return self._inner.parts
+
+    @property
+    def lock_key(self) -> Hashable:
+        return self._inner.lock_key
+
+    @property
+    def state_key(self) -> Hashable:
+        return id(self)
+
+    @property
+    def number(self) -> NumberSoFar | None:
+        return self._inner.number
+
+    def set_mask(self, mask: Mask) -> None:
+        self._inner.set_mask(mask)
+
+    def forced(self) -> list[int]:
+        return self._inner.forced()
+
+    @property
+    def complete(self) -> bool:
+        return self._inner.complete
+
+    @property
+    def finished(self) -> bool:
+        return self._inner.finished
+
+    @property
+    def error(self) -> str:
+        return self._inner.error
+
+
 class CompiledGrammar(Protocol):
     """Constraint compiled for one vocabulary.
 

@@ -14,11 +14,10 @@ from typing import Literal
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
+    DelegatingMatcher,
     Endings,
     Mask,
-    MaskMaker,
     Matcher,
-    NumberSoFar,
     TextState,
 )
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
@@ -28,7 +27,7 @@ _SPARE = 8  # tokens more than the completion that have to fit into the time tha
 _REFUSALS = 4  # refused tokens in one place before the known completion is followed
 
 
-class ClosingMatcher:
+class ClosingMatcher(DelegatingMatcher):
     """Matcher of a text that has to end within a budget.
 
     Args:
@@ -58,7 +57,8 @@ class ClosingMatcher:
         repeats: RepeatGuard | None = None,
         sources: Sequence[str] = (),
     ) -> None:
-        self._inner, self._endings, self._left, self.repeats, self.sources = inner, endings, budget, repeats, sources
+        super().__init__(inner)
+        self._endings, self._left, self.repeats, self.sources = endings, budget, repeats, sources
         self._state = None if endings is None else endings.start
         self._completion: list[int] | None = None  # completion that is known to fit, once one was needed
         self._after: tuple[int, TextState] | None = None  # token that was found to fit, and the state after it
@@ -236,47 +236,14 @@ class ClosingMatcher:
         self._completion = None if self._next is None else [*forced, *self._next]
         return forced
 
-    # ------------------------------------------------------------------------------------- as the inner matcher
-
-    @property
-    def engine(self) -> MaskMaker:
-        return self._inner.engine
-
-    @property
-    def parts(self) -> Sequence[Matcher]:
-        return self._inner.parts
-
-    @property
-    def lock_key(self) -> Hashable:
-        return self._inner.lock_key
-
     @property
     def state_key(self) -> Hashable:
         narrowed = self._refused or self._hurries or (self.repeats is not None and self.repeats.narrows)
         return id(self) if narrowed else self._inner.state_key
 
-    @property
-    def number(self) -> NumberSoFar | None:
-        return self._inner.number
-
-    def set_mask(self, mask: Mask) -> None:
-        self._inner.set_mask(mask)
-
     def advance(self, text: bytes) -> bool:
         self._give_up()
         return self._inner.advance(text)
-
-    @property
-    def complete(self) -> bool:
-        return self._inner.complete
-
-    @property
-    def finished(self) -> bool:
-        return self._inner.finished
-
-    @property
-    def error(self) -> str:
-        return self._inner.error
 
 
 def _rest(endings: Endings, state: TextState, left: int) -> int:

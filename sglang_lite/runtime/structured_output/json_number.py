@@ -8,14 +8,14 @@ end it, and is not part of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
+    DelegatingMatcher,
     Endings,
     Mask,
-    MaskMaker,
     Matcher,
     next_mask,
 )
@@ -63,31 +63,18 @@ class WrittenNumber:
             self._certain, self.tokens = self._text, self._count
 
 
-class JsonNumberMatcher:
+class JsonNumberMatcher(DelegatingMatcher):
     """Matcher of a JSON text that may be a number, wrapped around the schema's own matcher.
 
     Attributes:
         number: number being written, or None before the first token and if the text does not begin with a number.
     """
 
+    number: WrittenNumber | None = None
+
     def __init__(self, grammar: JsonNumberGrammar, inner: Matcher) -> None:
-        self._grammar, self._inner = grammar, inner
-        self._at_start, self._ended = True, False
-        self.number: WrittenNumber | None = None
-
-    @property
-    def engine(self) -> MaskMaker:
-        return self._inner.engine
-
-    @property
-    def parts(self) -> Sequence[Matcher]:
-        return self._inner.parts
-
-    @property
-    def lock_key(self) -> Hashable:
-        return id(self)
-
-    state_key = lock_key
+        super().__init__(inner)
+        self._grammar, self._at_start, self._ended = grammar, True, False
 
     def cached_mask(self) -> Mask | None:
         mask = self._inner.cached_mask()
@@ -96,9 +83,6 @@ class JsonNumberMatcher:
     @property
     def _may_end(self) -> bool:
         return self.number is not None and self.number.may_end
-
-    def set_mask(self, mask: Mask) -> None:
-        raise AssertionError("the masks are set in its parts")
 
     def copy(self) -> JsonNumberMatcher | None:
         inner = self._inner.copy()
@@ -136,10 +120,6 @@ class JsonNumberMatcher:
     @property
     def finished(self) -> bool:
         return self._ended or self._inner.finished
-
-    @property
-    def error(self) -> str:
-        return self._inner.error
 
 
 class JsonNumberGrammar:

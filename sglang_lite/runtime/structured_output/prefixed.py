@@ -6,17 +6,16 @@ spell it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
+    DelegatingMatcher,
     Endings,
     Mask,
-    MaskMaker,
     Matcher,
-    NumberSoFar,
     next_mask,
 )
 from sglang_lite.runtime.structured_output.part_endings import PartEndings
@@ -70,70 +69,47 @@ def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
     return matcher
 
 
-class ContinuedMatcher:
+class ContinuedMatcher(DelegatingMatcher):
     """Intersection of two matchers: both the whole and the part must allow a token; the part determines the end."""
 
-    def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
-        self._whole, self._part, self._end = whole, part, end
-        self._finished = False
-        self.error = ""
+    error = ""
 
-    @property
-    def engine(self) -> MaskMaker:
-        return self._part.engine
+    def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
+        super().__init__(part)
+        self._whole, self._end, self._finished = whole, end, False
 
     @property
     def parts(self) -> Sequence[Matcher]:
-        return (*self._whole.parts, *self._part.parts)
-
-    @property
-    def lock_key(self) -> Hashable:
-        return id(self)
-
-    state_key = lock_key
-
-    @property
-    def number(self) -> NumberSoFar | None:
-        return self._part.number
+        return (*self._whole.parts, *self._inner.parts)
 
     def cached_mask(self) -> Mask | None:
-        whole, part = self._whole.cached_mask(), self._part.cached_mask()
+        whole, part = self._whole.cached_mask(), self._inner.cached_mask()
         return None if whole is None or part is None else part & (whole | self._end)
 
-    def set_mask(self, mask: Mask) -> None:
-        raise AssertionError("the masks are set in its parts")
-
     def copy(self) -> ContinuedMatcher | None:
-        whole, part = self._whole.copy(), self._part.copy()
+        whole, part = self._whole.copy(), self._inner.copy()
         if whole is None or part is None:
             return None
         copied = copy(self)
-        vars(copied).update(_whole=whole, _part=part)
+        vars(copied).update(_whole=whole, _inner=part)
         return copied
 
     def accept(self, token: int) -> bool:
         ends = bool(self._end[token // 32] >> (token % 32) & 1)
-        if not self._part.accept(token) or not (ends or self._whole.accept(token)):
-            reason = self._part.error or self._whole.error
+        if not self._inner.accept(token) or not (ends or self._whole.accept(token)):
+            reason = self._inner.error or self._whole.error
             self.error = (
                 "the surrounding grammar does not allow the text that this generation's own constraint allows: "
                 f"{reason}. Let the two agree, or leave out the generation's own constraint."
             )
             return False
-        self._finished = self._part.finished
-        if self._part.complete and not self._finished:
+        self._finished = self._inner.finished
+        if self._inner.complete and not self._finished:
             self._finished = not (next_mask(self) & ~self._end).any()
         return True
 
     def advance(self, text: bytes) -> bool:
-        return self._part.advance(text) and self._whole.advance(text)
-
-    def forced(self) -> list[int]:
-        return self._part.forced()
-
-    @property
-    def complete(self) -> bool:
-        return self._part.complete
+        return self._inner.advance(text) and self._whole.advance(text)
 
     @property
     def finished(self) -> bool:

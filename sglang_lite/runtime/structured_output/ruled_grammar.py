@@ -12,7 +12,7 @@ is always left.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 
 from sglang_lite.constraints.formal import nodes
@@ -23,11 +23,10 @@ from sglang_lite.constraints.json_schema.normal_form import document_in, normali
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.structured_output.base import (
     CompiledGrammar,
+    DelegatingMatcher,
     Endings,
     Mask,
-    MaskMaker,
     Matcher,
-    NumberSoFar,
 )
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
@@ -134,37 +133,17 @@ class RuledGrammar:
         return None if found is None else RuledEndings(found, (found.start, self._text))
 
 
-class RuledMatcher:
+class RuledMatcher(DelegatingMatcher):
     """Matcher whose masks lack the tokens that would break a rule, such as writing a name again."""
 
     def __init__(self, inner: Matcher, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
-        self._inner, self._tokens = inner, tokens
-        self._text = text.copy()
+        super().__init__(inner)
+        self._tokens, self._text = tokens, text.copy()
         self._mask: Mask | None = None  # what is left of the inner matcher's mask in this place
         self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
         self._writing: list[int] = []  # and tokens that may write one of them
         self._watches = True  # whether a token may break a rule in this place, or changes the text
         self._error = ""
-
-    @property
-    def engine(self) -> MaskMaker:
-        return self._inner.engine
-
-    @property
-    def parts(self) -> Sequence[Matcher]:
-        return self._inner.parts
-
-    @property
-    def lock_key(self) -> Hashable:
-        return self._inner.lock_key
-
-    @property
-    def state_key(self) -> Hashable:
-        return id(self)
-
-    @property
-    def number(self) -> NumberSoFar | None:
-        return self._inner.number
 
     def cached_mask(self) -> Mask | None:
         if self._mask is None and (mask := self._inner.cached_mask()) is not None:
@@ -204,9 +183,6 @@ class RuledMatcher:
         tried = [*self._writing, *self._tokens.ending_and_writing(begun)] if begun else self._writing
         return allowed(mask, tried) if tried else tried
 
-    def set_mask(self, mask: Mask) -> None:
-        self._inner.set_mask(mask)
-
     def copy(self) -> RuledMatcher | None:
         inner = self._inner.copy()
         if inner is None:
@@ -242,14 +218,6 @@ class RuledMatcher:
             obeys = [text.write(self._tokens.token_bytes[token]) for token in forced]
             return forced if all(obeys) else forced[: obeys.index(False)]
         return forced
-
-    @property
-    def complete(self) -> bool:
-        return self._inner.complete
-
-    @property
-    def finished(self) -> bool:
-        return self._inner.finished
 
     @property
     def error(self) -> str:
