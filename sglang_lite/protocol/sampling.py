@@ -169,7 +169,10 @@ class Parameter:
             raise ParameterError(self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}.")
         elif self.kind == "strings":
             for entry in value:
-                self._string(entry)
+                if not isinstance(entry, str) or not entry:
+                    raise ParameterError(self.name, f"{shown(entry)} is not a non-empty string.")
+                if not entry.isascii() and any("\ud800" <= char <= "\udfff" for char in entry):
+                    raise ParameterError(self.name, f"{shown(entry)} has unpaired surrogates, which can't be encoded.")
         elif self.kind == "token ids":
             for entry in value:
                 self._number(entry, "int")
@@ -203,12 +206,6 @@ class Parameter:
             _finite(self.name, value)
         if value not in self.range:
             raise ParameterError(self.name, f"{shown(value)} is outside its range: {self.range}.")
-
-    def _string(self, value: Any) -> None:
-        if not isinstance(value, str) or not value:
-            raise ParameterError(self.name, f"{shown(value)} is not a non-empty string.")
-        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            raise ParameterError(self.name, f"{shown(value)} has unpaired surrogates, which can't be encoded.")
 
 
 _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}

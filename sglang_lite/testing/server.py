@@ -94,7 +94,8 @@ class ServerForTests(LocalServer):
         if request.method == "GET" and "/models" in path:
             return self._model_answer(request, path, number)
         if path.endswith("/messages/count_tokens"):
-            return self._token_count(request, number)
+            wrong = self._wrong_key(request)
+            return Reply(token_count(request.body)) if wrong is None else _error_reply(Messages(), wrong, number)
         if api is None or not isinstance(request.body, Mapping):
             what = f"Unknown request URL: {request.method} {path}." if api is None else "The body is no JSON object."
             return _error_reply(api or _api_of(request), Fail(404 if api is None else 400, what), number)
@@ -161,10 +162,6 @@ class ServerForTests(LocalServer):
         if summary.stream:
             return Events(api.events(answers, summary, request.body, number), headers=headers)
         return Reply(api.response(answers, summary, number), headers=headers)
-
-    def _token_count(self, request: Request, number: int) -> HttpAnswer:
-        wrong = self._wrong_key(request)
-        return Reply(token_count(request.body)) if wrong is None else _error_reply(Messages(), wrong, number)
 
     def _model_answer(self, request: Request, path: str, number: int) -> HttpAnswer:
         api = _api_of(request)

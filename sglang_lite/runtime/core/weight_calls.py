@@ -266,7 +266,9 @@ class WeightCalls:
             case UpdateTensors() | WriteTensors():
                 return self._update_tensors(call)
             case OpenTensors():
-                return self._open_tensors(call)
+                device = self._updates.model.device
+                tensors = by_name(unpacked(read_bucket(call.bucket, device)))
+                return self._update_tensors(WriteTensors(tensors, call.last, call.version))
             case ReadWeights():
                 return self._updates.read(call.name, call.rows)
             case CheckWeights():
@@ -296,11 +298,6 @@ class WeightCalls:
         opener = tensors_opener(tensors, self._updates.model, self._path)
         self._updates.write(opener, call.version, whole=False, last=call.last)
         return self._name(self._version.version)
-
-    def _open_tensors(self, call: OpenTensors) -> str:
-        device = self._updates.model.device
-        tensors = by_name(unpacked(read_bucket(call.bucket, device)))
-        return self._update_tensors(WriteTensors(tensors, call.last, call.version))
 
     def _name(self, version: str) -> str:
         self._version.version = version

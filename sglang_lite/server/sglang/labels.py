@@ -83,9 +83,16 @@ def read_score(
     texts = [items] if isinstance(items, str) else list(items)
     if label_token_ids is None:
         _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs)
-    _check_others(unsupported)
+    for name, value in unsupported.items():
+        if name not in _NOT_SET:
+            raise ParameterError(name, "score has no such parameter.")
+        if value not in _NOT_SET[name]:
+            raise ParameterError(name, "is not supported by this engine.")
     if label_token_ids is not None:
-        _check_temperature(temperature, apply_softmax=apply_softmax)
+        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+            raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0. Use 1.0 for plain shares.")
+        if temperature != 1 and not apply_softmax:
+            raise ParameterError("temperature", "has an effect only with apply_softmax=True. Set both, or neither.")
     elif not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
         raise ParameterError("label_token_ids", "is missing. A query or items of token ids need it.")
     return ScoreArguments(
@@ -99,21 +106,6 @@ def _check_labels_only(apply_softmax: bool, item_first: bool, temperature: float
     name = next((name for name, value in given.items() if value), "temperature" if temperature != 1.0 else None)
     if name is not None:
         raise ParameterError(name, "has an effect only with label_token_ids.", hint="Give them, or leave it out.")
-
-
-def _check_others(others: Mapping[str, object]) -> None:
-    for name, value in others.items():
-        if name not in _NOT_SET:
-            raise ParameterError(name, "score has no such parameter.")
-        if value not in _NOT_SET[name]:
-            raise ParameterError(name, "is not supported by this engine.")
-
-
-def _check_temperature(temperature: object, *, apply_softmax: bool) -> None:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0. Use 1.0 for plain shares.")
-    if temperature != 1 and not apply_softmax:
-        raise ParameterError("temperature", "has an effect only with apply_softmax=True. Set both, or neither.")
 
 
 def label_calls(

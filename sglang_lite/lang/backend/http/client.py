@@ -457,7 +457,11 @@ class EventReader:
             if self._first:
                 text, self._first = text.removeprefix("\ufeff"), False
             if text:
-                self._field(text)
+                name, _, value = text.partition(":")
+                if name == "data":
+                    value = value.removeprefix(" ")
+                    self._data.append(value)
+                    self._size += len(value)
             elif self._data:
                 data = "\n".join(self._data)
                 found += [data] if data else []
@@ -466,10 +470,3 @@ class EventReader:
         if len(self._line) + self._size > MAX_EVENT_BYTES:
             raise BackendError(f"an event has more than {MAX_EVENT_BYTES:,} bytes.")
         return found
-
-    def _field(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        if name == "data":
-            value = value.removeprefix(" ")
-            self._data.append(value)
-            self._size += len(value)

@@ -133,7 +133,8 @@ async def _by_steps(
             beginning = tokenizer.decode(next(iter(remaining.values()))[:at])
             bias = tuple((token, _BIAS) for token in tokens)
             params = msgspec.structs.replace(demands.params, max_tokens=1, logit_bias=bias)
-            shown = _continued(prompt, beginning)
+            spans = (*prompt.spans, Span(beginning, special=False)) if beginning else prompt.spans
+            shown = msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + beginning)
             answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
             calls, meta = calls + 1, dict(answer.meta)
             usages.append(answer.usage)
@@ -145,11 +146,6 @@ async def _by_steps(
         at += 1
     (picked,) = remaining
     return Selection((), total_usage(usages), picked, with_strategy(meta, strategy, calls))
-
-
-def _continued(prompt: Prompt, text: str) -> Prompt:
-    spans = (*prompt.spans, Span(text, special=False)) if text else prompt.spans
-    return msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + text)
 
 
 def _listed(choices: Sequence[str]) -> str:

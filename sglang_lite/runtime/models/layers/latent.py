@@ -179,10 +179,6 @@ def _expanded(
     for heads in (slice(first, first + step) for first in range(0, spec.heads, step)):
         k = latents @ keys[heads].transpose(1, 2)
         k = torch.cat((k, turned.expand(len(k), -1, -1)), 2)
-        k, v, queries = (_padded(x, wide) for x in (k, latents @ values[heads], q[:, heads]))
+        k, v, queries = (F.pad(x, (0, wide - x.shape[-1])) for x in (k, latents @ values[heads], q[:, heads]))
         parts.append(attend_rows(queries, k, v, own, AttentionRules(spec.scale))[..., : spec.value_size])
     return torch.cat(parts, 1)
-
-
-def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
-    return F.pad(x, (0, size - x.shape[-1]))

@@ -96,7 +96,7 @@ def read_quantisation(folder: Path) -> Quantisation:
         ModelError: a file is not valid JSON, or the quantisation is not supported.
     """
     file, content = config_file(folder), read_config(folder)
-    given = _declared(content)
+    given = content.get("quantization_config") or (content.get("text_config") or {}).get("quantization_config")
     modelopt = folder / "hf_quant_config.json"
     if modelopt.exists():
         quantisation = read_json(modelopt).get("quantization")
@@ -107,10 +107,6 @@ def read_quantisation(folder: Path) -> Quantisation:
             if isinstance(quantisation, dict):
                 given = {"quant_method": "modelopt", **quantisation}
     return Quantisation(str(file), declared_matrices(given, str(file)))
-
-
-def _declared(config: Mapping[str, Json]) -> Json:
-    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
 
 
 def declared_matrices(given: Json, source: str) -> Matrices:
