@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from sglang_lite.engine import weights
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
+from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.native import LONGEST_S
 from sglang_lite.server.service import Service
@@ -139,11 +139,7 @@ async def update_from_disk(service: Service, call: HttpRequest) -> Response:
         weights.update_from_disk, service.engine, body.model_path,
         load_format=body.load_format, weight_version=body.weight_version,
     )  # fmt: skip
-    try:
-        await service.call_engine(update, at_most_s=LONGEST_S)
-    except ModelError as error:
-        return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
-    return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})
+    return await _success(service, update, "The weights are replaced.", num_paused_requests=0)
 
 
 async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
@@ -189,34 +185,25 @@ def _check_safetensors(data: bytes) -> None:
         )
 
 
-async def init_group(service: Service, call: HttpRequest) -> Response:
-    """Joins a group in which a trainer will send weights."""
-    body = await read_record(service, call, INIT_GROUP)
-    join = partial(weights.init_update_group, service.engine, **msgspec.structs.asdict(body))
-    return await _success(service, join, "The group is there.")
+def _changing(fields: Fields[Any], change: Callable[..., None], message: str) -> Handler:
+    """Handler that calls a function of the engine with the members of a request."""
+
+    async def handle(service: Service, call: HttpRequest) -> Response:
+        body = await read_record(service, call, fields)
+        return await _success(service, partial(change, service.engine, **msgspec.structs.asdict(body)), message)
+
+    return handle
 
 
-async def update_from_group(service: Service, call: HttpRequest) -> Response:
-    """Replaces weights by tensors that a group's rank 0 sends."""
-    body = await read_record(service, call, FROM_GROUP)
-    update = partial(weights.update_from_group, service.engine, **msgspec.structs.asdict(body))
-    return await _success(service, update, "The weights are replaced.")
-
-
-async def destroy_group(service: Service, call: HttpRequest) -> Response:
-    """Leaves a group."""
-    body = await read_record(service, call, DESTROY_GROUP)
-    leave = partial(weights.destroy_update_group, service.engine, body.group_name)
-    return await _success(service, leave, "The group is left.")
-
-
-async def _success(service: Service, change: Callable[[], None], message: str) -> Response:
-    """Answer that says whether a call has succeeded."""
+async def _success(
+    service: Service, ask: Callable[[], dict[str, Any] | None], message: str = "", **more: int
+) -> Response:
+    """Answer that says whether a call has succeeded, with the members that it returns, and `more` in any case."""
     try:
-        await service.call_engine(change, at_most_s=LONGEST_S)
+        found = await service.call_engine(ask, at_most_s=LONGEST_S)
     except ModelError as error:
-        return answer({"success": False, "message": str(error)}, 400)
-    return answer({"success": True, "message": message})
+        return answer({"success": False, "message": str(error), **more}, 400)
+    return answer({"success": True, "message": message, **more, **(found or {})})
 
 
 async def offer(service: Service, call: HttpRequest) -> Response:
@@ -227,21 +214,14 @@ async def offer(service: Service, call: HttpRequest) -> Response:
     offered = partial(
         weights.offer_weights, service.engine, body.master_address, int(body.ports), body.group_name, body.backend
     )
-    return await _sent(service, offered)
+    return await _success(service, offered)
 
 
 async def send(service: Service, call: HttpRequest) -> Response:
     """Sends tensors in such a group."""
     body = await read_record(service, call, SEND)
     sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
-    return await _sent(service, lambda: {"weight_version": sent()})
-
-
-async def _sent(service: Service, ask: Callable[[], dict[str, Any]]) -> Response:
-    try:
-        return answer({"success": True, "message": "", **await service.call_engine(ask, at_most_s=LONGEST_S)})
-    except ModelError as error:
-        return answer({"success": False, "message": str(error)}, 400)
+    return await _success(service, lambda: {"weight_version": sent()})
 
 
 async def get_weights(service: Service, call: HttpRequest) -> Response:
@@ -276,16 +256,14 @@ async def resume(service: Service, _: HttpRequest) -> Response:
     return answer({"status": "ok", "message": "Generation continued."})
 
 
-async def release(service: Service, call: HttpRequest) -> Response:
-    """Gives memory back."""
-    body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
-    return await _moved(service, partial(weights.release_memory_occupation, service.engine, body.tags))
+def _moving(move: Callable[..., None]) -> Handler:
+    """Handler that gives memory back, or takes it again."""
 
+    async def handle(service: Service, call: HttpRequest) -> Response:
+        body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
+        return await _moved(service, partial(move, service.engine, body.tags))
 
-async def take_again(service: Service, call: HttpRequest) -> Response:
-    """Takes memory again."""
-    body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
-    return await _moved(service, partial(weights.resume_memory_occupation, service.engine, body.tags))
+    return handle
 
 
 async def sleep(service: Service, call: HttpRequest) -> Response:
@@ -313,6 +291,10 @@ async def is_sleeping(service: Service, _: HttpRequest) -> Response:
     return answer({"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))})
 
 
+release, take_again = _moving(weights.release_memory_occupation), _moving(weights.resume_memory_occupation)
+init_group = _changing(INIT_GROUP, weights.init_update_group, "The group is there.")
+update_from_group = _changing(FROM_GROUP, weights.update_from_group, "The weights are replaced.")
+destroy_group = _changing(DESTROY_GROUP, weights.destroy_update_group, "The group is left.")
 ROUTES = (
     Route("/release_memory_occupation", release, "Give memory back", fields=MEMORY, access="owner", media_type=""),
     Route("/resume_memory_occupation", take_again, "Take it again", fields=MEMORY, access="owner", media_type=""),
