@@ -31,7 +31,7 @@ from sglang_lite.constraints.json_schema.formats import GENERATED_IN_PART
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.write_value import value_text
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.random_texts import sample

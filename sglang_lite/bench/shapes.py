@@ -26,7 +26,7 @@ from sglang_lite.runtime.models.spec import (
     RopeSpec,
 )
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Q4_K
+from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Q4_K
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 

@@ -16,7 +16,7 @@ from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.lexemes import split_into_lexemes
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.json_schema.quotes import KEYWORD, in_words
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Ebnf, JsonSchema, Lark, Number, Regex
 
 _TYPES: Mapping[Any, str] = {

@@ -6,7 +6,7 @@ from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.formal.grammars import regular
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, literal
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
 from sglang_lite.protocol.anything import UserValue

@@ -24,7 +24,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
 

@@ -14,7 +14,7 @@ from sglang_lite.constraints.emit import lexemes
 from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex
 from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternatives

@@ -7,7 +7,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.formal.earley import recognises
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import ConstraintError, Ebnf, InOrder, Regex, Repeated

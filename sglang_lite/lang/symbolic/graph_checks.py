@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import may_contain
 from sglang_lite.lang.backend.base import Backend, check_adapter, refusal, refused_medium
 from sglang_lite.lang.backend.capabilities import Demands

@@ -18,8 +18,8 @@ from sglang_lite.runtime.models.memory_check import check_room, weight_bytes
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
-from sglang_lite.runtime.models.weights.formats import open_weights
-from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.load_format import open_weights
+from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 

@@ -54,7 +54,7 @@ from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.quantization_config import Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import Matrices
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel

@@ -32,7 +32,7 @@ from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import BITS, READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
-from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import is_of_encoder
 
 

@@ -43,9 +43,9 @@ from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower, feature_planes
 from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.formats import check_gguf, files_read, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
-from sglang_lite.runtime.models.weights.quantization_config import Q4_K, read_quantisation
+from sglang_lite.runtime.models.weights.load_format import check_gguf, files_read, open_weights
+from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, read_quantisation
 from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed

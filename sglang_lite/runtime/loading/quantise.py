@@ -18,7 +18,7 @@ from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.folder import weight_files
-from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import canonical
 
 _PLAIN = ("router", "shared_expert_gate")  # roles of small matrices that decide much

@@ -15,10 +15,10 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.folder import TensorSource
-from sglang_lite.runtime.models.weights.formats import check_gguf, open_weights
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.models.weights.quantization_config import PLAIN, read_quantisation
+from sglang_lite.runtime.models.weights.load_format import check_gguf, open_weights
+from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, read_quantisation
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 

@@ -11,7 +11,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.loading.new_folder import copy_description, new_folder
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
-from sglang_lite.runtime.models.weights.formats import shard_name
+from sglang_lite.runtime.models.weights.load_format import shard_name
 
 _PART_BYTES = 5 << 30
 

@@ -20,7 +20,7 @@ from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.nodes import Language, substrings
 from sglang_lite.constraints.formal.shortest_texts import LongestRest, ShortestTexts
 from sglang_lite.constraints.json_schema.any_strings import with_any_strings
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign

@@ -17,7 +17,7 @@ from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.formal.automaton import is_empty
 from sglang_lite.constraints.formal.grammars import regular
 from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, is_plain, literal
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask

@@ -14,7 +14,7 @@ import xgrammar
 from numpy.typing import NDArray
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask

@@ -12,7 +12,7 @@ from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.json_schema.quotes import quote
 from sglang_lite.constraints.json_schema.write_strings import quoted
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import ConstraintError, Ebnf, Regex
 from tests.constraints.random_grammars import grammar
 from tests.constraints.random_regexes import pattern

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.emit.lexemes import split_into_lexemes
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.constraints.syntax import gbnf, lark

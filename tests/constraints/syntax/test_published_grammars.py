@@ -9,7 +9,7 @@ import pytest
 from llguidance.gbnf_to_lark import any_to_lark
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.protocol import ConstraintError, Ebnf, Lark

@@ -12,7 +12,7 @@ from sglang_lite.constraints import memo
 from sglang_lite.constraints.byte_matcher import grammar_text
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.syntax.regex import parse, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, Regex
 from tests.constraints.random_regexes import pattern_with_assertions

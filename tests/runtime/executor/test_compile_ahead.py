@@ -22,7 +22,7 @@ from sglang_lite.runtime.kernels.compile_process import CompileProcess, start_ea
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
-from sglang_lite.runtime.models.weights.quantization_config import Q4_K
+from sglang_lite.runtime.models.weights.quantised_formats import Q4_K
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.engine.processes import children, ended
 from tests.runtime import scripted

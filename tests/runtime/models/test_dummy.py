@@ -11,7 +11,7 @@ from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.dummy import DummySource
-from sglang_lite.runtime.models.weights.quantization_config import Q4_K, declared_matrices
+from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, declared_matrices
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE
 from tests.runtime.models.packings import FORMATS, declare

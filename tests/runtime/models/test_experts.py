@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.spec import ExpertsSpec, LayerSpec
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.models.weights.quantization_config import Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import Matrices
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save

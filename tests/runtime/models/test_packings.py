@@ -27,7 +27,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.fp4 import Mxfp4Experts
-from sglang_lite.runtime.models.weights.quantization_config import declared_matrices, read_quantisation
+from sglang_lite.runtime.models.weights.quantised_formats import declared_matrices, read_quantisation
 from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, rounded
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE

@@ -11,7 +11,7 @@ import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.quantise import quantise
 from sglang_lite.runtime.models.weights.folder import open_folder
-from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
+from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 from tests.runtime.models.packings import FORMATS, TINY, write
 from tests.runtime.models.test_fp8 import engine, expected_of, logprobs

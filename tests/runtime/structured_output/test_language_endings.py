@@ -8,7 +8,7 @@ import pytest
 
 from sglang_lite.constraints.formal import automaton
 from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, Ebnf, Regex
 from sglang_lite.runtime.structured_output.language_endings import (

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.any_strings import with_any_strings
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Lark

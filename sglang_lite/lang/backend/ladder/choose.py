@@ -20,7 +20,7 @@ from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.json_schema.keywords import REPEATS
 from sglang_lite.constraints.json_schema.quotes import without_documents
 from sglang_lite.constraints.json_schema.repeats import asks_for_limit
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, Demands, TurnRules

@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.json_schema.quotes import KEYWORD, without_documents
-from sglang_lite.constraints.language import language_of
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.apis.api import ApiTool, GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tools

@@ -11,7 +11,7 @@ import torch
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 from sglang_lite.runtime.models.weights.fp4 import E2M1, Mxfp4Experts
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.source import Stored, WeightSource
 
 _OF_LAYER = re.compile(r".*\.\d+\..*(?<!\bgate\.weight)(?<!\brouter\.weight)")  # routers stay in 16 bits

@@ -16,7 +16,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_matrices
-from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.source import PlainRows, Stored, Weight, WeightSource, canonical
 
 KINDS = ("safetensors", "bin")  # of files of weights; the first that is there is read

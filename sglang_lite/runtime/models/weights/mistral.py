@@ -11,7 +11,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.folder_config import PARAMS, config_of_params
-from sglang_lite.runtime.models.weights.quantization_config import Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import Matrices
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack, Stored
 

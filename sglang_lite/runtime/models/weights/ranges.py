@@ -16,7 +16,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import MAX_BYTES
 from sglang_lite.runtime.models.weights.folder import FolderSource
-from sglang_lite.runtime.models.weights.quantization_config import Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import Matrices
 from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 
 # Formats of safetensors files. The engine can't use numbers of other formats.

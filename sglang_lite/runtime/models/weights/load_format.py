@@ -16,7 +16,7 @@ from sglang_lite.runtime.models.weights.folder import (
 )
 from sglang_lite.runtime.models.weights.mistral import MistralSource, mistral_files
 from sglang_lite.runtime.models.weights.numpy_copy import NumpySource, numpy_files
-from sglang_lite.runtime.models.weights.quantization_config import PLAIN, Matrices
+from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
 from sglang_lite.runtime.models.weights.remote import RemoteRanges, is_address
 from sglang_lite.runtime.models.weights.source import WeightSource
