@@ -20,6 +20,7 @@ from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams, SglError
 from sglang_lite.runtime.loading.load_model import LoadedModel
 
+_TURNS = 8  # of an agent
 TOOL_S = 0.7  # middle of the times in a tool, in seconds
 TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, over those that fit
 
@@ -49,12 +50,11 @@ class AgentsMeasured:
     programs: int
 
 
-def agents(count: int = 64, turns: int = 8, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
+def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
     """Turns of each agent.
 
     Args:
         count: number of agents.
-        turns: turns of each.
         scale: factor of all token counts.
     """
     draw = random.Random(0)
@@ -67,9 +67,9 @@ def agents(count: int = 64, turns: int = 8, *, scale: float = 1.0) -> list[tuple
 
     made = []
     for i in range(count):
-        own = [turn(1200), *(turn(400) for _ in range(turns - 1))]
+        own = [turn(1200), *(turn(400) for _ in range(_TURNS - 1))]
         if i % 16 < 7:
-            own[turns // 2] = replace(own[turns // 2], subagent=(turn(600), turn(300), turn(300)))
+            own[_TURNS // 2] = replace(own[_TURNS // 2], subagent=(turn(600), turn(300), turn(300)))
         made.append(tuple(own))
     return made
 
@@ -137,7 +137,7 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
     """
     turns = agents(count, scale=scale)
     total = working_set(turns)
-    yield f"{count} agents of 8 turns, {total:,} tokens at their ends"
+    yield f"{count} agents of {_TURNS} turns, {total:,} tokens at their ends"
     yield f"{'of memory':>10}{'as':>10}{'s':>9}{'programs/min':>14}{'computed/needed':>17}"
     for times in TIMES_MEMORY:
         host = {"enable_hierarchical_cache": True, "hicache_ratio": times}

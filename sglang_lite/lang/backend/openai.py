@@ -192,19 +192,11 @@ def _by_server_info(body: Mapping[str, Any]) -> str | None:
     return "sglang" if "internal_states" in body or "mem_fraction_static" in body else None
 
 
-def _by_props(body: Mapping[str, Any]) -> str | None:
-    return "llamacpp" if "default_generation_settings" in body else None
-
-
-def _by_version(body: Mapping[str, Any]) -> str | None:
-    return "vllm" if body.keys() == {"version"} else None  # vLLM's answer has nothing else
-
-
 _PROBES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]] = (
     ("v1/models", _by_models),
     ("server_info", _by_server_info),
-    ("props", _by_props),
-    ("version", _by_version),
+    ("props", lambda body: "llamacpp" if "default_generation_settings" in body else None),
+    ("version", lambda body: "vllm" if body.keys() == {"version"} else None),  # vLLM's answer has nothing else
 )
 
 

@@ -121,7 +121,7 @@ class JsonText:
         positions: positions of the schema that the text follows.
 
     Attributes:
-        is_strict, is_restricted: as of UniqueNames.
+        is_strict, is_restricted, quoted, escaped: as of UniqueNames.
     """
 
     is_strict = is_restricted = True
@@ -131,7 +131,7 @@ class JsonText:
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
         self._used: list[frozenset[bytes]] | None = None  # `used_names`, if no name and no container has come since
-        self._quoted = self._escaped = self._is_name = self._name_next = False
+        self.quoted = self.escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
         copied = JsonText(self._positions)
@@ -142,7 +142,7 @@ class JsonText:
 
     def write(self, text: bytes) -> bool:
         """Appends a text. Returns False if a name or item comes again with it, or if no permitted one could follow."""
-        if self._quoted and not self._escaped and b'"' not in text and b"\\" not in text:
+        if self.quoted and not self.escaped and b'"' not in text and b"\\" not in text:
             if not self._text:
                 return True  # nothing depends on this string
             self._text += text
@@ -150,12 +150,12 @@ class JsonText:
         start, allowed = len(self._text), True
         self._text += text
         for at, byte in enumerate(text, start):
-            if not self._quoted:
+            if not self.quoted:
                 allowed &= self._outside(byte, at)
-            elif self._escaped:
-                self._escaped = False
+            elif self.escaped:
+                self.escaped = False
             elif byte == _BACKSLASH:
-                self._escaped = True
+                self.escaped = True
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
         # In each position that needs a name or item, one that has not come must be possible.
@@ -184,7 +184,7 @@ class JsonText:
         elif top is not None and top.value_start < 0 and not self._name_next and top.names.depends_on(top.name):
             top.value_start = at
         if byte == _QUOTE:
-            self._quoted, self._is_name = True, self._name_next
+            self.quoted, self._is_name = True, self._name_next
             if self._is_name and top is not None:
                 top.start, top.pending = at, False
         elif byte in _OPENING:
@@ -195,7 +195,7 @@ class JsonText:
         return True
 
     def _end_of_string(self, end: int) -> bool:
-        self._quoted, top = False, self._open[-1] if self._open else None
+        self.quoted, top = False, self._open[-1] if self._open else None
         if top is None or not self._is_name:
             return self._end_of_item(top, end)
         name, top.start = self._text[top.start : end], -1
@@ -235,7 +235,7 @@ class JsonText:
     @property
     def missing(self) -> list[bytes]:
         """JSON texts of names that have to come before the innermost object ends, if a name may come next."""
-        top = self._open[-1] if self._open and self._name_next and not self._quoted else None
+        top = self._open[-1] if self._open and self._name_next and not self.quoted else None
         return [] if top is None else [json.dumps(name, ensure_ascii=False).encode() for name in top.names.missing]
 
     @property
@@ -245,12 +245,7 @@ class JsonText:
     @property
     def name_so_far(self) -> bytes:
         """Beginning of the name that is being written, or nothing."""
-        return self._text[self._open[-1].start :] if self._quoted and self._is_name and self._open else b""
-
-    @property
-    def escaped(self) -> bool:
-        """True if the text ends inside an escape of a string."""
-        return self._escaped
+        return self._text[self._open[-1].start :] if self.quoted and self._is_name and self._open else b""
 
     @property
     def used_names(self) -> list[frozenset[bytes]]:
@@ -259,14 +254,9 @@ class JsonText:
             self._used = [each.names.used for each in self._open if each.names.used]
         return self._used
 
-    @property
-    def quoted(self) -> bool:
-        """True while the text is inside a string."""
-        return self._quoted
-
     def forbidden(self) -> list[bytes]:
         """Returns continuations after which only names or items that have come before would be possible."""
-        if self._escaped or (self._quoted and not self._text):  # no name or item can end here
+        if self.escaped or (self.quoted and not self._text):  # no name or item can end here
             return []
         found: set[bytes] = set()
         for top, prefix in self._current():

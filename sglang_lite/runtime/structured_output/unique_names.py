@@ -16,6 +16,8 @@ class UniqueNames:
         is_strict: whether a text that breaks the rules is refused; else it is left to the check of the finished value.
         has_rules: whether positions of a schema have rules.
         missing: names that have to come before the innermost object ends.
+        quoted: whether the text is inside a string.
+        escaped: whether the text ends inside an escape of a string.
     """
 
     is_strict = has_rules = False
@@ -25,7 +27,7 @@ class UniqueNames:
         self._open: list[frozenset[bytes] | None] = []  # names that have come in the open objects; None for an array
         self._used: list[frozenset[bytes]] | None = None  # `used_names`, if they are known
         self._name: bytes | None = None  # beginning of the name that is being written
-        self._quoted = self._escaped = False
+        self.quoted = self.escaped = False
         self._may_begin = self._expected = False  # whether a name may begin, or has to, as a comma has come
 
     def copy(self) -> UniqueNames:
@@ -37,24 +39,24 @@ class UniqueNames:
         """Appends a text. Returns False if a name comes again with it."""
         if not text:
             return True
-        if self._quoted and not self._escaped and b'"' not in text and b"\\" not in text:
+        if self.quoted and not self.escaped and b'"' not in text and b"\\" not in text:
             if self._name is not None:
                 self._name += text
             return True
         start, unique, name, escaped = 0, True, self._name, False
-        for match in MARK.finditer(text, self._escaped):
+        for match in MARK.finditer(text, self.escaped):
             at = match.start()
             byte = text[at]
-            if self._quoted:
+            if self.quoted:
                 if byte == _BACKSLASH:
                     escaped = at + 1 == len(text)
                 elif byte == _QUOTE:
-                    self._quoted = False
+                    self.quoted = False
                     if name is not None:
                         unique = self._add(name + text[start : at + 1]) and unique
                         name = None
             elif byte == _QUOTE:
-                self._quoted = True
+                self.quoted = True
                 if self._may_begin:
                     name, start, self._expected = b"", at, False
             elif byte == _COMMA:
@@ -65,7 +67,7 @@ class UniqueNames:
             elif byte != _BACKSLASH:
                 del self._open[-1:]
                 self._may_begin, self._expected, self._used = False, False, None
-        self._escaped = escaped
+        self.escaped = escaped
         self._name = None if name is None else name + text[start:]
         return unique
 
@@ -81,19 +83,9 @@ class UniqueNames:
         return self._name or b""
 
     @property
-    def escaped(self) -> bool:
-        """True if the text ends inside an escape of a string."""
-        return self._escaped
-
-    @property
-    def quoted(self) -> bool:
-        """True while the text is inside a string."""
-        return self._quoted
-
-    @property
     def is_restricted(self) -> bool:
         """True where a token may break a rule that writes no whole name."""
-        return self._name is not None or self._expected or self._escaped
+        return self._name is not None or self._expected or self.escaped
 
     @property
     def used_names(self) -> list[frozenset[bytes]]:
@@ -105,7 +97,7 @@ class UniqueNames:
     def forbidden(self) -> list[bytes]:
         """Returns continuations after which only names that have come before would be possible."""
         used = self._open[-1] if self._open else None
-        if not used or self._escaped or not (self._expected or self._name is not None):
+        if not used or self.escaped or not (self._expected or self._name is not None):
             return []
         begun = self._name or b""
         return [each[len(begun) :] for each in used if each.startswith(begun)]

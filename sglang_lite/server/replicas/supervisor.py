@@ -172,18 +172,18 @@ class _Worker(ABC):
     def _watch(self) -> None:
         """Adds the server to the gateway while it is healthy, and removes it while it isn't, until `over`."""
 
-    @abstractmethod
-    def terminate(self) -> None:
+    # What follows does nothing to a server that this process has not started.
+
+    def terminate(self) -> None:  # noqa: B027 # as said above
         """Makes a server that this process has started end when its open requests have ended."""
 
-    @abstractmethod
-    def kill(self) -> None:
+    def kill(self) -> None:  # noqa: B027 # as said above
         """Kills a server that this process has started."""
 
-    @abstractmethod
     def restart(self) -> bool:
         """Starts a server that this process has started again, once its open requests have ended, and waits until it
         can be reached. Returns False if it can't."""
+        return True
 
     @property
     def ended(self) -> bool:
@@ -205,16 +205,6 @@ class _Remote(_Worker):
     def __init__(self, url: str, health_timeout_s: float, gateway: Gateway) -> None:
         super().__init__(gateway, health_timeout_s)
         self._url, self._leaves = url, False
-
-    def terminate(self) -> None:
-        """Does nothing: this process doesn't control the server."""
-
-    def kill(self) -> None:
-        """Does nothing: this process doesn't control the server."""
-
-    def restart(self) -> bool:
-        """Does nothing: this process doesn't control the server."""
-        return True
 
     def leave(self) -> None:
         """Takes the server from the gateway for good."""
@@ -252,16 +242,6 @@ class _Found(_Worker):
     def __init__(self, source: str, find: Callable[[], set[str]], health_timeout_s: float, gateway: Gateway) -> None:
         super().__init__(gateway, health_timeout_s)
         self._source, self._find = source, find
-
-    def terminate(self) -> None:
-        """Does nothing: this process doesn't control the servers."""
-
-    def kill(self) -> None:
-        """Does nothing: this process doesn't control the servers."""
-
-    def restart(self) -> bool:
-        """Does nothing: this process doesn't control the servers."""
-        return True
 
     def _watch(self) -> None:
         servers: dict[str, _Remote] = {}
