@@ -139,7 +139,7 @@ def content(message):
     return [content(each) for each in message] if isinstance(message, list) else message
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", wire.TYPES.values(), ids=wire.TYPES)
 def test_any_record_comes_back_the_same(kind):
     @settings(max_examples=RECORDS, deadline=None)

@@ -19,7 +19,7 @@ from tests.conformance.oracle_runs import WAYS, expected, started
 from tests.conformance.random_programs import smaller
 from tests.lang.fakes import within
 
-COUNT = int(os.environ.get("SGLANG_LITE_ORACLE", "200"))
+COUNT = int(os.environ.get("SGLANG_LITE_ORACLE", "120"))
 FIRST = int(os.environ.get("SGLANG_LITE_FIRST", "0"))
 AT_ONCE = 6
 PATIENCE = 3  # seconds for a run

@@ -244,7 +244,7 @@ def test_a_rule_holds_on_a_backend_that_only_answers(body, wait):
     assert outcome(body, wait, Answers(lambda text: f"<{text}>"))[0] == RULES[body]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("how", ["in this process", "in a child", "over HTTP"])
 @pytest.mark.parametrize("body", RULES)
 def test_a_rule_holds_on_an_engine(backends, body, how):

@@ -23,7 +23,7 @@ g = sgl.grammar
 PARTS = 8  # of all constraints, after which memory is looked at
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", KEPT)
 def test_it_is_kept(name):
     constraint, valid, invalid = KEPT[name]
@@ -32,7 +32,7 @@ def test_it_is_kept(name):
     assert [text for text in invalid if g.matches(constraint, text)] == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused(name):
     constraint, message = REFUSED[name]

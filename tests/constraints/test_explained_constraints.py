@@ -48,7 +48,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", KINDS)
 def test_an_engine_does_as_it_says(small_engine, name):
     found = g.explain(KINDS[name], small_engine)

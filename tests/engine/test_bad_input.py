@@ -170,7 +170,7 @@ RESULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", RESULTS)
 def test_both_forms_give_the_same(own, here, name):
     assert outcome(RESULTS[name], own) == plain(RESULTS[name](here))

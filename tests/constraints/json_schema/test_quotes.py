@@ -60,7 +60,7 @@ def as_json(text, *, ascii_only=False):
     return json.dumps(text, ensure_ascii=ascii_only)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("document", DOCUMENTS)
 @pytest.mark.parametrize("least", [0, 1, 2])
 def test_a_quote_is_a_span_of_the_document(document, least):

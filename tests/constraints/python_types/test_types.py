@@ -121,7 +121,7 @@ def test_bytes_in_base64_end_as_pydantic_reads_them():
         kind.parse(sample(kind.constraint, random.Random(seed)))  # type: ignore[arg-type]  # no `str`
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("annotation", [*HELD, *CHECKED], ids=lambda a: str(a)[:60])
 def test_a_random_text_is_read_or_check_says_what_is_not_enforced(annotation):
     kind = value_type(annotation)

@@ -64,7 +64,7 @@ def test_there_are_enough():
     assert len(GBNFS) == 8
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", LARKS)
 def test_a_lark_grammar_is_read_as_others_read_it(name):
     text = LARKS[name]

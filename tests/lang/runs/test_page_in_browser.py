@@ -109,7 +109,7 @@ def test_it_opens_on_the_conversation(opened):
     assert page.locator(".arguments").inner_text().split("\n") == ["places", str(PLACES)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["one", "two", "hostile", "empty"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_its_window(opened, name, width):

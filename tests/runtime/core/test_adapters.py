@@ -82,7 +82,7 @@ def alone(llama):
     return Alone(llama[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority"])
 def test_random_schedules_with_loads_and_unloads_between(llama, alone, overlap, policy):

@@ -40,7 +40,7 @@ def compiler(tmp_path_factory):
 
 
 @pytest.mark.slow  # in a process that is waited for at the end
-@pytest.mark.sampled(500)
+@pytest.mark.sampled(1500)
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_and_finds_room(compiler, name):
     case = CASES[name]

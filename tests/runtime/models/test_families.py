@@ -212,7 +212,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("step_tokens", [512, 7])
 def test_logits_equal_those_of_transformers(family, step_tokens):
     folder, reference = family

@@ -41,7 +41,7 @@ def tensors_of(model, layer):
 
 
 @needs_kernels
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("folder", ["llama-biases", "qwen2-moe", "deepseek-v2", "gemma2"], indirect=True)
 @pytest.mark.parametrize(("first", "group"), [(0, 1), (2, 1), (1, 2), (2, 3), (5, 4), (6, 1)])
 def test_each_layer_has_its_weights_when_it_is_computed(folder, first, group):

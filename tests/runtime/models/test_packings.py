@@ -108,7 +108,7 @@ PACKED = ("gptq", "gptq, zeros", "gptq, reordered", "awq", "compressed-tensors",
 
 
 @needs_kernels
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*PACKED, "gptq, 8 bits"])
 def test_a_gpu_keeps_four_bits(tmp_path, name, caplog):
     """And computes what it does with the decoded matrices, with one row and with several."""
@@ -419,7 +419,7 @@ def rounded_experts(experts, outputs, inputs):
 
 
 @needs_kernels
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize(
     ("made", "formats"),

@@ -125,7 +125,7 @@ def test_what_rounding_alone_changes_is_no_state(dtype):
 
 
 @of_this_version
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_experts_run_in_bfloat16(kind):
     """Their weights stay as they are."""
@@ -137,7 +137,7 @@ def test_experts_run_in_bfloat16(kind):
 
 
 @of_this_version
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", EXPERTS)
 def test_in_bfloat16_a_thousandth_of_the_token_before_is_a_state(kind):
     """Less than rounding changes."""
@@ -149,7 +149,7 @@ def test_in_bfloat16_a_thousandth_of_the_token_before_is_a_state(kind):
 
 
 @of_this_version
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", *EXPERTS])
 def test_in_float64_a_model_computes_what_its_copy_in_float64_does(kind):
     """And keeps no weight of its own in another dtype."""

@@ -108,7 +108,7 @@ def any_engine(request):
         yield engine
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 def test_every_backend_keeps_a_constraint_or_refuses_it_by_its_name(any_engine, kind):
     constraint, backend = CONSTRAINTS[kind], any_engine.config.constraint_backend

@@ -128,7 +128,7 @@ def test_engines_allow_the_same_bytes(name):
         walk(grammars, tokens, random.Random(seed))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_engines_allow_the_same_tokens(name, model_engines):
     tokens, engines = model_engines
