@@ -33,7 +33,7 @@ hypothesis.settings.load_profile("no deadline")
 
 SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
 # Seconds on the processor, which other work on the machine hardly changes: of a case, and of what a file's tests share.
-SLOW, SLOW_FIXTURE = 0.03, 0.3
+SLOW, SLOW_FIXTURE = 0.01, 0.1
 _fixtures: dict[tuple[str, str], float] = {}  # by scope and name, of the file whose tests are run
 _slowest: dict[str, float] = defaultdict(float)  # of each test the longest case
 
