@@ -8,7 +8,8 @@ handle     streams of an engine in a process of its own; at most one event in 20
 http 20ms  tokens/s over HTTP, where a stream has at most one event in 20 ms (`--stream-interval-ms 20`)
 http       and one event a token, with the events/s
 
-Weights are random. The client reads sockets in a process of its own, and counts events and tokens.
+Behind the ratio: milliseconds from the start until the last stream has its first event. Weights are random. The client
+reads sockets in a process of its own, and counts events and tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,27 +45,38 @@ def texts(streams: int) -> list[str]:
     return [text_from_ids([100 + (i + 7 * j) % 300 for j in range(32)]) for i in range(streams)]
 
 
-def asked_directly(engine: sgl.Engine, *, stream: bool, streams: int, tokens: int, repeat: int) -> float:
-    """Tokens/s, the median of some runs."""
+def asked_directly(engine: sgl.Engine, *, stream: bool, streams: int, tokens: int, repeat: int) -> dict[str, float]:
+    """Tokens/s, and when the last stream has begun, the medians of some runs."""
     params = sgl.SamplingParams(max_tokens=tokens, ignore_eos=True)
     found = []
     for _ in range(repeat + 1):  # the first one warms up
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         begun = time.perf_counter()
-        for text in texts(streams):
-            engine.submit(text, params, sink=events.put, stream=stream)
+        for number, text in enumerate(texts(streams)):
+            engine.submit(text, params, sink=partial(_put, events, number), stream=stream)
         made = left = 0
+        firsts: dict[int, float] = {}
         while left < streams:
-            event = events.get()
+            number, event = events.get()
+            firsts.setdefault(number, time.perf_counter())
             if not isinstance(event, Delta):
                 left += 1
                 made += len(event.token_ids)
-        found.append(made / (time.perf_counter() - begun))
-    return median(found[1:])
+        took = time.perf_counter() - begun
+        found.append({"tokens": made / took, "begun": max(firsts.values()) - begun})
+    return _medians(found[1:])
 
 
-async def _stream(port: int, text: str, tokens: int) -> tuple[int, int]:
-    """Reads a stream; how many events and tokens it had."""
+def _put(events: queue.SimpleQueue[Any], number: int, event: object) -> None:
+    events.put((number, event))
+
+
+def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: median(each[name] for each in found) for name in found[0]}
+
+
+async def _stream(port: int, text: str, tokens: int) -> tuple[int, int, float]:
+    """Reads a stream; how many events and tokens it had, and when the first came."""
     body = {
         "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True},
@@ -72,24 +86,29 @@ async def _stream(port: int, text: str, tokens: int) -> tuple[int, int]:
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
     head += "Connection: close\r\n\r\n"
     writer.write(head.encode() + data)
-    events, last = 0, b""
+    events, last, first = 0, b"", 0.0
     while part := await reader.read(65536):
         events += part.count(b"data: {")
+        if events and not first:
+            first = time.perf_counter()
         last = (last + part)[-4096:]
     writer.close()
     usage = last[last.rindex(b'"completion_tokens":') + 20 :]
-    return events, int(usage.partition(b",")[0])
+    return events, int(usage.partition(b",")[0]), first
 
 
 async def _client(port: int, streams: int, tokens: int) -> dict[str, float]:
     begun = time.perf_counter()
     found = await asyncio.gather(*(_stream(port, text, tokens) for text in texts(streams)))
     took = time.perf_counter() - begun
-    return {"tokens": sum(each[1] for each in found) / took, "events": sum(each[0] for each in found) / took}
+    return {
+        "tokens": sum(each[1] for each in found) / took, "events": sum(each[0] for each in found) / took,
+        "begun": max(each[2] for each in found) - begun,
+    }  # fmt: skip
 
 
 def over_http(folder: Path, *, interval_ms: float, streams: int, tokens: int, repeat: int) -> dict[str, float]:
-    """Tokens/s and events/s, the median of some runs."""
+    """Tokens/s, events/s, and when the last stream has begun, the medians of some runs."""
     command = [
         sys.executable, "-m", "sglang_lite.launch_server", "--model", str(folder), "--load-format", "dummy",
         "--port", "0", "--max-total-tokens", "300000", "--seed", "0", "--chat-template", TEMPLATE,
@@ -107,7 +126,7 @@ def over_http(folder: Path, *, interval_ms: float, streams: int, tokens: int, re
             ]
         finally:
             server.terminate()
-    return {name: median(each[name] for each in found[1:]) for name in ("tokens", "events")}
+    return _medians(found[1:])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -127,17 +146,19 @@ def main(arguments: list[str] | None = None) -> None:
         folder = Path(name)
         write_model(folder, options.shape)
         with start(folder, here=True) as engine:
-            direct = asked_directly(engine, stream=False, **sizes)
+            direct = asked_directly(engine, stream=False, **sizes)["tokens"]
             print(f"direct     {direct:11,.0f} tokens/s", flush=True)
-            found = asked_directly(engine, stream=True, **sizes)
-            print(f"streams    {found:11,.0f} tokens/s  {found / direct:.3f}", flush=True)
+            _print("streams", asked_directly(engine, stream=True, **sizes), direct)
         with start(folder, here=False, stream_interval_s=0.02) as engine:
-            found = asked_directly(engine, stream=True, **sizes)
-            print(f"handle     {found:11,.0f} tokens/s  {found / direct:.3f}", flush=True)
+            _print("handle", asked_directly(engine, stream=True, **sizes), direct)
         for label, interval in (("http 20ms", 20.0), ("http", 0.0)):
-            served = over_http(folder, interval_ms=interval, **sizes)
-            tokens, events = served["tokens"], served["events"]
-            print(f"{label:10} {tokens:11,.0f} tokens/s  {tokens / direct:.3f}  {events:,.0f} events/s", flush=True)
+            _print(label, over_http(folder, interval_ms=interval, **sizes), direct)
+
+
+def _print(label: str, found: Mapping[str, float], direct: float) -> None:
+    events = f"  {found['events']:,.0f} events/s" if "events" in found else ""
+    begun, tokens = found["begun"] * 1000, found["tokens"]
+    print(f"{label:10} {tokens:11,.0f} tokens/s  {tokens / direct:.3f}  {begun:4.0f} ms{events}", flush=True)
 
 
 if __name__ == "__main__":
