@@ -302,7 +302,8 @@ class RequestAbortedError(BackendError):
     """Raised if a request is aborted before it has finished.
 
     Attributes:
-        partial: result so far, with the finish reason "abort"; None if the request was not a single generation.
+        partial: result so far, with the finish reason "abort"; of a selection only its usage; None of a program, whose
+            generations and selections have their own.
     """
 
     partial: Any = None  # a protocol.Generation, as above

@@ -15,6 +15,7 @@ from sglang_lite.protocol import (
     ChoiceScore,
     Generation,
     ParameterError,
+    RequestAbortedError,
     SamplingParams,
     Selection,
     SglError,
@@ -130,6 +131,14 @@ class ChoiceScoring:
         for request in requests:
             self._context.loop.abort(request)
 
+    def partial(self) -> Generation | None:
+        """Result of an abort, which has used the prompts of all rows, as the scores would have; None if nothing was
+        submitted."""
+        if not self._requests or self._ended:
+            return None
+        used = Usage(prompt_tokens=sum(request.prompt_len for request in self._requests))
+        return Generation("", finish_reason="abort", usage=used)
+
     def _make_prompt_request(
         self,
         rows: Sequence[Sequence[int]],
@@ -210,6 +219,8 @@ class ChoiceScoring:
             self._end(self._selection())
 
     def _end(self, outcome: Selection | SglError) -> None:
+        if isinstance(outcome, RequestAbortedError):  # of one row
+            outcome.partial = self.partial()
         with self._lock:
             if self._ended:
                 return

@@ -271,12 +271,12 @@ class EngineProgram:
         self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
 
     def abort(self) -> None:
-        """Ends the program with RequestAbortedError, unless it has ended. Each generation under way has such an event,
-        too, with what it has used."""
+        """Ends the program with RequestAbortedError, unless it has ended. Each generation and selection under way has
+        such an event, too, with what it has used."""
 
         def end() -> None:
             for ask, job in self._jobs.items():
-                for used in job.partials() if isinstance(job, GenerationJob) else ():
+                for used in job.partials():
                     error = RequestAbortedError("the program was aborted.")
                     error.partial = used
                     self.tell(ask, error)

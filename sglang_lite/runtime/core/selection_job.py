@@ -10,7 +10,7 @@ import msgspec
 
 from sglang_lite.program.choosing import METHODS, decide
 from sglang_lite.program.nodes import Select
-from sglang_lite.protocol import Selection, SglError, Span
+from sglang_lite.protocol import Generation, Selection, SglError, Span
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.prepared_node import EngineAsk, PreparedNode, prepare_following
 from sglang_lite.runtime.core.submission import no_choices_error
@@ -73,6 +73,11 @@ class SelectionJob:
         except SglError as error:
             return partial(self._scored, error)
         return _nothing
+
+    def partials(self) -> list[Generation]:
+        """Result without text of the scoring, with what it has used; nothing before its start and after its end."""
+        partial = self._scoring.partial()
+        return [] if partial is None else [partial]
 
     def abort(self) -> None:
         """Aborts the scoring, as the node was given up."""
