@@ -185,7 +185,7 @@ class Gateway:
 
     def _adjust(self) -> None:
         wanted = self.wanted
-        if wanted == self.known and not self._registered_at and self._sure:
+        if wanted == self.known == self.healthy and self._sure:
             return
         there = {each["url"]: each for each in self._request("GET", "/workers")["workers"]}
         self._answered = True

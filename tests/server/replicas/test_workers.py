@@ -5,6 +5,7 @@ import collections
 import contextlib
 import http.server
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -191,6 +192,41 @@ def test_a_server_of_two_sources_stays_until_both_have_lost_it(of_no_process):
     assert started.wanted == {"http://10.0.0.1:1"}
     started.remove("http://10.0.0.1:1")
     assert started.wanted == set()
+
+
+class Late(http.server.BaseHTTPRequestHandler):
+    """A gateway that takes a server in and fails to say so, and sends it requests some looks later."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        looks, workers = next(self.server.looks), self.server.workers
+        told = [{"id": url, "url": url, "is_healthy": looks > 4, "status": "ready"} for url in workers]
+        data = json.dumps({"workers": told}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_POST(self):
+        self.server.workers.add(json.loads(self.rfile.read(int(self.headers["content-length"])))["url"])
+        self.send_error(504)
+
+
+def test_a_server_that_the_gateway_took_in_without_an_answer_becomes_reachable(of_no_process, monkeypatch):
+    monkeypatch.setattr(gateway, "_LOOK_S", 0.01)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        server.looks, server.workers = itertools.count(), set()
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        settings, url = ReplicaSettings(workers=("http://10.0.0.1:1",), gateway="smg"), "http://10.0.0.1:1"
+        started = gateway.Gateway(ServerSettings(log_level="error"), settings, "127.0.0.1", server.server_port)
+        try:
+            started.add(url)
+            until(lambda: started.healthy == {url})
+        finally:
+            started.kill()
+            server.shutdown()
 
 
 class Gateway:
