@@ -5,10 +5,12 @@ again; whether all were answered, and whether the server counted what its client
 
 The server is `sglang-lite serve --restart` in processes of its own. `--kills` times, evenly over the load, the engine's
 process is killed; in between, generation is paused until all that runs is back in the queue, and the weights are read
-from disk again, as often. Printed are the answers by protocol and status; the server's own counts of them, of prompts'
-and of generated tokens beside those of the clients; and the memory of the server's process after each of these, and at
-the end. The exit status is 1 where an answer failed though nothing was killed meanwhile, where a count differs, or
-where the memory is more than 5 % larger at the end than in the middle.
+from disk again, as often. Clients do what SDKs do: they ask again after a 503 with `Retry-After`. A request that was
+open at a kill may fail; each other one must be answered. Printed are the answers by protocol and status; the server's
+own counts of them, of prompts' and of generated tokens beside those of the clients; and the memory of the server's
+process after each kill, drain and reload, when its caches of texts have been filled. The exit status is 1 where an
+answer failed though it was not open at a kill, where a count differs, or where the memory is more than 5 % larger at
+the end than at first.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from sglang_lite.runtime.config import DEFAULT_MODEL
 
 ADMIN = "day"
 TOKENS = 8
+CACHED = 8192  # texts whose tokens a tokenizer keeps
 Asked = tuple[str, dict[str, Any]]
 Told = Mapping[str, Any]
 
@@ -101,8 +104,11 @@ class Day:
         statuses: answers by path and status.
         prompt, generated: tokens of answers that did not fail.
         left: requests that are still to be made.
-        kills: times of kills, and of the first answer to who asked after each.
-        lost: failures at times when nothing had been killed.
+        again: refusals after which a client has asked again.
+        kills: times of kills.
+        back: seconds from each kill to the first answer to who asked after it.
+        killed: requests that were open at a kill and failed.
+        lost: failures of others.
     """
 
     left: int
@@ -110,28 +116,42 @@ class Day:
     statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
     prompt: int = 0
     generated: int = 0
-    kills: list[list[float]] = field(default_factory=list)
+    again: int = 0
+    kills: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+    killed: int = 0
     lost: list[str] = field(default_factory=list)
 
-    async def ask(self, http: httpx2.AsyncClient, draw: random.Random) -> bool:
-        """Makes a request, and returns whether it was answered."""
+    async def ask(self, http: httpx2.AsyncClient, draw: random.Random) -> None:
+        """Makes a request, again and again while the server says when to come back."""
         name, make = draw.choice([*REQUESTS.items()])
-        path, body = make(" ".join(draw.choices(WORDS, k=draw.randrange(1, 30))))
-        began = time.monotonic()
-        answer = await http.post(path, json=body)
-        self.statuses[path, str(answer.status_code)] += 1
-        told = _last(answer.text)
-        failed = answer.status_code != 200 or bool(told.get("error"))
-        outcome = "an error in the stream" if failed and answer.status_code == 200 else str(answer.status_code)
-        self.answers[name, outcome] += 1
-        if failed:
-            if not any(began < back and killed < time.monotonic() for killed, back in self.kills):
+        path, body = make(text_of(draw))
+        while True:
+            began = time.monotonic()
+            answer = await http.post(path, json=body)
+            self.statuses[path, str(answer.status_code)] += 1
+            told = _last(answer.text)
+            failed = answer.status_code != 200 or bool(told.get("error"))
+            outcome = "an error in the stream" if failed and answer.status_code == 200 else str(answer.status_code)
+            self.answers[name, outcome] += 1
+            if not failed:
+                break
+            if any(began < killed for killed in self.kills):
+                self.killed += 1
+                return
+            if "retry-after" not in answer.headers:
                 self.lost.append(f"{name}: {answer.text[-300:]}")
-            return False
+                return
+            self.again += 1
+            await asyncio.sleep(int(answer.headers["retry-after"]))
         prompt, generated = _usage(told)
         self.prompt += prompt
         self.generated += generated
-        return True
+
+
+def text_of(draw: random.Random) -> str:
+    """Some words, by chance."""
+    return " ".join(draw.choices(WORDS, k=draw.randrange(1, 30)))
 
 
 def _children(pid: int) -> dict[int, str]:
@@ -166,12 +186,10 @@ async def disturb(day: Day, http: httpx2.AsyncClient, server: ServerProcess, kin
         (await http.post("/continue_generation", json={})).raise_for_status()
     else:
         (engine,) = (pid for pid, line in _children(server.pid).items() if "engine.child.main" in line)
-        day.kills.append([time.monotonic(), float("inf")])
+        day.kills.append(time.monotonic())
         os.kill(engine, signal.SIGKILL)
-        draw = random.Random(len(day.kills))
-        while not await day.ask(http, draw):
-            await asyncio.sleep(0.1)
-        day.kills[-1][1] = time.monotonic()
+        await day.ask(http, random.Random(len(day.kills)))
+        day.back.append(time.monotonic() - day.kills[-1])
 
 
 async def run(server: ServerProcess, given: argparse.Namespace) -> int:
@@ -186,17 +204,21 @@ async def run(server: ServerProcess, given: argparse.Namespace) -> int:
                 day.left -= 1
                 await day.ask(http, draw)
 
+        draw = random.Random(f"{given.seed} texts")
+        for _ in range(CACHED // 512):
+            texts = [text_of(draw) for _ in range(512)]
+            (await http.post("/tokenize", json={"prompt": texts})).raise_for_status()
         before = (await http.get("/metrics")).text  # has the server's own first token
         clients = asyncio.gather(*map(client, range(given.clients)))
         kinds = ["drain", "kill", "reload"] * given.kills
-        memory = {}
+        memory: list[int] = []
         for number, kind in enumerate(kinds, 1):
             while day.left > given.requests * (1 - number / (len(kinds) + 1)):
                 await asyncio.sleep(0.02)
             await disturb(day, http, server, kind)
-            memory[number] = _memory(server.pid)
+            memory.append(_memory(server.pid))
         await clients
-        memory[len(kinds) + 1] = _memory(server.pid)
+        memory.append(_memory(server.pid))
         counted = (await http.get("/metrics")).text
     for (name, status), count in sorted(day.answers.items()):
         print(f"  {name:20} {status:24} {count:6}")
@@ -213,13 +235,13 @@ async def run(server: ServerProcess, given: argparse.Namespace) -> int:
     print(f"\n  {'':32} {'clients':>9} {'server':>9}")
     for name, (own, theirs) in pairs.items():
         print(f"  {name:32} {own:9} {theirs:9}{'' if own == theirs else '  DIFFERS'}")
-    middle, end = memory[len(kinds) // 2 + 1], memory[len(kinds) + 1]
-    print(f"\n  memory of the server's process, MB: {' '.join(f'{each / 2**20:.0f}' for each in memory.values())}")
-    back = [back - killed for killed, back in day.kills]
-    print(f"  {len(back)} kills, answers again within {max(back, default=0):.1f} s; lost otherwise: {len(day.lost)}")
+    print(f"\n  memory of the server's process, MB: {' '.join(f'{each / 2**20:.0f}' for each in memory)}")
+    back = max(day.back, default=0)
+    print(f"  {len(day.kills)} kills, answers again within {back:.1f} s; open at one and failed: {day.killed}")
+    print(f"  refused with Retry-After, and asked again: {day.again}; lost otherwise: {len(day.lost)}")
     for each in day.lost[:5]:
         print(re.sub(r"\s+", " ", f"    {each}"))
-    return int(bool(day.lost) or any(own != theirs for own, theirs in pairs.values()) or end > 1.05 * middle)
+    return int(bool(day.lost) or any(own != theirs for own, theirs in pairs.values()) or memory[-1] > 1.05 * memory[0])
 
 
 def main() -> int:
