@@ -95,28 +95,25 @@ class EngineChat:
 
     async def answer_async(self, **fields: Json) -> ChatAnswer:
         """Answer to a conversation."""
-        async with contextlib.aclosing(self._stream(fields, parts=False)) as events:
+        async with contextlib.aclosing(self.stream_async(False, **fields)) as events:
             async for event in events:
                 if isinstance(event, ChatAnswer):
                     return event
         raise AssertionError("a stream ends with its answer")
 
-    def stream(self, **fields: Json) -> Iterator[ChatEvent]:
-        """Yields an answer's parts as they arrive, then the answer. Closing the iterator aborts the request."""
+    def stream(self, parts: bool = True, /, **fields: Json) -> Iterator[ChatEvent]:
+        """Yields an answer's parts as they arrive, or all in one part at its end, then the answer. Closing the iterator
+        aborts the request."""
         self.engine.core.gate.check_wait("chat")
-        events = self.stream_async(**fields)
+        events = self.stream_async(parts, **fields)
         try:
             while (event := _on_executor(anext(events, None))) is not None:
                 yield event
         finally:
             _on_executor(events.aclose())
 
-    def stream_async(self, **fields: Json) -> AsyncGenerator[ChatEvent, None]:
-        """Yields an answer's parts as they arrive, then the answer."""
-        return self._stream(fields, parts=True)
-
-    async def _stream(self, fields: dict[str, Json], *, parts: bool) -> AsyncGenerator[ChatEvent, None]:
-        """Yields the parts as they arrive, if they are wanted, then the answer."""
+    async def stream_async(self, parts: bool = True, /, **fields: Json) -> AsyncGenerator[ChatEvent, None]:
+        """Yields an answer's parts as they arrive, or all in one part at its end, then the answer."""
         timeout = fields.get("timeout")
         check_limits(timeout, None)
         if "stream" in fields:
@@ -131,7 +128,7 @@ class EngineChat:
             async for event in events:
                 new = sample.read(event)
                 text += new.content
-                if parts and new:
+                if new:
                     yield new
                 if isinstance(event, Generation):
                     yield self._answer(chat, sample, text, event)

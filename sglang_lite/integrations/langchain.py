@@ -7,19 +7,13 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    convert_to_openai_messages,
-    message_chunk_to_message,
-)
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
@@ -31,7 +25,6 @@ from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.server.conversation.sample_reader import CallDelta
 
 
 class ChatSglangLite(BaseChatModel):
@@ -71,55 +64,66 @@ class ChatSglangLite(BaseChatModel):
         return {"model": self.model, **self._asked([], None, {})}
 
     def _asked(self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Json]) -> dict[str, Json]:
-        """Fields of a call. Names that only LangChain's tracer reads (`ls_…`) are left out."""
+        """Fields of a call. What only LangChain's callbacks and tracer read (`run_manager`, `ls_…`) is left out."""
         own = {"temperature": self.temperature, "max_tokens": self.max_tokens, "stop": stop or self.stop or None}
         asked = {"timeout": self.timeout, **self.fields, **{k: v for k, v in own.items() if v is not None}, **given}
         asked["messages"] = convert_to_openai_messages(messages)
-        return {name: value for name, value in asked.items() if not name.startswith("ls_")}
-
-    def _generate(
-        self, messages: list[BaseMessage], stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Json,
-    ) -> ChatResult:  # fmt: skip
-        return _result(self.chat.answer(**self._asked(messages, stop, kwargs)), self.model)
-
-    async def _agenerate(
-        self, messages: list[BaseMessage], stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Json,
-    ) -> ChatResult:  # fmt: skip
-        return _result(await self.chat.answer_async(**self._asked(messages, stop, kwargs)), self.model)
+        return {name: value for name, value in asked.items() if name != "run_manager" and not name.startswith("ls_")}
 
     def _stream(
-        self, messages: list[BaseMessage], stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Json,
-    ) -> Iterator[ChatGenerationChunk]:  # fmt: skip
-        for event in self.chat.stream(**self._asked(messages, stop, kwargs)):
-            chunk = _chunk(event, self.model)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
+    ) -> Iterator[ChatGenerationChunk]:
+        return map(self._chunk, self.chat.stream(**self._asked(messages, stop, kwargs)))
 
     async def _astream(
-        self, messages: list[BaseMessage], stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Json,
-    ) -> AsyncIterator[ChatGenerationChunk]:  # fmt: skip
+        self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
+    ) -> AsyncIterator[ChatGenerationChunk]:
         async for event in self.chat.stream_async(**self._asked(messages, stop, kwargs)):
-            chunk = _chunk(event, self.model)
-            if run_manager is not None:
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+            yield self._chunk(event)
+
+    def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json) -> ChatResult:
+        events = self.chat.stream(False, **self._asked(messages, stop, kwargs))
+        return generate_from_stream(map(self._chunk, events))
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, **kwargs: Json
+    ) -> ChatResult:
+        events = self.chat.stream_async(False, **self._asked(messages, stop, kwargs))
+        return await agenerate_from_stream(self._chunk(event) async for event in events)
+
+    def _chunk(self, event: ChatEvent) -> ChatGenerationChunk:
+        if isinstance(event, ChatAnswer):
+            return ChatGenerationChunk(message=self._last(event))
+        thought = {"reasoning_content": event.reasoning} if event.reasoning else {}
+        message = AIMessageChunk(event.content, additional_kwargs=thought)
+        for part in event.calls:  # parts of one call are joined by their index
+            name, id = (part.call.name, part.call.id) if part.begins else (None, None)
+            call = tool_call_chunk(name=name, args=part.arguments, id=id, index=part.call.index)
+            message += AIMessageChunk("", tool_call_chunks=[call])
+        return ChatGenerationChunk(message=message)
+
+    def _last(self, answer: ChatAnswer) -> AIMessageChunk:
+        """Last chunk of a message: its end, log-probabilities, and tokens used."""
+        metadata: dict[str, Json] = {"finish_reason": answer.finish, "model_name": self.model}
+        if answer.logprobs is not None:
+            metadata["logprobs"] = {"content": answer.logprobs}
+        prompt, completion = answer.usage.prompt_tokens, answer.usage.completion_tokens
+        tokens = UsageMetadata(
+            input_tokens=prompt, output_tokens=completion, total_tokens=prompt + completion,
+            input_token_details={"cache_read": answer.usage.cached_tokens},
+        )  # fmt: skip
+        return AIMessageChunk("", chunk_position="last", response_metadata=metadata, usage_metadata=tokens)
 
     def bind_tools(
         self, tools: Sequence[dict[str, Json] | type | Callable[..., UserValue] | BaseTool], *,
         tool_choice: str | dict[str, Json] | bool | None = None, strict: bool | None = None, **kwargs: Json,
     ) -> Runnable[LanguageModelInput, AIMessage]:  # fmt: skip
         shown = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        named = {tool["function"]["name"]: {"type": "function", "function": {"name": tool["function"]["name"]}}
-                 for tool in shown}  # fmt: skip
-        if isinstance(tool_choice, bool):
-            tool_choice = "required" if tool_choice else None
-        choice = named.get(tool_choice, tool_choice) if isinstance(tool_choice, str) else tool_choice
-        return self.bind(tools=shown, tool_choice="required" if choice == "any" else choice, **kwargs)
+        if tool_choice in [tool["function"]["name"] for tool in shown]:
+            tool_choice = {"type": "function", "function": {"name": tool_choice}}
+        elif tool_choice in (True, "any"):
+            tool_choice = "required"
+        return self.bind(tools=shown, tool_choice=tool_choice or None, **kwargs)
 
     def with_structured_output(
         self, schema: dict[str, Json] | type, *, include_raw: bool = False, method: str = "function_calling",
@@ -156,54 +160,11 @@ def runnable(program: SglFunction) -> Runnable[dict[str, Json], UserValue]:
     """A program as a runnable of its arguments by name, whose output is what the program returns, or else its finished
     state. `batch` and `abatch` run it once for each input; equal beginnings are computed once."""
 
-    def run(given: dict[str, Json]) -> Any:
-        return _output(program.run(**given))
+    def output(state: Any) -> Any:
+        state.sync()
+        return state if state.ret_value is None else state.ret_value
 
     async def arun(given: dict[str, Json]) -> Any:
-        return _output(await program.arun(**given))
+        return output(await program.arun(**given))
 
-    return RunnableLambda(run, arun, name=program.func.__name__)
-
-
-def _output(state: Any) -> Any:
-    state.sync()
-    return state if state.ret_value is None else state.ret_value
-
-
-def _chunk(event: ChatEvent, model: str) -> ChatGenerationChunk:
-    if isinstance(event, ChatAnswer):
-        last = AIMessageChunk("", chunk_position="last", **_facts(event, model))
-        return ChatGenerationChunk(message=last)
-    parts: dict[int, list[CallDelta]] = {}  # of each call, which is one chunk
-    for part in event.calls:
-        parts.setdefault(part.call.index, []).append(part)
-    calls = []
-    for index, (first, *others) in parts.items():
-        new = "".join(part.arguments for part in (first, *others))
-        named = (first.call.name, first.call.id) if first.begins else (None, None)
-        calls.append(tool_call_chunk(name=named[0], args=new, id=named[1], index=index))
-    thought = {"reasoning_content": event.reasoning} if event.reasoning else {}
-    return ChatGenerationChunk(message=AIMessageChunk(event.content, tool_call_chunks=calls, additional_kwargs=thought))
-
-
-def _result(answer: ChatAnswer, model: str) -> ChatResult:
-    calls = [tool_call_chunk(name=c.name, args=c.arguments, id=c.id, index=c.index) for c in answer.calls]
-    thought = {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-    read = AIMessageChunk(  # which parses the arguments
-        answer.text, tool_call_chunks=calls, additional_kwargs=thought, chunk_position="last", **_facts(answer, model)
-    )
-    return ChatResult(generations=[ChatGeneration(message=message_chunk_to_message(read))])
-
-
-def _facts(answer: ChatAnswer, model: str) -> dict[str, Json]:
-    """Fields of a message about a finished answer."""
-    usage = answer.usage
-    metadata: dict[str, Json] = {"finish_reason": answer.finish, "model_name": model}
-    if answer.logprobs is not None:
-        metadata["logprobs"] = {"content": answer.logprobs}
-    tokens = UsageMetadata(
-        input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        input_token_details={"cache_read": usage.cached_tokens},
-    )  # fmt: skip
-    return {"response_metadata": metadata, "usage_metadata": tokens}
+    return RunnableLambda(lambda given: output(program.run(**given)), arun, name=program.func.__name__)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from llama_index.core.base.llms.generic_utils import (
     achat_to_completion_decorator,
@@ -17,9 +18,6 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     ChatResponseAsyncGen,
     ChatResponseGen,
-    CompletionResponse,
-    CompletionResponseAsyncGen,
-    CompletionResponseGen,
     ContentBlock,
     ImageBlock,
     LLMMetadata,
@@ -84,13 +82,10 @@ class SglangLite(FunctionCallingLLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseGen:
-        def responses() -> ChatResponseGen:
-            text = ""
-            for event in self.asked.stream(**self._fields(messages, kwargs)):
-                text += "" if isinstance(event, ChatAnswer) else event.content
-                yield _partial(event, text)
-
-        return responses()
+        text = ""
+        for event in self.asked.stream(**self._fields(messages, kwargs)):
+            text += "" if isinstance(event, ChatAnswer) else event.content
+            yield _partial(event, text)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseAsyncGen:
@@ -103,26 +98,20 @@ class SglangLite(FunctionCallingLLM):
         return responses()
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> CompletionResponse:
-        found: CompletionResponse = chat_to_completion_decorator(self.chat)(prompt, **kwargs)
-        return found
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # the decorator's
+        return chat_to_completion_decorator(self.chat)(prompt, **kwargs)
 
     @llm_completion_callback()
-    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> CompletionResponse:
-        found: CompletionResponse = await achat_to_completion_decorator(self.achat)(prompt, **kwargs)
-        return found
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # as below
+        return await achat_to_completion_decorator(self.achat)(prompt, **kwargs)
 
     @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> CompletionResponseGen:
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # as below
         return stream_chat_to_completion_decorator(self.stream_chat)(prompt, **kwargs)
 
     @llm_completion_callback()
-    async def astream_complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Json
-    ) -> CompletionResponseAsyncGen:
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Json) -> Any:  # as below
         return await astream_chat_to_completion_decorator(self.astream_chat)(prompt, **kwargs)
-
-    # ------------------------------------------------------------------------------------------------- tools
 
     def _prepare_chat_with_tools(
         self, tools: Sequence[BaseTool], user_msg: str | ChatMessage | None = None,
@@ -130,8 +119,7 @@ class SglangLite(FunctionCallingLLM):
         tool_required: bool = False, tool_choice: str | dict[str, Json] | None = None, **kwargs: Json,
     ) -> dict[str, Json]:  # fmt: skip
         asked = [] if user_msg is None else [ChatMessage(user_msg) if isinstance(user_msg, str) else user_msg]
-        names = [tool.metadata.get_name() for tool in tools]
-        if tool_choice in names:
+        if tool_choice in [tool.metadata.get_name() for tool in tools]:
             tool_choice = {"type": "function", "function": {"name": tool_choice}}
         return {
             "messages": [*(chat_history or ()), *asked],
@@ -154,43 +142,36 @@ class SglangLite(FunctionCallingLLM):
 
 def _message(message: ChatMessage) -> dict[str, Json]:
     """Message of a chat completion."""
-    calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    written: dict[str, Json] = {"role": message.role.value, "content": [*_parts(message)]}
-    if all(part["type"] == "text" for part in written["content"]):
-        written["content"] = "\n".join(part["text"] for part in written["content"])
+    parts: list[dict[str, Json]] = []
+    calls = []
+    for block in message.blocks:
+        if isinstance(block, TextBlock):
+            parts.append({"type": "text", "text": block.text})
+        elif isinstance(block, ImageBlock):
+            parts.append({"type": "image_url", "image_url": {"url": block.inline_url()}})
+        elif isinstance(block, ToolCallBlock):
+            function = {"name": block.tool_name, "arguments": block.tool_kwargs}
+            calls.append({"id": block.tool_call_id, "type": "function", "function": function})
+        elif not isinstance(block, ThinkingBlock):  # earlier reasoning is not shown again
+            raise CapabilityError(f"a message's {block.block_type} can't be read.", hint="Send texts and images.")
+    written: dict[str, Json] = {"role": message.role.value, "content": parts}
+    if all(part["type"] == "text" for part in parts):
+        written["content"] = "\n".join(part["text"] for part in parts)
     if calls:
-        written["tool_calls"] = [
-            {"id": call.tool_call_id, "type": "function", "function": {
-                "name": call.tool_name, "arguments": call.tool_kwargs}} for call in calls
-        ]  # fmt: skip
+        written["tool_calls"] = calls
     if "tool_call_id" in message.additional_kwargs:
         written["tool_call_id"] = message.additional_kwargs["tool_call_id"]
     return written
 
 
-def _parts(message: ChatMessage) -> Iterator[dict[str, Json]]:
-    for block in message.blocks:
-        if isinstance(block, TextBlock):
-            yield {"type": "text", "text": block.text}
-        elif isinstance(block, ImageBlock):
-            data = block.resolve_image(as_base64=True).read().decode()
-            url = f"data:{block.image_mimetype or 'image/png'};base64,{data}"
-            yield {"type": "image_url", "image_url": {"url": url}}
-        elif not isinstance(block, ToolCallBlock | ThinkingBlock):  # earlier reasoning is not shown again
-            raise CapabilityError(f"a message's {block.block_type} can't be read.", hint="Send texts and images.")
-
-
 def _response(answer: ChatAnswer) -> ChatResponse:
-    thought: list[ContentBlock] = [ThinkingBlock(content=answer.reasoning)] if answer.reasoning else []
-    blocks: list[ContentBlock] = [*thought, TextBlock(text=answer.text)]
+    blocks: list[ContentBlock] = [ThinkingBlock(content=answer.reasoning)] if answer.reasoning else []
+    blocks.append(TextBlock(text=answer.text))
     for call in answer.calls:
-        whole = answer.finish == "tool_calls"
-        kwargs = json.loads(call.arguments) if whole else call.arguments
-        blocks.append(ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=kwargs))
-    completion = answer.as_completion("")
-    return ChatResponse(
-        message=ChatMessage(role="assistant", blocks=blocks), raw=completion, additional_kwargs=completion["usage"]
-    )
+        given = json.loads(call.arguments) if answer.finish == "tool_calls" else call.arguments
+        blocks.append(ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=given))
+    raw = answer.as_completion("")
+    return ChatResponse(message=ChatMessage(role="assistant", blocks=blocks), raw=raw, additional_kwargs=raw["usage"])
 
 
 def _partial(event: ChatEvent, text: str) -> ChatResponse:

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("langchain_tests", reason="langchain-tests is not installed: `make test-clients` installs it")
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
@@ -53,6 +54,10 @@ class TestIntegration(_Given, ChatModelIntegrationTests):
     supports_json_mode = True
     has_structured_output = True
 
+    @pytest.mark.xfail(reason="a model of 135M parameters leaves out fields that only the prompt names")
+    def test_json_mode(self, model):
+        super().test_json_mode(model)
+
     @pytest.mark.xfail(reason="a model of 135M parameters answers without the tool, which nothing forces it to call")
     def test_agent_loop(self, model):
         super().test_agent_loop(model)
@@ -82,6 +87,20 @@ def test_calls_are_streamed_with_their_names(engine):
     model = ChatSglangLite(engine=engine, temperature=0, max_tokens=60, fields={"parallel_tool_calls": False})
     whole = sum(model.bind_tools([add], tool_choice="add").stream("Add 3 and 4."), start=AIMessageChunk(""))
     assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("add", {"a": 3, "b": 4})]
+
+
+def test_a_callback_is_told_each_part_once(engine):
+    class Told(BaseCallbackHandler):
+        def __init__(self):
+            self.parts = []
+
+        def on_llm_new_token(self, token, **_):
+            self.parts.append(token)
+
+    told = Told()
+    model = ChatSglangLite(engine=engine, temperature=0, max_tokens=6)
+    text = "".join(part.text for part in model.stream("Count to three.", {"callbacks": [told]}))
+    assert "".join(told.parts) == text == model.invoke("Count to three.").text
 
 
 def test_unknown_fields_are_refused(engine):
