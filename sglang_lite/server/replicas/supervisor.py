@@ -114,6 +114,7 @@ class _Supervisor:
         announced = False
         while not (self._signals or failed):
             self._bell.wait(_LOOK_S / 2)
+            self._bell.clear()
             if self._restarts and not (self._restarting and self._restarting.is_alive()):
                 self._restarts = False
                 self._restarting = threading.Thread(target=self._restart, name="sglang_lite-restart", daemon=True)
