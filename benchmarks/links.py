@@ -29,7 +29,7 @@ from sglang_lite.runtime.parallel.collectives import GlooCollectives
 from sglang_lite.runtime.parallel.layout import Parallel
 
 ROW = 8192  # bytes of a row of Llama-8B's hidden states
-SIZES = [ROW << i for i in (0, 1, 3, 4, 5, 6, 7, 9, 13)]
+SIZES = [ROW << i for i in (0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14)]
 TOGETHER = 32  # sums in a graph
 
 

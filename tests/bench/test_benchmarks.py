@@ -34,6 +34,7 @@ SMALL = {
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "lm_eval_scores.py": ["--help"],  # it needs lm-eval, which the tests do not install
     "loading.py": ["--shape", "small", "--repeat", "1"],
+    "step_kernels.py": ["--help"],  # it needs a GPU
     "sleep.py": ["--shape", "small", "--repeat", "0"],
     "first_token.py": ["--help"],  # it needs a GPU
     "few_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],
@@ -145,6 +146,7 @@ ON_A_GPU = {  # what the others can't run
     "links.py": ["--share", "--small"],
     "lora.py": ["--shape", "qwen3-0.6b", "--rows", "4", "--context", "16", "--pairs", "1"],
     "prefill_attention.py": [],
+    "step_kernels.py": ["--shape", "qwen3-0.6b", "--rows", "4", "--prompt", "16"],
 }
 RUNS = [(name, section) for name in SMALL for section in SECTIONS.get(name, (None,))]
 

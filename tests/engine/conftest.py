@@ -1,5 +1,7 @@
-"""An engine of a small checkpoint in both forms: one child for all tests that leave it as it was."""
+"""An engine of a small checkpoint in both forms, one child for all tests that leave it as it was; and addresses."""
 
+import random
+import socket
 from typing import Any
 
 import pytest
@@ -23,3 +25,16 @@ def here(folders):
     """The same in this process."""
     with sgl.Engine(folders[0], **SETTINGS, in_process=True) as engine:
         yield engine
+
+
+@pytest.fixture
+def address():
+    """An address on this machine whose port and the two behind it are free."""
+    while True:
+        port = random.randrange(20_000, 30_000)  # none that the system gives to a connection
+        try:
+            for each in range(port, port + 3):
+                socket.create_server(("127.0.0.1", each)).close()
+        except OSError:
+            continue
+        return f"127.0.0.1:{port}"

@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -72,3 +74,19 @@ def test_a_killed_rank_fails_all_by_name_and_leaves_no_memory(tmp_path, monkeypa
         processes.gone(mark)
         left = [free[gpu] - torch.cuda.mem_get_info(gpu)[0] for gpu in range(tp)]
         assert max(left) < 1 << 28, f"{left} bytes are left on the GPUs"
+
+
+@pytest.mark.skipif(GPUS < 4, reason="needs four GPUs")
+def test_two_nodes_of_two_gpus_give_the_tokens_of_one_gpu(tmp_path, address):
+    folder = model(tmp_path / "model")
+    with sgl.Engine(folder, **SETTINGS) as engine:
+        expected = answers(engine)
+    nodes = {"tp_size": 4, "nnodes": 2, "dist_init_addr": address}
+    flags = {"model": folder, "device": "cuda", "dtype": "float32", "node_rank": 1, **nodes}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    own = {"CUDA_VISIBLE_DEVICES": "2,3"}  # so node 1 has them alone, as a machine of its own would
+    agent = subprocess.Popen([sys.executable, "-m", "sglang_lite", "serve", *words], env={**os.environ, **own})
+    with sgl.Engine(folder, **SETTINGS, **nodes) as engine:
+        compare(answers(engine), expected)
+        assert [each["node"] for each in engine.stats()["ranks"]] == [0, 0, 1, 1]
+    assert agent.wait(60) == 0

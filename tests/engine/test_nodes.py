@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
 import socket
@@ -33,19 +32,6 @@ from tests.engine import processes
 from tests.engine.collector import Collector
 
 SETTINGS: dict[str, Any] = dict(device="cpu", dtype="float32", tp_size=2, nnodes=2, max_total_tokens=4096)
-
-
-@pytest.fixture
-def address():
-    """An address on this machine whose port and the two behind it are free."""
-    while True:
-        port = random.randrange(20_000, 30_000)  # none that the system gives to a connection
-        try:
-            for each in range(port, port + 3):
-                socket.create_server(("127.0.0.1", each)).close()
-        except OSError:
-            continue
-        return f"127.0.0.1:{port}"
 
 
 @pytest.fixture
