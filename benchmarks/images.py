@@ -38,7 +38,7 @@ from machine import describe
 from PIL import Image as Picture
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Delta, Image, Prompt, SamplingParams, Span
+from sglang_lite.protocol import Delta, Media, Prompt, SamplingParams, Span
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.tokens.image_options import ImageOptions
@@ -333,10 +333,10 @@ class Benchmark:
 
         def prepared() -> Callable[[], object]:
             images = self.take(number)
-            ready.update({each: prepare(preparer, media.item(Image(each, "image/jpeg"))) for each in images})
+            ready.update({each: prepare(preparer, media.item(Media(each, "image/jpeg"))) for each in images})
             return partial(self.ours.ask, images, asked)
 
-        MediaPreparer.prepare = lambda _, item: ready.pop(item.image.data)  # type: ignore[assignment,method-assign] # what is compared
+        MediaPreparer.prepare = lambda _, item: ready.pop(item.medium.data)  # type: ignore[assignment,method-assign] # what is compared
         try:
             without = self.seconds(prepared)
         finally:
@@ -367,7 +367,7 @@ class Benchmark:
             engine.submit(f"tell.{i}", params, sink=partial(sink, at), stream=True)
         for i, image in enumerate(images):
             time.sleep(1 / rate)
-            prompt = Prompt((Span(question(i)),), images=(Image(image, "image/jpeg"),))
+            prompt = Prompt((Span(question(i)),), images=(Media(image, "image/jpeg"),))
             params = SamplingParams(max_tokens=self.options.tokens, temperature=0, ignore_eos=True)
             engine.submit(prompt, params, sink=lambda _: None)
         for _ in times:

@@ -37,7 +37,7 @@ from transformers import WhisperForConditionalGeneration as Whisper
 
 import sglang_lite as sgl
 from sglang_lite.media_files import MAX_SECONDS, samples, wav_of
-from sglang_lite.protocol import Image, Prompt, SamplingParams, Span
+from sglang_lite.protocol import Media, Prompt, SamplingParams, Span
 from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
 
 GPU = torch.cuda.is_available()
@@ -150,7 +150,7 @@ def compare(source: Path, files: list[Path], language: str) -> None:
             speech = speech_of(engine.core.builder.media, engine.tokenizer, lambda: folder)
             assert isinstance(speech, WhisperSpeech)
             for file in files:
-                heard = samples(Image(file.read_bytes(), "audio/*"), RATE, MAX_SECONDS)[:WINDOW]
+                heard = samples(Media(file.read_bytes(), "audio/*"), RATE, MAX_SECONDS)[:WINDOW]
                 features = extractor(heard, sampling_rate=RATE, return_tensors="np").input_features
                 for timed in (False, True):
                     start = speech.instructions(language, "transcribe", timed=timed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.protocol import Image, MediaKind, ParameterError
+from sglang_lite.protocol import Media, MediaKind, ParameterError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,7 @@ def media_type(data: bytes, kind: MediaKind) -> str:
     return _format(data, kind)[1]
 
 
-def video_header(video: Image) -> VideoHeader:
+def video_header(video: Media) -> VideoHeader:
     """Size of a video. Decodes its first frame.
 
     Raises:
@@ -92,7 +92,7 @@ def video_header(video: Image) -> VideoHeader:
     return VideoHeader(count, rate, width, height)
 
 
-def frames(video: Image, header: VideoHeader, indices: Sequence[int]) -> Iterator[Picture]:
+def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterator[Picture]:
     """Frames of a video as they are shown, in RGB.
 
     Args:
@@ -122,7 +122,7 @@ def frames(video: Image, header: VideoHeader, indices: Sequence[int]) -> Iterato
             yield _upright(frame)
 
 
-def samples(sound: Image, rate: int, most_seconds: float) -> NDArray[np.float32]:
+def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]:
     """Samples of a sound, the mean of all channels: float32, most of them between -1 and 1.
 
     Args:
@@ -156,15 +156,15 @@ def samples(sound: Image, rate: int, most_seconds: float) -> NDArray[np.float32]
     return found
 
 
-def wav_of(heard: NDArray[np.float32], rate: int) -> Image:
+def wav_of(heard: NDArray[np.float32], rate: int) -> Media:
     """Sound of samples of one channel, float32, as a WAV file that has the same."""
     data = heard.astype("<f4").tobytes()
     head = b"RIFF", 36 + len(data), b"WAVEfmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data)
-    return Image(struct.pack("<4sI8sIHHIIHH4sI", *head) + data, "audio/wav")
+    return Media(struct.pack("<4sI8sIHHIIHH4sI", *head) + data, "audio/wav")
 
 
 @contextmanager
-def _opened(media: Image, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # container and stream of av
+def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # container and stream of av
     """Container with the first stream of a kind."""
     try:
         import av

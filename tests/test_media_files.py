@@ -12,7 +12,7 @@ import pytest
 
 from sglang_lite import media_files
 from sglang_lite.media_files import VideoHeader, frames, media_type, samples, video_header
-from sglang_lite.protocol import Image, ParameterError
+from sglang_lite.protocol import Media, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
 
 
@@ -33,7 +33,7 @@ def test_a_video_that_players_turn_is_read_upright() -> None:
     stored = mp4(2, 48, 32)
     at = stored.data.index(b"tkhd") + 4 + 4 + 20 + 16  # the matrix of the track's header (ISO/IEC 14496-12, 8.3.2)
     clockwise = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
-    turned = Image(stored.data[:at] + clockwise + stored.data[at + 36 :], "video/mp4")
+    turned = Media(stored.data[:at] + clockwise + stored.data[at + 36 :], "video/mp4")
     header = video_header(turned)
     assert (header.width, header.height) == (32, 48)
     (shown,), (lying, _) = frames(turned, header, (0,)), frames_in(stored)
@@ -61,30 +61,30 @@ def test_compressed_sounds_are_read(kind: str) -> None:
             for part in resampler.resample(frame):
                 container.mux(stream.encode(part))
         container.mux(stream.encode(None))
-    found = samples(Image(file.getvalue(), "audio/*"), RATE, 30)
+    found = samples(Media(file.getvalue(), "audio/*"), RATE, 30)
     assert abs(len(found) - RATE // 2) < 2000
     peak = np.abs(np.fft.rfft(found[1000:7000])).argmax() * RATE / 6000
     assert peak == pytest.approx(440, abs=5)
 
 
-def _cut(video: Image) -> Image:
+def _cut(video: Media) -> Media:
     """A video without the second half of its frames, of which the first part tells all."""
-    return Image(video.data[: len(video.data) * 6 // 10], video.media_type)
+    return Media(video.data[: len(video.data) * 6 // 10], video.media_type)
 
 
 @pytest.mark.parametrize(
     ("video", "why"),
     [
-        (Image(b""), "is empty"),
-        (Image(b"GIF89a" + b"\0" * 20), "in no known format. Known: MP4, MOV, WEBM, MKV and AVI"),
-        (Image(b"#EXTM3U\nhttp://a.example/b.ts"), "in no known format"),
-        (Image(b"\0\0\0\x18ftypisom" + b"\0" * 50), "is damaged or truncated"),
+        (Media(b""), "is empty"),
+        (Media(b"GIF89a" + b"\0" * 20), "in no known format. Known: MP4, MOV, WEBM, MKV and AVI"),
+        (Media(b"#EXTM3U\nhttp://a.example/b.ts"), "in no known format"),
+        (Media(b"\0\0\0\x18ftypisom" + b"\0" * 50), "is damaged or truncated"),
         (mp4(0, 48, 32), "has no frames|is damaged or truncated|has no pictures"),
         (_cut(mp4(10, 48, 32)), "is damaged or truncated"),
     ],
     ids=["empty", "gif", "playlist", "header", "no frames", "cut"],
 )
-def test_a_bad_video_is_one_error(video: Image, why: str) -> None:
+def test_a_bad_video_is_one_error(video: Media, why: str) -> None:
     with pytest.raises(ParameterError, match=f"video: .*({why})"):
         video_header(video)
 
@@ -118,13 +118,13 @@ def test_a_long_sound_is_read_no_further_than_its_bound() -> None:
         samples(wav(60, rate=8000), 8000, 2)
 
 
-def _riff_wave(rate: int, channels: int, values: np.ndarray, info: bytes = b"") -> Image:
+def _riff_wave(rate: int, channels: int, values: np.ndarray, info: bytes = b"") -> Media:
     """Sound of 8 bits or of floats, with any number of channels."""
     kind, each = (3, 4) if values.dtype == np.float32 else (1, 1)
     form = struct.pack("<HHIIHH", kind, channels, rate, rate * channels * each, channels * each, each * 8)
     parts = ((b"fmt ", form), *([(b"LIST", info)] if info else ()), (b"data", values.tobytes()))
     body = b"WAVE" + b"".join(name + struct.pack("<I", len(data)) + data for name, data in parts)
-    return Image(b"RIFF" + struct.pack("<I", len(body)) + body, "audio/wav")
+    return Media(b"RIFF" + struct.pack("<I", len(body)) + body, "audio/wav")
 
 
 @pytest.mark.parametrize(("rate", "channels", "count"), [(RATE, 9, 25), (44_100, 40, 500), (1, 8, 25)])
@@ -167,7 +167,7 @@ def test_a_sound_whose_form_changes_is_read_on() -> None:
             frame.rate = rate
             container.mux(stream.encode(frame))
             container.mux(stream.encode(None))
-    found = samples(Image(b"".join(file.getvalue() for file in files), "audio/mpeg"), RATE, 30)
+    found = samples(Media(b"".join(file.getvalue() for file in files), "audio/mpeg"), RATE, 30)
     assert abs(len(found) - 2 * RATE) < 3000
 
 
@@ -178,14 +178,14 @@ def test_a_small_file_that_claims_many_frames_is_damaged() -> None:
         at = data.index(name) + (8 if name == b"stsz" else 12)
         data[at : at + 4 * len(claimed)] = struct.pack(f">{len(claimed)}I", *claimed)
     with pytest.raises(ParameterError, match="video: is damaged: 1,000,000 samples in"):
-        video_header(Image(bytes(data), "video/mp4"))
+        video_header(Media(bytes(data), "video/mp4"))
 
 
 def test_fragments_that_claim_many_frames_together_are_damaged() -> None:
     runs = b"".join(struct.pack(">I4sII", 16, b"trun", 0, 500) for _ in range(9))
     data = mp4(2, 48, 32).data + struct.pack(">I4s", len(runs) + 8, b"moof") + runs
     with pytest.raises(ParameterError, match=r"video: is damaged: [0-9,]+ samples in"):
-        video_header(Image(data, "video/mp4"))
+        video_header(Media(data, "video/mp4"))
 
 
 def test_frames_that_grow_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

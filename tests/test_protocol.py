@@ -69,7 +69,7 @@ RECORDS = [
     protocol.SamplingParams(stop=("a",), seed=3),
     protocol.JsonSchema("{}", separators=[",", ":"]),  # type: ignore[arg-type]  # wrong on purpose
     protocol.Tag("<a>", protocol.OneOf([protocol.Number("float"), protocol.Repeated(protocol.Choices(["x"]))]), "</a>"),  # type: ignore[arg-type]  # wrong on purpose
-    protocol.Prompt((protocol.Span("a", (1, 2)),), images=(protocol.Image(b"\x00"),)),
+    protocol.Prompt((protocol.Span("a", (1, 2)),), images=(protocol.Media(b"\x00"),)),
     protocol.Generation("x", spans=(protocol.Span("x"),), matched=3, meta={"a": [1]}),
     protocol.ProgramResult("x"),
 ]

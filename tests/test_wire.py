@@ -413,7 +413,7 @@ def test_a_caller_that_is_deep_in_a_recursion_gets_no_other_error():
 SENT = [
     protocol.SamplingParams(stop=("a", "ü"), seed=2**64 - 1, temperature=0.5, logit_bias=((1, -1.5),)),
     protocol.StructuralTag((protocol.Tag("<", protocol.JsonSchema("{}", separators=(",", ":")), ">"),), ("<",)),
-    protocol.Prompt((protocol.Span("a" * 40, (1, 2, 70_000)),), (protocol.Message("user", ("x", protocol.Image(b"\x00" * 20))),)),
+    protocol.Prompt((protocol.Span("a" * 40, (1, 2, 70_000)),), (protocol.Message("user", ("x", protocol.Media(b"\x00" * 20))),)),
     G("text", tuple(range(200)), matched=3, usage=protocol.Usage(3, total_s=0.5), meta={"a": [None, {"b": 1.5}]}),
     protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,)),)),
     protocol.Played((1, 0), "name", sgl.ParameterError("a", "bad", where=errors.Location.named("f.py", 3, "f"))),

@@ -32,9 +32,9 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import (
     Choices,
     Constraint,
-    Image,
     JsonSchema,
     Location,
+    Media,
     MediaKind,
     Number,
     ParameterError,
@@ -188,7 +188,7 @@ class SglImage(Expression):
     kind: ClassVar[MediaKind] = "image"
     path: Any
 
-    def load(self, where: Location | None = None) -> Image:
+    def load(self, where: Location | None = None) -> Media:
         from sglang_lite.lang.media import load_image
 
         return load_image(self.path, where)
@@ -204,13 +204,13 @@ class SglVideo(SglImage):
     kind = "video"
     num_frames: int = 16
 
-    def load(self, where: Location | None = None) -> Image:
+    def load(self, where: Location | None = None) -> Media:
         from sglang_lite.lang.checks import check_whole
         from sglang_lite.lang.media import load_file
 
         check_whole("num_frames", self.num_frames, 1, where)
         found = load_file(self.path, "video", where)
-        return Image(found.data, found.media_type, found.url, self.num_frames)
+        return Media(found.data, found.media_type, found.url, self.num_frames)
 
     def __repr__(self) -> str:
         return f"Video({self.path!r:.60}, {self.num_frames})"
@@ -222,7 +222,7 @@ class SglAudio(SglImage):
 
     kind = "audio"
 
-    def load(self, where: Location | None = None) -> Image:
+    def load(self, where: Location | None = None) -> Media:
         from sglang_lite.lang.media import load_file
 
         return load_file(self.path, "audio", where)

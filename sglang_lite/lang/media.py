@@ -1,4 +1,4 @@
-"""Conversion of images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the protocol's Image."""
+"""Conversion of images, videos and sounds (paths, URLs, bytes, PIL images, arrays) to the protocol's Media."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 
 from sglang_lite.errors import shown_address
 from sglang_lite.media_files import frames, media_type, video_header
-from sglang_lite.protocol import Image, Location, MediaKind, ParameterError
+from sglang_lite.protocol import Location, Media, MediaKind, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20
 _MAX_SHOWN_PIXELS = 16 * 10**6  # of an image with a thumbnail: decoded in some 0.2 s
@@ -30,7 +30,7 @@ _MAGIC = (
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL modes that PNG supports
 
 
-def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arrays: by attribute
+def load_image(source: Any, where: Location | None = None) -> Media:  # PIL, arrays: by attribute
     """Image as encoded bytes with the media type that the bytes indicate; a URL is kept as a URL.
 
     Args:
@@ -42,7 +42,7 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arr
         ParameterError: the file can't be read, the source is not an image, or the image is larger than MAX_IMAGE_BYTES.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
-        return Image(url=source)
+        return Media(url=source)
     if (found := _bytes_of(source, "image", where)) is not None:
         data = found
     elif hasattr(source, "save") and hasattr(source, "mode"):  # a PIL image
@@ -58,10 +58,10 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arr
         )  # fmt: skip
     if len(data) > MAX_IMAGE_BYTES:
         raise ParameterError("image", f"{len(data):,} bytes, the limit is {MAX_IMAGE_BYTES:,}.", where=where)
-    return Image(data, _media_type(data, where))
+    return Media(data, _media_type(data, where))
 
 
-def load_file(source: object, kind: MediaKind, where: Location | None = None) -> Image:
+def load_file(source: object, kind: MediaKind, where: Location | None = None) -> Media:
     """Video or sound as encoded bytes with the media type that the bytes indicate; an address is kept.
 
     Args:
@@ -72,7 +72,7 @@ def load_file(source: object, kind: MediaKind, where: Location | None = None) ->
     Raises:
         ParameterError: the file can't be read, or has no known format.
     """
-    if isinstance(source, str) and (remote := Image(url=source, media_type=f"{kind}/*")).address:
+    if isinstance(source, str) and (remote := Media(url=source, media_type=f"{kind}/*")).address:
         return remote
     if isinstance(source, str) and source.startswith(f"data:{kind}/"):
         try:
@@ -82,7 +82,7 @@ def load_file(source: object, kind: MediaKind, where: Location | None = None) ->
     if (data := _bytes_of(source, kind, where)) is None:
         problem = f"a {type(source).__name__} is not a file."
         raise ParameterError(kind, problem, hint="Give a path, an address or bytes.", where=where)
-    return Image(data, _type_of(data, kind, where))
+    return Media(data, _type_of(data, kind, where))
 
 
 def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes | None:
@@ -98,7 +98,7 @@ def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes 
         raise ParameterError(kind, problem, where=where) from error
 
 
-def fetched(image: Image, where: Location | None = None) -> Image:
+def fetched(image: Media, where: Location | None = None) -> Media:
     """An image, a video or a sound that is at an address, with its bytes. Blocks.
 
     Raises:
@@ -111,20 +111,20 @@ def fetched(image: Image, where: Location | None = None) -> Image:
     except ParameterError as error:
         error.where = where
         raise
-    return Image(data, _type_of(data, image.kind, where), frames=image.frames)
+    return Media(data, _type_of(data, image.kind, where), frames=image.frames)
 
 
-def without_bytes(image: Image) -> Image:
-    """Image as it is recorded: its digest in place of its bytes, and an address without what may be secret in it."""
+def without_bytes(image: Media) -> Media:
+    """Medium as it is recorded: its digest in place of its bytes, and an address without what may be secret in it."""
     if image.data or image.url.startswith("data:"):
         shown = f"sha256:{hashlib.sha256(image.data or image.url.encode()).hexdigest()}"
     else:
         shown = shown_address(image.url)
-    without: Image = msgspec.structs.replace(image, data=b"", url=shown)
+    without: Media = msgspec.structs.replace(image, data=b"", url=shown)
     return without
 
 
-def thumbnail(image: Image) -> str:
+def thumbnail(image: Media) -> str:
     """Data URL of a small JPEG that shows an image. "" without pillow, and for an image that is large, damaged or at an
     address."""
     try:
@@ -144,7 +144,7 @@ def thumbnail(image: Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
-def frames_of(video: Image, where: Location | None = None) -> list[Image]:
+def frames_of(video: Media, where: Location | None = None) -> list[Media]:
     """Frames of a video, evenly spread, as PNG images: `video.frames` of them, or all if it has fewer.
 
     Raises:
@@ -158,7 +158,7 @@ def frames_of(video: Image, where: Location | None = None) -> list[Image]:
         for picture in frames(video, header, indices):
             file = io.BytesIO()
             picture.save(file, "PNG")
-            found.append(Image(file.getvalue(), "image/png"))
+            found.append(Media(file.getvalue(), "image/png"))
     except ParameterError as error:
         error.where = where
         raise

@@ -11,7 +11,7 @@ import msgspec
 from sglang_lite.protocol import (
     Delta,
     Generation,
-    Image,
+    Media,
     Message,
     SamplingParams,
     Selection,
@@ -116,9 +116,9 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
     """Messages in the form of OpenAI's chat API: content is a string, or a list of parts if a message has images."""
     found = []
     for message in messages:
-        if any(isinstance(part, Image) for part in message.content):
+        if any(isinstance(part, Media) for part in message.content):
             parts: Any = [
-                _as_part(part) if isinstance(part, Image) else {"type": "text", "text": part}
+                _as_part(part) if isinstance(part, Media) else {"type": "text", "text": part}
                 for part in message.content
             ]
         else:
@@ -127,14 +127,14 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
     return found
 
 
-def _as_part(image: Image) -> dict[str, Json]:
+def _as_part(image: Media) -> dict[str, Json]:
     if image.kind == "audio":
         sound: dict[str, Json] = {"data": base64.b64encode(image.data).decode(), "format": image.media_type[6:]}
         return {"type": "input_audio", "input_audio": sound}
     return {"type": f"{image.kind}_url", f"{image.kind}_url": {"url": data_url(image)}}
 
 
-def data_url(image: Image) -> str:
+def data_url(image: Media) -> str:
     """URL of an image: its own, or a data URL with its bytes."""
     return image.url or f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
 

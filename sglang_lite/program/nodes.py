@@ -22,7 +22,7 @@ from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
 from sglang_lite.errors import Location, ParameterError, shown, with_article
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Span, Unset
-from sglang_lite.protocol.prompt import Image
+from sglang_lite.protocol.prompt import Media
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.sampling import Deferred
 
@@ -206,14 +206,14 @@ class Text(BaseNode, frozen=True, eq=False):
 
 
 class ImagePart(BaseNode, frozen=True, eq=False):
-    """Image in the text.
+    """Image, video or sound in the text.
 
     Attributes:
         image: the image.
         text: placeholder of the image in the text of a chat template.
     """
 
-    image: Image
+    image: Media
     text: str = ""
 
 

@@ -46,7 +46,7 @@ from sglang_lite.protocol.constraints import (
     Tags,
 )
 from sglang_lite.protocol.prompt import (
-    Image,
+    Media,
     MediaKind,
     Message,
     Prompt,
@@ -80,7 +80,7 @@ from sglang_lite.protocol.trajectory import DrawnSpan, TokenSequence
 __all__ = [
     "UNSET", "Attempt", "BackendError", "BatchError", "BudgetError", "CacheMiss", "CapabilityError", "ChoiceScore",
     "Choices", "CompileError", "Constraint", "ConstraintError", "Continuation", "Delta", "DownloadError", "DrawnSpan",
-    "Ebnf", "EngineClosedError", "Generation", "Image", "InOrder", "JsonSchema", "Lark", "Location", "MediaKind",
+    "Ebnf", "EngineClosedError", "Generation", "InOrder", "JsonSchema", "Lark", "Location", "Media", "MediaKind",
     "Message", "ModelError", "Number", "OneOf", "OverloadedError", "ParameterError", "Played", "ProgramError",
     "ProgramEvent", "ProgramResult", "ProgramSink", "Prompt", "PromptTools", "RecordName", "RefusalError", "Regex",
     "Repeated", "RequestAbortedError", "RequestTimeoutError", "SamplingParams", "Selection", "SglError", "Span",

@@ -29,7 +29,7 @@ def is_placeholder(span: Span) -> bool:
     return span.ids == ()
 
 
-class Image(Record, frozen=True):
+class Media(Record, frozen=True):
     """Image, video or sound: encoded bytes and their media type (`image/png`, `video/mp4` …), or a URL without bytes.
 
     Attributes:
@@ -58,7 +58,7 @@ class Message(Record, frozen=True):
     """Finished turn of a conversation. Each content item is text or an image."""
 
     role: str
-    content: tuple[str | Image, ...]
+    content: tuple[str | Media, ...]
 
     @property
     def text(self) -> str:
@@ -99,7 +99,7 @@ class Prompt(Record, frozen=True):
     messages: tuple[Message, ...] = ()
     role: str | None = None
     partial: str = ""
-    images: tuple[Image, ...] = ()
+    images: tuple[Media, ...] = ()
     shared: tuple[int, ...] = ()
     tools: PromptTools | None = None
 

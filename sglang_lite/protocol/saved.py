@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sglang_lite.protocol.prompt import Image, Message, Span
+from sglang_lite.protocol.prompt import Media, Message, Span
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.results import Generation, Selection, Usage
 from sglang_lite.protocol.sampling import SamplingParams
@@ -32,7 +32,7 @@ class SavedPiece(Record, frozen=True):
     """
 
     spans: tuple[Span, ...] = ()
-    image: Image | None = None
+    image: Media | None = None
     answer: str | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from sglang_lite.protocol import Constraint, Image, Prompt
+from sglang_lite.protocol import Constraint, Media, Prompt
 
 R = TypeVar("R")
 
@@ -161,7 +161,7 @@ class EncodeMedia(EngineCall[bytes], frozen=True, tag="encode_media"):
     """Answered by the features of images, videos or sounds in the format of safetensors: a tensor [count, size] for
     each, named by its hash (`MediaItem.key`) in hexadecimal."""
 
-    media: tuple[Image, ...]
+    media: tuple[Media, ...]
 
 
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):

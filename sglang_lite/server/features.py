@@ -9,9 +9,9 @@ import msgspec
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from sglang_lite.protocol import Image, MediaKind, ParameterError, Prompt
+from sglang_lite.protocol import Media, MediaKind, ParameterError, Prompt
 from sglang_lite.runtime.calls import EncodeMedia
-from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.runtime.media.data_url import medium_from
 from sglang_lite.server.endpoint import HttpRequest
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.service import Service
@@ -65,7 +65,7 @@ async def features(service: Service, sources: Sequence[str], kind: MediaKind | N
     return await asyncio.wrap_future(service.engine.core.ask(EncodeMedia(prompt.images)))
 
 
-def _medium(source: str, where: str, kind: MediaKind | None, frames: int) -> Image:
+def _medium(source: str, where: str, kind: MediaKind | None, frames: int) -> Media:
     told = next((each for each in _KINDS if source.startswith(f"data:{each}/")), _KINDS[0])
-    medium: Image = replace(image_from(source, where, kind or told), frames=frames)
+    medium: Media = replace(medium_from(source, where, kind or told), frames=frames)
     return medium

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from sglang_lite.media_files import MAX_SECONDS, samples
-from sglang_lite.protocol import Image, OverloadedError
+from sglang_lite.protocol import Media, OverloadedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ class SoundDecoder:
         self._threads = ThreadPoolExecutor(_THREADS, "sglang_lite-sounds")
         self._held = 0  # bytes of open requests
 
-    async def samples(self, sound: Image, rate: int) -> NDArray[np.float32]:
+    async def samples(self, sound: Media, rate: int) -> NDArray[np.float32]:
         """Samples of a sound, which count until the request that is handled now has ended.
 
         Args:

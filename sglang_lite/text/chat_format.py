@@ -15,8 +15,8 @@ from typing import Any, Literal
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
-    Image,
     JsonSchema,
+    Media,
     OneOf,
     ParameterError,
     Prompt,
@@ -94,7 +94,7 @@ class Conversation:
     continue_final: bool = False
     complete: bool = False
     variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    images: Sequence[Image] = ()
+    images: Sequence[Media] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from sglang_lite.protocol import (
     Delta,
     Ebnf,
     Generation,
-    Image,
     JsonSchema,
+    Media,
     Played,
     Prompt,
     Regex,
@@ -41,7 +41,7 @@ from tests.engine.collector import Collector
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.5, seed=7, max_tokens=6, ignore_eos=True)
-IMAGE = Image(b"x", "image/png")
+IMAGE = Media(b"x", "image/png")
 
 
 def plain(value):

@@ -13,7 +13,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.media import frames_of, load_image
-from sglang_lite.protocol import Image
+from sglang_lite.protocol import Media
 from tests.media_files import frames_in, mp4, wav
 
 PNG = b"\x89PNG\r\n\x1a\n....."
@@ -50,12 +50,12 @@ def test_the_media_type_is_that_of_the_content_not_of_the_name(tmp_path, kind):
     path = tmp_path / "picture.jpg"
     path.write_bytes(KINDS[kind])
     for source in (path, str(path), KINDS[kind], bytearray(KINDS[kind]), memoryview(KINDS[kind])):
-        assert load_image(source) == Image(KINDS[kind], kind)
+        assert load_image(source) == Media(KINDS[kind], kind)
 
 
 @pytest.mark.parametrize("url", ["https://a.b/c.png", "http://a.b/c", "data:image/png;base64,AAAA"])
 def test_an_address_stays_an_address(url):
-    assert load_image(url) == Image(url=url)
+    assert load_image(url) == Media(url=url)
 
 
 PIXELS = np.arange(2 * 5 * 4, dtype=np.uint8).reshape(2, 5, 4)  # 2 high, 5 wide, 4 channels
@@ -113,7 +113,7 @@ class FakePicture:
 
 @pytest.mark.parametrize(("mode", "saved"), [("RGB", b"RGB"), ("RGBA", b"RGBA"), ("L", b"L"), ("CMYK", b"RGB")])
 def test_a_picture_of_pil_is_saved_as_png(mode, saved):
-    assert load_image(FakePicture(mode)) == Image(PNG + saved, "image/png")
+    assert load_image(FakePicture(mode)) == Media(PNG + saved, "image/png")
 
 
 def test_a_real_picture_of_pil_is_saved_as_png():
@@ -244,7 +244,7 @@ def ten(tmp_path_factory):
     ("frames", "taken"), [(1, [0]), (2, [0, 9]), (3, [0, 4, 9]), (10, [*range(10)]), (40, [*range(10)])]
 )
 def test_the_frames_of_a_video_are_evenly_spread(ten, frames, taken):
-    shown = frames_in(Image(ten.read_bytes()))
+    shown = frames_in(Media(ten.read_bytes()))
     images = frames_of(sgl.video(ten, frames).load())
     assert [np.asarray(PIL.Image.open(io.BytesIO(each.data))).tolist() for each in images] == [
         np.asarray(shown[i]).tolist() for i in taken
@@ -261,10 +261,10 @@ def test_a_video_or_a_sound_is_loaded_from_whatever_has_its_bytes(ten):
     data = ten.read_bytes()
     url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
     for source in (ten, str(ten), data, bytearray(data), url):
-        assert sgl.video(source, 4).load() == Image(data, "video/mp4", frames=4)
+        assert sgl.video(source, 4).load() == Media(data, "video/mp4", frames=4)
     sound = wav(0.1).data
-    assert sgl.audio(sound).load() == Image(sound, "audio/wav")
-    assert sgl.video("https://a.b/c.mp4", 4).load() == Image(url="https://a.b/c.mp4", media_type="video/*", frames=4)
+    assert sgl.audio(sound).load() == Media(sound, "audio/wav")
+    assert sgl.video("https://a.b/c.mp4", 4).load() == Media(url="https://a.b/c.mp4", media_type="video/*", frames=4)
 
 
 def test_a_sound_is_a_part_of_a_message():

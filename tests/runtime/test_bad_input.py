@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.program.nodes import Gen, Program
-from sglang_lite.protocol import Delta, Generation, Image, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import Delta, Generation, Media, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from tests.runtime import scripted
 
@@ -42,7 +42,7 @@ BAD_PROMPTS = [
     ("a\ud800b", "prompt: is no valid Unicode"),
     (Prompt((Span("a\udfffb"),)), "prompt: is no valid Unicode"),
     (Prompt((Span("a", (99_999,)),)), "input_ids: 99999"),
-    (Prompt((Span("x"),), images=(Image(b"", "image/png"),)), "prompt: .* can't see images"),
+    (Prompt((Span("x"),), images=(Media(b"", "image/png"),)), "prompt: .* can't see images"),
     ([1, [2]], r"input_ids: \[2\] is no token id"),
     ([5] * 9000, "prompt: 9,000 tokens long; smollm2-135m takes 8,192"),
 ]

@@ -14,7 +14,7 @@ from smg_grpc_proto import sglang_scheduler_pb2 as of_scheduler
 from smg_grpc_proto import sglang_scheduler_pb2_grpc as scheduler
 
 import sglang_lite as sgl
-from sglang_lite.protocol import BackendError, CapabilityError, Image, ParameterError
+from sglang_lite.protocol import BackendError, CapabilityError, Media, ParameterError
 from sglang_lite.runtime.calls import EncodeMedia
 from tests.media_files import mp4
 from tests.runtime.media.seeing import GREEDY, png, save_seeing, seen
@@ -192,7 +192,7 @@ def test_an_image_that_an_encoder_refuses_fails_alone(model, encoder):
 def test_an_encoder_in_a_process_of_its_own(model):
     with _engine(model, encoder_only=True, in_process=False) as engine:
         assert engine.media_kinds == {"image", "video"}
-        data = engine.core.ask(EncodeMedia((Image(png(50, 40), "image/png"),))).result()
+        data = engine.core.ask(EncodeMedia((Media(png(50, 40), "image/png"),))).result()
         assert [each.shape[1] for each in load(data).values()] == [192]
         with pytest.raises(CapabilityError, match="encoder of media alone"):
             engine.complete("ab", GREEDY)

@@ -19,7 +19,7 @@ from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import Texts
 from sglang_lite.lang.media import fetched, load_file, load_image
-from sglang_lite.protocol import ChoiceScore, Image, MediaKind
+from sglang_lite.protocol import ChoiceScore, Media, MediaKind
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.calls import RecordExperts
@@ -80,9 +80,9 @@ def _with_bytes(given: object, kind: MediaKind) -> object:
         return [_with_bytes(each, kind) for each in given]
     url = given.get("url") if isinstance(given, dict) else given
     untold = "" if kind == "image" else f"{kind}/*"
-    if isinstance(url, str) and (image := Image(url=url, media_type=untold)).address:
+    if isinstance(url, str) and (image := Media(url=url, media_type=untold)).address:
         return fetched(image)
-    if given is None or isinstance(given, dict | Image) or (isinstance(given, str) and not _is_path(given)):
+    if given is None or isinstance(given, dict | Media) or (isinstance(given, str) and not _is_path(given)):
         return given
     return load_image(given) if kind == "image" else load_file(given, kind)
 

@@ -11,7 +11,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.reading import all_messages, error_of, find_variable, nothing, whole_text
 from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import as_dicts, meta_info
-from sglang_lite.protocol import Image, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
+from sglang_lite.protocol import Media, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -109,7 +109,7 @@ class StreamExecutor:
         return as_dicts(self._player.transcript.messages)
 
     @property
-    def images_(self) -> list[Image]:
+    def images_(self) -> list[Media]:
         return list(self._player.transcript.images)
 
     @property
@@ -162,7 +162,7 @@ class StreamExecutor:
         return self._player.transcript.fork_position
 
     @property
-    def cur_images(self) -> list[Image]:
+    def cur_images(self) -> list[Media]:
         """Images of the open turn; all images if the text has no turns."""
         return list(self._player.transcript.turn_images)
 

@@ -40,7 +40,7 @@ from sglang_lite.protocol import (
     CapabilityError,
     Delta,
     Generation,
-    Image,
+    Media,
     Message,
     ParameterError,
     Prompt,
@@ -240,7 +240,7 @@ def _content(message: Message, model: str) -> str | list[dict[str, Any]]:
     ]
 
 
-def _source(image: Image, model: str) -> dict[str, str]:
+def _source(image: Media, model: str) -> dict[str, str]:
     if image.url and not image.url.startswith("data:"):
         return {"type": "url", "url": image.url}
     head, _, data = data_url(image).removeprefix("data:").partition(",")

@@ -36,7 +36,7 @@ from sglang_lite.lang.backend.remote.backend import RemoteBackend
 from sglang_lite.lang.backend.remote.connection import Connector, ResponseHook
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import CapabilityError, Delta, Image, Message, ParameterError, TokenLogprob, Usage
+from sglang_lite.protocol import CapabilityError, Delta, Media, Message, ParameterError, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.text.tool_use import results_of
 
@@ -229,14 +229,14 @@ def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:
 
 
 def _text(message: Message) -> str:
-    if any(isinstance(part, Image) for part in message.content):
+    if any(isinstance(part, Media) for part in message.content):
         raise CapabilityError(
             "the API accepts only text in this turn, but it has an image.", hint="Move it to a user's turn."
         )
     return "".join(str(part) for part in message.content)
 
 
-def _part(part: str | Image, model: str) -> dict[str, Any]:
+def _part(part: str | Media, model: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"text": part}
     if part.url.startswith("data:"):

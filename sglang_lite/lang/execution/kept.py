@@ -21,7 +21,7 @@ from sglang_lite.protocol import (
     Constraint,
     Continuation,
     Generation,
-    Image,
+    Media,
     ParameterError,
     Selection,
     TraceNode,
@@ -41,7 +41,7 @@ class Question:
     """
 
     def __init__(
-        self, text: str = "", images: Iterable[Image] = (), grammar: tuple[Constraint, str] | None = None
+        self, text: str = "", images: Iterable[Media] = (), grammar: tuple[Constraint, str] | None = None
     ) -> None:
         self.grammar = grammar
         self.hashed, self._images = hashlib.sha256(text.encode("utf-8", "surrogatepass")), [*images]
@@ -56,7 +56,7 @@ class Question:
         other.hashed = self.hashed.copy()
         return other
 
-    def add(self, text: str, images: Iterable[Image] = ()) -> None:
+    def add(self, text: str, images: Iterable[Media] = ()) -> None:
         self.hashed.update(text.encode("utf-8", "surrogatepass"))
         self._images += images
         if self.grammar is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Image, Message, Prompt, Span
+from sglang_lite.protocol import Media, Message, Prompt, Span
 from sglang_lite.protocol.prompt import is_placeholder
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Reasoned:
         return "".join(span.text for span in self.spans)
 
 
-Piece: TypeAlias = str | Span | Image | Reasoned
+Piece: TypeAlias = str | Span | Media | Reasoned
 # Numbers of pieces and finished turns, and the open turn.
 EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None]
 
@@ -110,7 +110,7 @@ class Transcript:
         """Appends pieces of joined branches, and logs their text."""
         start = len(self.pieces)
         self.append_generated(pieces)
-        self.has_images = self.has_images or Image in map(type, pieces)
+        self.has_images = self.has_images or Media in map(type, pieces)
         if self.log is not None:
             self.log.append(self.text(start))
 
@@ -153,7 +153,7 @@ class Transcript:
     def _refresh_caches(self) -> None:
         """Recomputes the cached facts about the pieces, after pieces were removed or replaced."""
         self._span_cache, self._cached_pieces = [], 0
-        self.mixed, self.has_images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
+        self.mixed, self.has_images = not {str}.issuperset(map(type, self.pieces)), Media in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
@@ -192,15 +192,15 @@ class Transcript:
         return self.pieces[self.start :]
 
     @property
-    def images(self) -> tuple[Image, ...]:
-        return tuple([piece for piece in self.pieces if type(piece) is Image]) if self.has_images else ()
+    def images(self) -> tuple[Media, ...]:
+        return tuple([piece for piece in self.pieces if type(piece) is Media]) if self.has_images else ()
 
     @property
-    def turn_images(self) -> tuple[Image, ...]:
+    def turn_images(self) -> tuple[Media, ...]:
         """Images of the open turn; all images if the text has no turns."""
         if self.turn is None:
             return () if self.messages else self.images
-        return tuple([piece for piece in self.pieces[self.turn[1] :] if type(piece) is Image])
+        return tuple([piece for piece in self.pieces[self.turn[1] :] if type(piece) is Media])
 
     @property
     def fork_position(self) -> int | None:
@@ -249,7 +249,7 @@ class Transcript:
 def text_of(pieces: Sequence[Piece]) -> str:
     """Text of pieces, without images."""
     return "".join(
-        [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Image)]
+        [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Media)]
     )
 
 
@@ -258,16 +258,16 @@ def spans_of(pieces: Sequence[Piece]) -> Iterator[Span]:
     for piece in pieces:
         if isinstance(piece, str):
             yield Span(piece)
-        elif not isinstance(piece, Image):
+        elif not isinstance(piece, Media):
             yield from (piece,) if isinstance(piece, Span) else piece.spans
 
 
-def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
+def _content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:
     """Content of a finished turn: adjacent texts joined; of reasoned generations only the answer."""
-    content: list[str | Image] = []
-    for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Image)):
+    content: list[str | Media] = []
+    for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Media)):
         if kind:
-            content += [p for p in group if isinstance(p, Image)]
+            content += [p for p in group if isinstance(p, Media)]
         else:
             texts = [p if isinstance(p, str) else p.answer if isinstance(p, Reasoned) else p.text for p in group]  # type: ignore[union-attr] # images are in the other branch
             content.append("".join(texts))

@@ -21,7 +21,7 @@ from sglang_lite.lang.media import thumbnail, without_bytes
 from sglang_lite.lang.runs.trace import Trace
 from sglang_lite.markup import cut
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
+from sglang_lite.protocol import Attempt, Generation, Location, Media, Selection, SglError, TraceHead, TraceNode
 from sglang_lite.protocol.sampling import adapter_of
 
 
@@ -190,7 +190,7 @@ class _Reader:
                 self._add("grammar_end", None)
                 self._text.question.grammar = None
 
-    def _add(self, kind: str, where: Location | None, images: Sequence[Image] = (), **fields: Any) -> _Entry:
+    def _add(self, kind: str, where: Location | None, images: Sequence[Media] = (), **fields: Any) -> _Entry:
         fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
         place = len(self.entries)
         entry = _Entry({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
@@ -246,7 +246,7 @@ class _Reader:
 
     def _join(self, op: JoinOp) -> None:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
-        images = [piece for piece in pieces if isinstance(piece, Image)]
+        images = [piece for piece in pieces if isinstance(piece, Media)]
         text = text_of(pieces)
         ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
         has_texts = op.added and not self._run.account.replayed

@@ -28,7 +28,7 @@ from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
-    Image,
+    Media,
     Message,
     Prompt,
     RequestAbortedError,
@@ -214,9 +214,9 @@ def recorded_prompt(prompt: Prompt) -> Prompt:
         for special, spans in itertools.groupby(prompt.spans, key=lambda span: span.special)
     )
     messages = prompt.messages
-    if prompt.images or any(isinstance(part, Image) for message in messages for part in message.content):
+    if prompt.images or any(isinstance(part, Media) for message in messages for part in message.content):
         messages = tuple(
-            Message(each.role, tuple(without_bytes(part) if isinstance(part, Image) else part for part in each.content))
+            Message(each.role, tuple(without_bytes(part) if isinstance(part, Media) else part for part in each.content))
             for each in messages
         )
     return Prompt(spans, messages, prompt.role, prompt.partial, tuple(map(without_bytes, prompt.images)))

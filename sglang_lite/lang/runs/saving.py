@@ -25,7 +25,7 @@ from sglang_lite.lang.tools import ToolCall
 from sglang_lite.protocol import (
     CapabilityError,
     Generation,
-    Image,
+    Media,
     ParameterError,
     ProgramError,
     Selection,
@@ -109,7 +109,7 @@ def _arguments(called: BoundCall) -> SavedVariable | None:
 
 def _piece(piece: Piece) -> SavedPiece:
     match piece:
-        case Image():
+        case Media():
             return SavedPiece(image=piece)
         case Reasoned():
             return SavedPiece(piece.spans, answer=piece.answer)

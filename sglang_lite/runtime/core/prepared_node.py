@@ -92,7 +92,7 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
 
 
 def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
-    """Image with its placeholders, or with an error, which is raised when the node is played."""
+    """Medium with its placeholders, or with an error, which is raised when the node is played."""
     spans: tuple[Span, ...] = ()
     error: SglError | None = None
     try:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.errors import shown
 from sglang_lite.program.nodes import Fork, Gen, Node, Select
-from sglang_lite.protocol import Image, ParameterError, Prompt, RecordName, SamplingParams, Span
+from sglang_lite.protocol import Media, ParameterError, Prompt, RecordName, SamplingParams, Span
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
@@ -183,7 +183,7 @@ class RequestBuilder:
             )  # fmt: skip
         seen = RequestMedia.of(media, tokens, self._vocab_size) if media else None
         if seen is not None:
-            _check_counts([item.image for item in seen.items], self.media)
+            _check_counts([item.medium for item in seen.items], self.media)
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -372,7 +372,7 @@ def _check_not_empty(ids: Sequence[int]) -> None:
         raise ParameterError("prompt", "is empty.", hint="A model continues text: give it at least one token.")
 
 
-def _check_counts(images: Sequence[Image], media: MediaFormat | None) -> None:
+def _check_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
     """Raises ParameterError if there are more of a kind than its limit."""
     for kind, each in ({} if media is None else media.kinds).items():
         count = sum(image.kind == kind for image in images)

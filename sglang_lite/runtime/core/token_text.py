@@ -59,7 +59,7 @@ class OpenGrammar:
 
 
 class PreparedImage(ImagePart, frozen=True, eq=False):
-    """Image of a program, with its placeholders or the reason why it has none."""
+    """Medium of a program, with its placeholders or the reason why it has none."""
 
     spans: tuple[Span, ...] = ()
     error: SglError | None = None

@@ -19,7 +19,7 @@ from sglang_lite.protocol import (
     BackendError,
     CapabilityError,
     EngineClosedError,
-    Image,
+    Media,
     ParameterError,
     SglError,
 )
@@ -84,7 +84,7 @@ class TowerLoop:
         self._decoded, self._ended = 0, False  # bytes that wait, also of media on their way to the loop
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
 
-    def submit(self, media: Sequence[Image]) -> Future[bytes]:
+    def submit(self, media: Sequence[Media]) -> Future[bytes]:
         """Future of the answer to `EncodeMedia`. May be called on any thread.
 
         Raises:
@@ -127,7 +127,7 @@ class TowerLoop:
 
         run_turns(self.inbox, lambda: not self._waiting, self._step, fail)
 
-    def _prepare(self, asked: _Asked, medium: Image) -> None:
+    def _prepare(self, asked: _Asked, medium: Media) -> None:
         """Decodes a medium, if its features are not there, on a thread of the pool."""
         with self._room:
             self._room.wait_for(lambda: self._decoded < _MAX_DECODED or self._ended)

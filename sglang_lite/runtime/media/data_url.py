@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping
 
 from sglang_lite.errors import shown
-from sglang_lite.protocol import CapabilityError, Image, MediaKind, ParameterError
+from sglang_lite.protocol import CapabilityError, Media, MediaKind, ParameterError
 
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.=-]+)*?(;base64)?,", re.ASCII)
 ARTICLES: Mapping[MediaKind, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
 
 
-def image_from(source: object, where: str, kind: MediaKind = "image") -> Image:
-    """Image of a data URL, or of base64; one at an address of the web, whose bytes are to be fetched.
+def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
+    """Medium of a data URL, or of base64; one at an address of the web, whose bytes are to be fetched.
 
     Args:
         source: the URL, or base64.
@@ -24,13 +24,13 @@ def image_from(source: object, where: str, kind: MediaKind = "image") -> Image:
         kind: kind of medium that it must be.
 
     Raises:
-        CapabilityError: the image is an address of another kind.
-        ParameterError: the source is no image.
+        CapabilityError: it is an address of another kind.
+        ParameterError: the source is none.
     """
     untold = "" if kind == "image" else f"{kind}/*"
     if not isinstance(source, str):
         raise ParameterError(where, f"{shown(source)} is no data URL.")
-    if (remote := Image(url=source, media_type=untold)).address:
+    if (remote := Media(url=source, media_type=untold)).address:
         return remote
     if re.match(r"[a-zA-Z][\w+.-]*://", source):
         raise unfetched(source, where)
@@ -47,7 +47,7 @@ def image_from(source: object, where: str, kind: MediaKind = "image") -> Image:
         raise ParameterError(where, f"is no base64: {error}") from None
     if not data:
         raise ParameterError(where, "is empty.", hint=f"Give the bytes of {ARTICLES[kind]} in base64.")
-    return Image(data, found or untold)
+    return Media(data, found or untold)
 
 
 def unfetched(url: str, where: str) -> CapabilityError:

@@ -67,7 +67,7 @@ class EncoderClient:
                 failures.append(f"{url}: {error or type(error).__name__}")
                 logger.warning("the encoder at %s", failures[-1])
         raise BackendError(
-            f"the {item.image.kind} is encoded nowhere: {'; '.join(failures)}",
+            f"the {item.medium.kind} is encoded nowhere: {'; '.join(failures)}",
             hint="Start one of encoder_urls: sglang-lite serve --encoder-only, with the same model.",
         )
 
@@ -83,7 +83,7 @@ class EncoderClient:
         """Features from one server."""
         from safetensors.torch import load
 
-        medium = item.image
+        medium = item.medium
         source = f"data:{medium.media_type};base64,{base64.b64encode(medium.data).decode()}"
         asked = {"mm_items": [source], "modality": medium.kind, "num_frames": medium.frames}
         status, data = self._answer(url, asked, 4 * item.count * self.width + _MORE_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from sglang_lite.protocol import Image, ParameterError
+from sglang_lite.protocol import Media, ParameterError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -17,7 +17,7 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 _ORIENTATION, _LYING = 0x0112, 5  # tag of EXIF; from this value on, sides are swapped
 
 
-def read_header(image: Image) -> tuple[int, int]:
+def read_header(image: Media) -> tuple[int, int]:
     """Width and height of an image as it is shown.
 
     Raises:
@@ -50,7 +50,7 @@ def _orientation(picture: Picture) -> int:
         return 1
 
 
-def open_image(image: Image) -> Picture:
+def open_image(image: Media) -> Picture:
     """Opens an image, whose pixels are not decoded yet.
 
     Raises:

@@ -11,10 +11,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sglang_lite.media_files import samples, video_header
-from sglang_lite.protocol import CapabilityError, Image, MediaKind, ModelError, ParameterError, Prompt, Span
+from sglang_lite.protocol import CapabilityError, Media, MediaKind, ModelError, ParameterError, Prompt, Span
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.media.data_url import ARTICLES, image_from, unfetched
+from sglang_lite.runtime.media.data_url import ARTICLES, medium_from, unfetched
 from sglang_lite.runtime.media.header import read_header
 from sglang_lite.runtime.media.image_families import GEMMA_IMAGE, IMAGE_FAMILIES, Config, Part
 from sglang_lite.runtime.media.sound_families import SOUND_FAMILIES, SoundFormat
@@ -50,7 +50,7 @@ class Placeholders:
     named: str
     token: str
     token_id: int
-    parts: Callable[[Image], Sequence[Part]]
+    parts: Callable[[Media], Sequence[Part]]
     most: int | None = None
 
 
@@ -100,7 +100,7 @@ class MediaFormat:
                 text = text[at + len(named) :]
             yield Span(text)
 
-    def spans(self, image: Image) -> tuple[Span, ...]:
+    def spans(self, image: Media) -> tuple[Span, ...]:
         """Spans that stand for an image, a video or a sound in a prompt. Of an image, only the beginning is read.
 
         Raises:
@@ -113,7 +113,7 @@ class MediaFormat:
         if kind not in self.kinds:
             raise CapabilityError(f"the model can't {_SENSES[kind]}.", hint=_CURES[kind])
         if image.url:
-            image = replace(image_from(image.url, kind, kind), frames=frames)
+            image = replace(medium_from(image.url, kind, kind), frames=frames)
         if image.url:  # still: it is not a data URL
             raise unfetched(image.url, kind)
         placeholders = self.kinds[kind]
@@ -132,7 +132,7 @@ class MediaFormat:
                 start += count
         return tuple(spans)
 
-    def item(self, medium: Image) -> MediaItem:
+    def item(self, medium: Media) -> MediaItem:
         """An image, a video or a sound as prompts have it. Raises as `spans`."""
         items = (span.item for span in self.spans(medium) if isinstance(span, ImageSpan))
         return next(item for item in items if item is not None)
@@ -158,7 +158,7 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
     spans = list(media.placed(prompt.spans) if named else prompt.spans)
     places = [span.text for span in spans if is_placeholder(span)]
     if named:
-        given: dict[str, deque[Image]] = {each.named: deque() for each in media.kinds.values()}
+        given: dict[str, deque[Media]] = {each.named: deque() for each in media.kinds.values()}
         for image in prompt.images:
             if image.kind not in media.kinds:
                 raise no_media_error(image.kind, model_name)
@@ -264,7 +264,7 @@ def _sound_format(
     token_id = config["eos_token_id"] if sound.named else _id(config, "audio_token")
     token = tokenizer.control_text(token_id)
 
-    def parts(each: Image) -> Sequence[Part]:
+    def parts(each: Media) -> Sequence[Part]:
         return sound.parts(len(samples(each, sound.rate, sound.seconds)))
 
     kinds: dict[MediaKind, Placeholders] = {

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sglang_lite.media_files import frames, samples, video_header
-from sglang_lite.protocol import Image, MediaKind, ModelError, ParameterError, SglError
+from sglang_lite.protocol import Media, MediaKind, ModelError, ParameterError, SglError
 from sglang_lite.runtime.media.header import open_image, upright
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.sound_families import SoundFormat
@@ -44,7 +44,7 @@ class MediaPreparer:
 
     def __init__(self, folder: Path, media: MediaFormat, options: ImageOptions, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        self._of_kind: dict[MediaKind, Callable[[Image], Pixels]] = {}
+        self._of_kind: dict[MediaKind, Callable[[Media], Pixels]] = {}
         if "image" in media.kinds:
             self._of_kind["image"] = _ImagePreparer(folder, options).prepare
         if media.video is not None:
@@ -58,7 +58,7 @@ class MediaPreparer:
         Raises:
             ParameterError: it is damaged; or as `open_image`, `frames` and `samples`.
         """
-        made = self._of_kind[item.image.kind](item.image)
+        made = self._of_kind[item.medium.kind](item.medium)
         return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made
 
 
@@ -72,7 +72,7 @@ class _ImagePreparer:
             patch = self._processor.patch_size
             self._options["patch_size"] = merged * (patch if isinstance(patch, int) else patch["height"])
 
-    def prepare(self, image: Image) -> Pixels:
+    def prepare(self, image: Media) -> Pixels:
         try:
             with warnings.catch_warnings(), open_image(image) as picture:
                 warnings.simplefilter("ignore")  # about metadata, and sizes within our own bound
@@ -84,7 +84,7 @@ class _ImagePreparer:
         return dict(self._processor(images=[[shown]], return_tensors="pt", **self._options))
 
 
-def _prepared_video(video: VideoFormat, given: Image) -> Pixels:
+def _prepared_video(video: VideoFormat, given: Media) -> Pixels:
     header = video_header(given)
     sample = video.sample(header, given.frames)
     return video_inputs(video, sample.sizes, frames(given, header, sample.indices))
@@ -133,7 +133,7 @@ class _SoundPreparer:
                 hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
             ) from error
 
-    def prepare(self, sound: Image) -> Pixels:
+    def prepare(self, sound: Media) -> Pixels:
         form = self._sound
         heard = samples(sound, form.rate, form.seconds)
         made = self._extractor(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from sglang_lite.errors import shown
-from sglang_lite.protocol import CapabilityError, Image, ParameterError, Prompt, Span
+from sglang_lite.protocol import CapabilityError, Media, ParameterError, Prompt, Span
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.sound_families import SoundFormat
@@ -85,7 +85,7 @@ class WhisperSpeech:
             raise CapabilityError("the model knows English alone.", parameter="language", hint="Leave it out.")
         return ids if timed else [*ids, self._first_time - 1]
 
-    def prompt(self, sound: Image, instructions: Sequence[int], before: str = "") -> Prompt:
+    def prompt(self, sound: Media, instructions: Sequence[int], before: str = "") -> Prompt:
         """Prompt for a transcript of a sound.
 
         Args:
@@ -158,7 +158,7 @@ class VoxtralSpeech:
     sound: SoundFormat
     placeholder: str
 
-    def prompt(self, sound: Image, language: str | None) -> Prompt:
+    def prompt(self, sound: Media, language: str | None) -> Prompt:
         """Prompt for a transcript of a sound. Raises ParameterError if the language is no code."""
         if language is not None and not re.fullmatch("[a-z]{2}", language):
             problem = f"{shown(language)} is no code of a language."

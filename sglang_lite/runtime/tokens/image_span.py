@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sglang_lite.protocol import Image, Span
+from sglang_lite.protocol import Media, Span
 from sglang_lite.protocol.record import Record
 
 
@@ -29,7 +29,7 @@ class MediaItem(Record, frozen=True):
     """Image, video or sound of a prompt.
 
     Attributes:
-        image: its bytes.
+        medium: its bytes.
         key: hash of the bytes and of the settings that they are prepared with.
         count: number of its features, each of which takes one token.
         token_id: token that the model's text has in their places.
@@ -37,7 +37,7 @@ class MediaItem(Record, frozen=True):
         both_ways: whether its tokens, which lie side by side, attend to each other in both directions.
     """
 
-    image: Image
+    medium: Media
     key: bytes
     count: int
     token_id: int

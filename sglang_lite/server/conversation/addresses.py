@@ -15,7 +15,7 @@ import msgspec
 
 from sglang_lite.fetching import FetchBounds, FetchEnd, fetch
 from sglang_lite.program.nodes import Fork, ImagePart, Node
-from sglang_lite.protocol import Image, OverloadedError, ParameterError, Prompt
+from sglang_lite.protocol import Media, OverloadedError, ParameterError, Prompt
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import unfetched
 from sglang_lite.server.async_engine import key_in_use
@@ -129,7 +129,7 @@ def _with(prompt: P, found: Mapping[str, bytes]) -> P:
     return filled  # type: ignore[no-any-return] # a Prompt, as P is here
 
 
-def _images(nodes: Sequence[Node]) -> Iterator[Image]:
+def _images(nodes: Sequence[Node]) -> Iterator[Media]:
     for node in nodes:
         if isinstance(node, ImagePart):
             yield node.image
@@ -138,10 +138,10 @@ def _images(nodes: Sequence[Node]) -> Iterator[Image]:
                 yield from _images(branch)
 
 
-def _with_bytes(image: Image, found: Mapping[str, bytes]) -> Image:
+def _with_bytes(image: Media, found: Mapping[str, bytes]) -> Media:
     if image.url not in found:
         return image
-    filled: Image = msgspec.structs.replace(image, data=found[image.url], url="")
+    filled: Media = msgspec.structs.replace(image, data=found[image.url], url="")
     return filled
 
 

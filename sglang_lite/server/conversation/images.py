@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from sglang_lite.protocol import CapabilityError, Image, MediaKind
+from sglang_lite.protocol import CapabilityError, Media, MediaKind
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.runtime.media.data_url import medium_from
 from sglang_lite.runtime.media.placeholders import NAMES
 
 Part: TypeAlias = str | dict[str, Any]  # text, or {"type": "image"} …
@@ -25,7 +25,7 @@ class RequestImages:
 
     def __init__(self, accepted: frozenset[MediaKind]) -> None:
         self._accepted = accepted
-        self.found: list[Image] = []
+        self.found: list[Media] = []
 
     def part(
         self, source: object, name: str, where: str, *, role: str = "user", kind: MediaKind = "image"
@@ -50,7 +50,7 @@ class RequestImages:
         if role != "user":
             problem = f"only a user's message can have {NAMES[kind]}s, not one of role {role!r}."
             raise CapabilityError(problem, parameter=where)
-        self.found.append(image_from(source, where, kind))
+        self.found.append(medium_from(source, where, kind))
         return {"type": kind}
 
 

@@ -10,7 +10,7 @@ import msgspec
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.runtime.media.data_url import medium_from
 from sglang_lite.server.conversation.images import RequestImages, joined, unread_part
 from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.http.body import convert
@@ -204,7 +204,7 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
                     "no files are stored here, so an image has no file_id.", parameter=f"{where}[{i}]",
                     hint="Send the image as image_url: data:image/png;base64,…",
                 )  # fmt: skip
-            image_from(part.image_url, f"{where}[{i}].image_url")
+            medium_from(part.image_url, f"{where}[{i}].image_url")
             parts.append({"type": "input_image", "image_url": part.image_url, "detail": "auto"})
         else:
             raise unread_part(str(part.__struct_config__.tag), f"{where}[{i}]")

@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.media_files import wav_of
-from sglang_lite.protocol import CapabilityError, Generation, Image, ParameterError, Prompt, SamplingParams
+from sglang_lite.protocol import CapabilityError, Generation, Media, ParameterError, Prompt, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.sound_families import SoundFormat
 from sglang_lite.runtime.media.speech import Task, VoxtralSpeech, WhisperSpeech
@@ -231,8 +231,8 @@ def _check(body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, ta
         raise CapabilityError(problem, parameter=name, hint='Use /v1/audio/transcriptions with "json" or "text".')
 
 
-def _sound(body: TranscriptionRequest) -> Image:
-    return Image(body.file, "audio/*")
+def _sound(body: TranscriptionRequest) -> Media:
+    return Media(body.file, "audio/*")
 
 
 def _usage(transcript: _Transcript) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from sglang_lite.errors import shown
 from sglang_lite.protocol import (
     Constraint,
     Ebnf,
-    Image,
     JsonSchema,
+    Media,
     MediaKind,
     ParameterError,
     Prompt,
@@ -26,7 +26,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.runtime.media.data_url import image_from
+from sglang_lite.runtime.media.data_url import medium_from
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.server.sessions import SessionParams
 
@@ -182,7 +182,7 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     return list(prompt), True
 
 
-def _seen(prompt: Any, images: Sequence[Image]) -> Any:
+def _seen(prompt: Any, images: Sequence[Media]) -> Any:
     """Prompt with images, videos and sounds, which its text names."""
     if not images:
         return prompt
@@ -192,10 +192,10 @@ def _seen(prompt: Any, images: Sequence[Image]) -> Any:
     return Prompt((Span(prompt),), images=tuple(images))
 
 
-def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object) -> list[list[Image]]:
+def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object) -> list[list[Media]]:
     """Media of each prompt, of which SGLang's `modalities` may name the kinds. Of a kind, one or a list are given for a
     single prompt; for a list of prompts one, a list or None for each."""
-    found: list[list[Image]] = [[] for _ in range(count)]
+    found: list[list[Media]] = [[] for _ in range(count)]
     for kind, given in by_kind.items():
         if given is not None and given != []:
             for own, each in zip(found, _each(f"{kind}_data", given, count) if is_list else [given]):
@@ -205,7 +205,7 @@ def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modal
     return found
 
 
-def _check_modalities(given: object, media: Sequence[Sequence[Image]]) -> None:
+def _check_modalities(given: object, media: Sequence[Sequence[Media]]) -> None:
     """Raises ParameterError if SGLang's kinds of media are others than those that are given."""
     kinds = sorted({each.kind for own in media for each in own})
     for each in given if isinstance(given, list | tuple) else [] if given is None else [given]:
@@ -215,10 +215,10 @@ def _check_modalities(given: object, media: Sequence[Sequence[Image]]) -> None:
                 raise ParameterError("modalities", problem, hint="Leave it out: image_data and others tell the kind.")
 
 
-def _medium(kind: MediaKind, given: object) -> Image:
-    if isinstance(given, Image):
+def _medium(kind: MediaKind, given: object) -> Media:
+    if isinstance(given, Media):
         return given
-    return image_from(given.get("url") if isinstance(given, dict) else given, f"{kind}_data", kind)
+    return medium_from(given.get("url") if isinstance(given, dict) else given, f"{kind}_data", kind)
 
 
 def plain_ids(given: Any) -> Any:  # any value of a user

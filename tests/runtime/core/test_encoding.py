@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_lite.protocol import BackendError, Image, OverloadedError, ParameterError, SglError
+from sglang_lite.protocol import BackendError, Media, OverloadedError, ParameterError, SglError
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.media.prepare import MediaPreparer
@@ -52,7 +52,7 @@ class Tower:
 
 
 def pixels_of(item: MediaItem) -> dict[str, torch.Tensor]:
-    number, count = item.image.data
+    number, count = item.medium.data
     if number == 9:
         raise ParameterError("image", "is damaged")
     return {"pixel_values": torch.full((count, 4), float(number))}
@@ -71,7 +71,7 @@ class Asked:
 
 
 def asked(number: int, count: int) -> Asked:
-    item = MediaItem(Image(bytes([number, count])), bytes([number]), count, 0)
+    item = MediaItem(Media(bytes([number, count])), bytes([number]), count, 0)
     return Asked(number, RequestMedia((item,), np.arange(count, dtype=np.int32)))
 
 
@@ -147,7 +147,7 @@ def test_what_is_decoded_of_an_image_that_nobody_waits_for_is_given_up() -> None
 
 def test_features_that_are_too_few_are_an_error() -> None:
     request = asked(1, 2)
-    request.media.items = (MediaItem(Image(bytes([1, 3])), b"1", 2, 0),)
+    request.media.items = (MediaItem(Media(bytes([1, 3])), b"1", 2, 0),)
     assert isinstance(run([request], Tower(), most=64)[1][1], BackendError)
 
 
@@ -158,7 +158,7 @@ def test_an_encoder_gives_each_image_of_a_batch_its_features(family: str, tmp_pa
     media = open_model_files(tmp_path).media
     assert media is not None
     preparer = MediaPreparer(tmp_path, media, ImageOptions())
-    images = [preparer.prepare(media.item(Image(png(40, 20, seed), "image/png"))) for seed in range(3)]
+    images = [preparer.prepare(media.item(Media(png(40, 20, seed), "image/png"))) for seed in range(3)]
     together = tower.encode(images)
     for image, found in zip(images, together, strict=True):
         assert torch.allclose(found, tower.encode([image])[0], atol=1e-5)

@@ -5,12 +5,12 @@ import pytest
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
 from sglang_lite.program.nodes import Fork, Gen, ImagePart, Join, Mark, Node, Program, Rollback, Text, Verdict
-from sglang_lite.protocol import Generation, Image, Played, ProgramResult, Span
+from sglang_lite.protocol import Generation, Media, Played, ProgramResult, Span
 from tests.runtime.core.test_engine_program import Opened, greedy, stepped
 
 LONG = Gen("long", greedy(40, ignore_eos=True))
 SHORT = Gen("x", greedy(3))
-FAILS = ImagePart(Image(b"no engine takes images"))
+FAILS = ImagePart(Media(b"no engine takes images"))
 
 
 class Rules(Opened):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_lite.protocol import EngineClosedError, Image
+from sglang_lite.protocol import EngineClosedError, Media
 from sglang_lite.runtime.core import tower_core
 from sglang_lite.runtime.core.tower_core import TowerLoop
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -26,7 +26,7 @@ class Loaded:
         self.media = self.preparer = self.tower = self
         self.decoded = self.encoded = self.most = 0
 
-    def item(self, image: Image) -> MediaItem:
+    def item(self, image: Media) -> MediaItem:
         return MediaItem(image, image.data, 1, 0)
 
     def prepare(self, item: MediaItem) -> dict[str, torch.Tensor]:
@@ -52,7 +52,7 @@ def test_few_media_are_decoded_before_those_that_wait_are_encoded(monkeypatch: A
     loop, others = TowerLoop(loaded, 1 << 20), {*threading.enumerate()}
     thread = threading.Thread(target=loop.run)
     thread.start()
-    answer = loop.submit([Image(bytes([i]), "image/png") for i in range(MEDIA)])
+    answer = loop.submit([Media(bytes([i]), "image/png") for i in range(MEDIA)])
     if closed:
         loaded.allowed.release(MEDIA // 2)
         loop.inbox.post(loop.inbox.close)

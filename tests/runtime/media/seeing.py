@@ -52,7 +52,7 @@ from transformers import (
 )
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Generation, Image, Prompt, SamplingParams, SglError, Span
+from sglang_lite.protocol import Generation, Media, Prompt, SamplingParams, SglError, Span
 from tests.runtime.models.tiny import VOCAB, randomise, tiny_tokenizer
 
 IMAGE_ID, VIDEO_ID = VOCAB, VOCAB + 7  # of "<image>", which sounds have as well, and of "<|video_pad|>"
@@ -285,11 +285,11 @@ def encoded(picture: Picture.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def seen(*parts: str | bytes | Image) -> Prompt:
+def seen(*parts: str | bytes | Media) -> Prompt:
     """Prompt of texts, images (as bytes), videos and sounds."""
     spans = [Span(part) if isinstance(part, str) else Span("<image>", ()) for part in parts]
     media = [
-        Image(part, "image/png") if isinstance(part, bytes) else part for part in parts if not isinstance(part, str)
+        Media(part, "image/png") if isinstance(part, bytes) else part for part in parts if not isinstance(part, str)
     ]
     return Prompt(tuple(spans), images=tuple(media))
 

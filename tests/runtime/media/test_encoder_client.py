@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from sglang_lite.protocol import BackendError, Image
+from sglang_lite.protocol import BackendError, Media
 from sglang_lite.runtime.media.encoder_client import EncoderClient
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
-ITEM = MediaItem(Image(b"picture", "image/png"), bytes(8), 2, 0)
+ITEM = MediaItem(Media(b"picture", "image/png"), bytes(8), 2, 0)
 ENDLESS = b"x" * (1 << 16)
 
 

@@ -22,7 +22,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor, L
 import sglang_lite as sgl
 from sglang_lite.protocol import (
     Generation,
-    Image,
+    Media,
     ModelError,
     ParameterError,
     Regex,
@@ -151,7 +151,7 @@ def test_a_pool_that_is_too_small_for_an_image_at_once_is_refused(saved: Any, tm
 
 
 def test_images_that_are_seen_as_a_whole_are_cut_by_no_chunk() -> None:
-    items = [MediaItem(Image(), key, 4, 99, both_ways=True) for key in (b"a", b"b")]
+    items = [MediaItem(Media(), key, 4, 99, both_ways=True) for key in (b"a", b"b")]
     tokens = np.array([5, *virtual_ids(b"a", 4, 100), *virtual_ids(b"b", 4, 100), 6, 7], dtype=np.int32)
     media = RequestMedia.of(items, tokens, 100)
     assert media is not None
@@ -324,7 +324,7 @@ def test_placeholders_are_those_of_transformers_for_all_sizes(saved: Any) -> Non
     ]:
         made = processor(images=[[Picture.new("RGB", (width, height))]], return_row_col_info=True)
         expected = Idefics3Processor.replace_image_token(names, {"rows": made["rows"], "cols": made["cols"]}, 0)
-        parts = spec.media.kinds["image"].parts(Image(png(width, height)))
+        parts = spec.media.kinds["image"].parts(Media(png(width, height)))
         text = "".join("<image>" * part if isinstance(part, int) else str(part) for part in parts)
         assert text == expected, (width, height)
 
@@ -337,7 +337,7 @@ def test_grids_are_those_of_transformers_for_all_sizes(saved: Any, family: str) 
     sizes = [(1, 1), (7, 9), (12, 20), (20, 12), (31, 33), (50, 41), (100, 90), (400, 3), (3, 400), (95, 96)]
     for width, height in sizes:
         made = processor(images=[[Picture.new("RGB", (width, height))]])["image_grid_thw"][0].tolist()
-        (grid,) = media.kinds["image"].parts(Image(png(width, height)))
+        (grid,) = media.kinds["image"].parts(Media(png(width, height)))
         assert isinstance(grid, Grid)
         assert made == [1, 2 * grid.rows, 2 * grid.columns], (width, height)
 
@@ -355,7 +355,7 @@ def test_an_image_of_too_few_patches_is_refused(saved: Any, family: str, size: t
     media = open_model_files(saved[family][0]).media
     assert media is not None
     with pytest.raises(ParameterError, match=f"{size[0]} x {size[1]} pixels have . of at least . patches"):
-        media.kinds["image"].parts(Image(png(*size)))
+        media.kinds["image"].parts(Media(png(*size)))
 
 
 def test_experts_are_read_with_inputs_before_outputs_and_behind_them(saved: Any, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_config_without_a_text_part_is_that_of_the_decoder(saved: Any) -> None
 
 
 def test_a_hash_that_two_images_share_by_chance_is_not_used() -> None:
-    items = [MediaItem(Image(), key, 16, 99) for key in (b"a", b"b")]
+    items = [MediaItem(Media(), key, 16, 99) for key in (b"a", b"b")]
     tokens = np.array([5, *virtual_ids(b"a", 16, 100), 6, *virtual_ids(b"b", 16, 100), 7], dtype=np.int32)
     media = RequestMedia.of(items, tokens, 100)
     assert media is not None

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoFeatureExtractor
 
 import sglang_lite as sgl
-from sglang_lite.protocol import CapabilityError, Generation, Image, ParameterError, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import CapabilityError, Generation, Media, ParameterError, Prompt, Regex, SamplingParams, Span
 from tests.media_files import RATE, wav
 from tests.runtime.media.seeing import GREEDY, Seeing, check_with, engine_of, png, save_seeing, seen, submit
 
@@ -28,13 +28,13 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
         yield Seeing(folder, model, engine)
 
 
-def heard(sound: Image) -> np.ndarray[Any, Any]:
+def heard(sound: Media) -> np.ndarray[Any, Any]:
     """Samples of a file of 16 bits, of one channel and the model's rate."""
     with wave.open(io.BytesIO(sound.data)) as file:
         return np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
 
 
-def check(hearing: Seeing, answer: Generation, *sounds: Image) -> None:
+def check(hearing: Seeing, answer: Generation, *sounds: Media) -> None:
     extractor = AutoFeatureExtractor.from_pretrained(hearing.folder)
     inputs = extractor(
         [heard(each) for each in sounds], sampling_rate=RATE, padding="max_length", return_attention_mask=True,
@@ -151,13 +151,13 @@ def test_the_limit_of_sounds_is_their_own(hearing: Seeing) -> None:
         (wav(1.1), "audio: is longer than 1 seconds"),
         (wav(0), "audio: has no samples"),
         (wav(0.01), "audio: 160 samples are too short to hear"),
-        (Image(wav(0.5).data[:30], "audio/wav"), "audio: "),
-        (Image(b"\0" * 100, "audio/wav"), "audio: begins with .*: in no known format. Known: WAV, "),
-        (Image(b"", "audio/wav"), "audio: is empty"),
-        (Image(url="https://a.example/b.wav", media_type="audio/wav"), "is an address, and none is fetched here"),
+        (Media(wav(0.5).data[:30], "audio/wav"), "audio: "),
+        (Media(b"\0" * 100, "audio/wav"), "audio: begins with .*: in no known format. Known: WAV, "),
+        (Media(b"", "audio/wav"), "audio: is empty"),
+        (Media(url="https://a.example/b.wav", media_type="audio/wav"), "is an address, and none is fetched here"),
     ],
 )
-def test_a_bad_sound_is_one_error_and_others_go_on(hearing: Seeing, sound: Image, why: str) -> None:
+def test_a_bad_sound_is_one_error_and_others_go_on(hearing: Seeing, sound: Media, why: str) -> None:
     other = submit(hearing.engine, seen("a", wav(0.2)), GREEDY)
     with pytest.raises((ParameterError, CapabilityError), match=why):
         hearing.engine.complete(seen("ab", sound, "cd"), GREEDY)

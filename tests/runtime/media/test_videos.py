@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor
 
 import sglang_lite as sgl
 from sglang_lite.media_files import VideoHeader
-from sglang_lite.protocol import Generation, Image, ParameterError, Prompt, Regex, SamplingParams, Span
+from sglang_lite.protocol import Generation, Media, ParameterError, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.loading.model_files import open_model_files
 from sglang_lite.runtime.media.video_families import VIDEO_FAMILIES, video_settings
 from sglang_lite.runtime.tokens.image_span import Grid
@@ -90,7 +90,7 @@ def check(seeing: Seeing, answer: Generation, *shown: Sequence[Any], seconds: fl
     check_with(answer, lambda ids: expected(seeing, ids, shown, seconds))
 
 
-def taken(seeing: Seeing, video: Image, *, two: bool = False) -> list[Any]:
+def taken(seeing: Seeing, video: Media, *, two: bool = False) -> list[Any]:
     """Frames that a family takes of one with 8 frames in 2 seconds, or two of them."""
     indices = (TWO if two else TAKEN)[seeing.folder.name]
     shown = frames_in(video)
@@ -189,7 +189,7 @@ def test_a_video_and_an_image_share_a_prompt_and_are_named_by_their_own_placehol
     video, image = mp4(8, 48, 32), png(48, 32)
     named = {kind: each.named for kind, each in media.kinds.items()}
     text = f"a{named['video']}b{named['image']}c"
-    pictures = (Image(image, "image/png"), video)  # each kind in its order
+    pictures = (Media(image, "image/png"), video)  # each kind in its order
     answer = watching.engine.complete(Prompt((Span(text),), images=pictures), GREEDY)
     assert answer.token_ids == watching.engine.complete(seen("a", video, "b", image, "c"), GREEDY).token_ids
     generated = watching.engine.generate(

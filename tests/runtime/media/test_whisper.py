@@ -14,7 +14,7 @@ import torch
 from transformers import AutoFeatureExtractor
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Generation, Image, ParameterError, Regex, SamplingParams
+from sglang_lite.protocol import Generation, Media, ParameterError, Regex, SamplingParams
 from sglang_lite.runtime.loading.description import describe
 from tests.media_files import RATE, wav
 from tests.runtime.media.seeing import GREEDY, Seeing, check_with, engine_of, seen, submit
@@ -31,7 +31,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
         yield Seeing(folder, model, engine)
 
 
-def spectrogram(whisper: Seeing, sound: Image) -> torch.Tensor:
+def spectrogram(whisper: Seeing, sound: Media) -> torch.Tensor:
     with wave.open(io.BytesIO(sound.data)) as file:
         heard = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
     extractor = AutoFeatureExtractor.from_pretrained(whisper.folder)
@@ -39,7 +39,7 @@ def spectrogram(whisper: Seeing, sound: Image) -> torch.Tensor:
     return found
 
 
-def check(whisper: Seeing, answer: Generation, sound: Image) -> None:
+def check(whisper: Seeing, answer: Generation, sound: Media) -> None:
     assert answer.prompt_ids[:PREFIX] == (EOT,) * PREFIX
 
     def logprobs(ids: Sequence[int]) -> torch.Tensor:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from sglang_lite.protocol import Image, ParameterError, Prompt, Span
+from sglang_lite.protocol import Media, ParameterError, Prompt, Span
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.conversation.addresses import ImageFetcher
@@ -16,7 +16,7 @@ HOSTS = {"a.example": "93.184.215.14"}
 
 
 def asking(path: str) -> Prompt:
-    return Prompt((Span("<image>", special=True),), images=(Image(url=f"http://a.example{path}"),))
+    return Prompt((Span("<image>", special=True),), images=(Media(url=f"http://a.example{path}"),))
 
 
 class Slow:

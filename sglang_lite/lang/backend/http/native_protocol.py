@@ -26,8 +26,8 @@ from sglang_lite.protocol import (
     Delta,
     Ebnf,
     Generation,
-    Image,
     JsonSchema,
+    Media,
     Number,
     Prompt,
     Regex,
@@ -79,7 +79,7 @@ def request_body(
     return {**body, "sampling_params": sampling}
 
 
-def _image(image: Image) -> str:
+def _image(image: Media) -> str:
     return image.url or base64.b64encode(image.data).decode()
 
 
