@@ -35,6 +35,9 @@ _FORMATS = {
     "ogg": (0, (b"OggS",), "", "audio/ogg"),
     "mp3": (0, (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "", "audio/mpeg"),
 }
+# Bytes of a WAV file and samples that are taken at once: other threads that compute may run between two frames, and a
+# compressed sound has some 40 a second.
+_PACKET, _JOINED = 2**18, 2**18
 _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
 
 
@@ -140,14 +143,18 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
 
         # A joined file may change its form.
         for _, alike in groupby(container.decode(stream), lambda each: (each.format.name, each.layout.name, each.rate)):
-            resampler = av.AudioResampler(format="flt", rate=rate)
+            resampler, joined = av.AudioResampler(format="flt", rate=rate), av.AudioFifo()
             for frame in alike:
                 seconds += frame.samples / max(frame.rate, 1)
                 if seconds > most_seconds + 1e-6:  # before it is resampled, which a low rate makes large
                     problem = f"is longer than {most_seconds:g} seconds, which the model hears at once."
                     raise _error("audio", problem, "Cut it.")
-                parts += map(_mean, resampler.resample(frame))
-            parts += map(_mean, resampler.resample(None))
+                frame.pts = None
+                joined.write(frame)
+                if joined.samples >= _JOINED:
+                    parts += map(_mean, resampler.resample(joined.read()))
+            for rest in (joined.read(), None):
+                parts += map(_mean, resampler.resample(rest))
     if not any(map(len, parts)):
         raise _error("audio", "has no samples.", "Send another file.")
     found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]  # one more if it was rounded up
@@ -179,8 +186,9 @@ def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # cont
         name = _format(media.data, kind)[0]
         if name == "mov":
             _check_tables(media.data, kind)
+        options = {"max_size": str(_PACKET)} if name == "wav" else {}
         # Titles may be in any encoding.
-        with av.open(io.BytesIO(media.data), format=name, metadata_errors="ignore") as container:
+        with av.open(io.BytesIO(media.data), format=name, options=options, metadata_errors="ignore") as container:
             streams = container.streams.video if kind == "video" else container.streams.audio
             found = [each for each in streams if each.codec_context is not None]
             if not found:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sglang_lite import media_files
-from sglang_lite.media_files import VideoHeader, frames, media_type, samples, video_header
+from sglang_lite.media_files import VideoHeader, frames, media_type, samples, video_header, wav_of
 from sglang_lite.protocol import Media, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
 
@@ -143,6 +143,11 @@ def test_a_low_rate_makes_no_small_file_large() -> None:
 
 def test_a_sound_of_exactly_the_bound_is_heard() -> None:
     assert len(samples(wav(30, rate=11_025), RATE, 30)) == 30 * RATE
+
+
+def test_a_sound_that_is_read_in_pieces_is_whole() -> None:
+    heard = np.random.default_rng(0).normal(0, 0.1, 2**19 + 7).astype(np.float32)
+    assert np.array_equal(samples(wav_of(heard, RATE), RATE, 60), heard)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
