@@ -50,7 +50,7 @@ class MediaPreparer:
         if media.video is not None:
             self._of_kind["video"] = partial(_prepared_video, media.video)
         if media.sound is not None:
-            self._of_kind["audio"] = _SoundPreparer(folder, media.sound).prepare
+            self._of_kind["audio"] = partial(_prepared_sound, media.sound)
 
     def prepare(self, item: MediaItem) -> Pixels:
         """Inputs of the encoder for an image, a video or a sound. May be called on several threads.
@@ -117,32 +117,11 @@ def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures:
     return {video.inputs: flat, "image_grid_thw": torch.tensor([[times, rows, columns]])}
 
 
-class _SoundPreparer:
-    """Preparer of sounds, by transformers' extractor of spectrograms: `input_features` [windows, mel bins, columns],
-    and `attention_mask` [1, columns of all windows]."""
-
-    def __init__(self, folder: Path, sound: SoundFormat) -> None:
-        from transformers import AutoFeatureExtractor
-
-        self._sound = sound
-        try:
-            self._extractor: Any = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # of transformers, of many kinds
-            raise ModelError(
-                f"{folder}: transformers can't make its extractor of sounds: {error}",
-                hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
-            ) from error
-
-    def prepare(self, sound: Media) -> Pixels:
-        form = self._sound
-        heard = samples(sound, form.rate, form.seconds)
-        made = self._extractor(
-            heard, sampling_rate=form.rate, padding=True, pad_to_multiple_of=form.window, truncation=False,
-            return_attention_mask=True, return_tensors="pt",
-        )  # fmt: skip
-        (spectrogram,) = made["input_features"]
-        windows = spectrogram.view(len(spectrogram), -1, form.window // form.hop).transpose(0, 1)
-        return {"input_features": windows.contiguous(), "attention_mask": made["attention_mask"]}
+def _prepared_sound(sound: SoundFormat, given: Media) -> Pixels:
+    """Samples [1, n], padded with silence to whole windows, and the number of them before it, `count` [1]."""
+    heard = samples(given, sound.rate, sound.seconds)
+    padded = np.pad(heard, (0, -len(heard) % sound.window))
+    return {"samples": torch.from_numpy(padded)[None], "count": torch.tensor([len(heard)])}
 
 
 def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformers

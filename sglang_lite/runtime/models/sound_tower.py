@@ -45,21 +45,61 @@ class SoundTower:
         self._model = torch.nn.ModuleDict(parts)
         self.parameters = take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
+        self._spectrograms = _Spectrograms(folder, device)
         self.dtype, self.device = dtype, device
 
     def encode(self, sounds: Sequence[Inputs]) -> list[torch.Tensor]:
         """Features [count, width] of each sound.
 
         Args:
-            sounds: `input_features` [windows, mel bins, columns] of each, of equal shapes, and its `attention_mask`
-                [1, columns of all windows].
+            sounds: `samples` [1, n] of each, of equal shapes, which are whole windows; and `count` [1], the number of
+                those that are heard.
         """
-        inputs = torch.cat([each["input_features"].to(self.device, self.dtype, non_blocking=True) for each in sounds])
+        samples = torch.cat([each["samples"].to(self.device, non_blocking=True) for each in sounds])
+        columns = [-(-int(each["count"]) // self._spectrograms.hop) for each in sounds]
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return self._encode(inputs, sounds)
+            return self._encode(self._spectrograms.of(samples).to(self.dtype), columns)
 
 
-_Encode: TypeAlias = Callable[[torch.Tensor, Sequence[Inputs]], list[torch.Tensor]]
+class _Spectrograms:
+    """Spectrograms as Whisper's encoder takes them (arXiv:2212.04356, section 2.2), with transformers' settings.
+
+    Args:
+        folder: folder of the model.
+        device: device of the samples.
+
+    Attributes:
+        hop: samples from one column to the next.
+
+    Raises:
+        ModelError: transformers can't make the folder's extractor.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        from transformers import AutoFeatureExtractor
+
+        try:
+            made: Any = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
+            self._filters = torch.from_numpy(made.mel_filters.T).to(device, torch.float32)  # [mel bins, frequencies]
+            self._window, self._columns = torch.hann_window(made.n_fft, device=device), made.nb_max_frames
+            self.hop: int = made.hop_length
+        except Exception as error:  # of transformers, of many kinds
+            raise ModelError(
+                f"{folder}: transformers can't make its extractor of sounds: {error}",
+                hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
+            ) from error
+
+    def of(self, samples: torch.Tensor) -> torch.Tensor:
+        """Spectrograms [all windows, mel bins, columns] of sounds [sounds, n] of whole windows: the logarithm of the
+        power of each bin, down to 80 dB below the sound's loudest."""
+        length = len(self._window)
+        waves = torch.stft(samples, length, self.hop, window=self._window, return_complex=True)[..., :-1]
+        log = (self._filters @ waves.abs().square().contiguous()).clamp(min=1e-10).log10()
+        log = torch.maximum(log, log.amax((1, 2), keepdim=True) - 8).add(4).div(4)
+        return log.view(*log.shape[:2], -1, self._columns).transpose(1, 2).flatten(0, 1)
+
+
+_Encode: TypeAlias = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]  # of spectrograms, and their columns
 _Family: TypeAlias = Callable[[Any, torch.dtype], tuple[dict[str, torch.nn.Module], _Encode]]  # of a config's model
 
 
@@ -67,8 +107,8 @@ def _qwen2_audio(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Mo
     encoder = _encoder(config.audio_config, dtype)
     projector = torch.nn.Linear(config.audio_config.d_model, config.text_config.hidden_size, dtype=dtype)
 
-    def encode(inputs: torch.Tensor, sounds: Sequence[Inputs]) -> list[torch.Tensor]:
-        heard = [(int(each["attention_mask"].sum()) - 1) // 2 + 1 for each in sounds]  # behind the convolutions
+    def encode(inputs: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
+        heard = [(count - 1) // 2 + 1 for count in columns]  # behind the convolutions
         steps = torch.arange((inputs.shape[-1] - 1) // 2 + 1, device=inputs.device)
         mask = steps < torch.tensor(heard, device=inputs.device)[:, None]  # [sounds, steps]
         mask = mask[:, None, None].expand(-1, 1, len(steps), -1)
@@ -84,9 +124,9 @@ def _voxtral(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module
     encoder = _encoder(config.audio_config, dtype)
     projector = VoxtralMultiModalProjector(config).to(dtype)
 
-    def encode(inputs: torch.Tensor, sounds: Sequence[Inputs]) -> list[torch.Tensor]:
+    def encode(inputs: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
         heard = encoder(inputs).last_hidden_state  # [all windows, frames, hidden size]
-        return [*projector(heard.reshape(len(sounds), -1, config.audio_config.intermediate_size))]
+        return [*projector(heard.reshape(len(columns), -1, config.audio_config.intermediate_size))]
 
     return {"audio_tower": encoder, "multi_modal_projector": projector}, encode
 
@@ -95,7 +135,7 @@ def _whisper(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Module
     encoder = _encoder(config, dtype).encoder
     padding = SoundPrefix.of(config.max_source_positions).padding
 
-    def encode(inputs: torch.Tensor, _: Sequence[Inputs]) -> list[torch.Tensor]:
+    def encode(inputs: torch.Tensor, _: Sequence[int]) -> list[torch.Tensor]:
         return [*F.pad(encoder(inputs).last_hidden_state, (0, 0, 0, padding))]
 
     return {"encoder": encoder}, encode
