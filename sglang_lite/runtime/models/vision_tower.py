@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.kernels.reference.rotate import rotate as reference_rotate
+from sglang_lite.runtime.models.qwen_encoder import fuse
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 
-Rotation: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-]  # of queries and keys, by cosines and sines
 _FRAMES = "pixel_values_videos"
 _DECODERS = ("language_model", "text_model")  # names of transformers' modules for the text
 _TINY = {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
@@ -64,7 +59,7 @@ class VisionTower:
         self.parameters = take_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         if config.model_type.startswith("qwen"):
-            _fuse(self._model.visual.blocks, device)
+            fuse(self._model.visual, dtype, device)
         self.dtype, self.device = dtype, device
         self._inputs = inspect.signature(self._model.get_image_features).parameters
 
@@ -152,86 +147,3 @@ def stored_names(name: str) -> tuple[str, ...]:
     """Names that a checkpoint may have for a parameter: transformers', and those of its older places."""
     part, _, rest = name.partition(".")
     return name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"
-
-
-def _fuse(blocks: Iterable[Any], device: torch.device) -> None:
-    """Replaces parts of the layers of Qwen's encoders by some that pass over memory once: an image of 4,000 patches
-    spends more time in transformers' norms and rotations than in matrix products.
-
-    Args:
-        blocks: transformers' modules.
-        device: device that they are on.
-    """
-    rotation: Rotation = reference_rotate
-    if device.type == "cuda":
-        from sglang_lite.runtime.kernels.rotate import rotate as rotation  # imports Triton
-    windows = _Windows()
-    for block in blocks:
-        block.attn = _WindowAttention(block.attn, windows, rotation)
-        for name in ("norm1", "norm2"):
-            norm = getattr(block, name)
-            if hasattr(norm, "variance_epsilon"):  # an RMS norm, which transformers computes in steps
-                fused = torch.nn.RMSNorm(norm.weight.shape[0], norm.variance_epsilon, device="meta")
-                fused.weight = norm.weight
-                setattr(block, name, fused)
-
-
-class _Windows:
-    """Patches of each window of an image, which all layers of a pass divide alike: finding them waits for the GPU."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
-
-    def of(self, borders: torch.Tensor) -> list[torch.Tensor]:
-        """Numbers [windows, length] of the patches in windows, for each length that there is.
-
-        Args:
-            borders: int32 [windows + 1]; window i has the patches from borders[i] to borders[i + 1].
-        """
-        for known, found in self._found:
-            if known is borders:
-                return found
-        starts: dict[int, list[int]] = {}
-        for start, end in pairwise(borders.tolist()):
-            starts.setdefault(end - start, []).append(start)
-        found = [
-            torch.tensor(those, device=borders.device).unsqueeze(1) + torch.arange(length, device=borders.device)
-            for length, those in starts.items()
-        ]
-        self._found = [*self._found[-1:], (borders, found)]  # some layers have whole images in the place of windows
-        return found
-
-
-class _WindowAttention(torch.nn.Module):
-    """Attention within windows or whole images, those of one size at once: transformers' module takes one after the
-    other, of which a large image has hundreds in each layer, and waits for the GPU in each layer.
-
-    Args:
-        attention: transformers' module.
-        windows: patches of each window, shared by all layers.
-        rotate: `kernels.rotate.rotate`, or its twin.
-    """
-
-    def __init__(self, attention: torch.nn.Module, windows: _Windows, rotate: Rotation) -> None:
-        super().__init__()
-        self._of: Any = attention
-        self._windows, self._rotate = windows, rotate
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        **_: object,
-    ) -> torch.Tensor:
-        """Output [T, hidden size] of patches [T, hidden size]; window i has those from cu_seqlens[i] to [i + 1]."""
-        q, k, v = self._of.qkv(hidden_states).view(len(hidden_states), 3, self._of.num_heads, -1).unbind(1)
-        cos, sin = (each.contiguous().unsqueeze(0) for each in position_embeddings)
-        rotated = self._rotate(q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), cos, sin)
-        q, k = (each.squeeze(0).transpose(0, 1) for each in rotated)
-        out = torch.empty_like(v)
-        for at in self._windows.of(cu_seqlens):
-            own_q, own_k, own_v = (each[at].transpose(1, 2) for each in (q, k, v))
-            seen = F.scaled_dot_product_attention(own_q, own_k, own_v, scale=self._of.scaling)
-            out[at] = seen.transpose(1, 2)
-        return self._of.proj(out.flatten(1))  # type: ignore[no-any-return] # of transformers

@@ -167,7 +167,7 @@ def _qwen2_vl(folder: Path) -> torch.nn.Module:
 
 def _qwen2_5_vl(folder: Path) -> torch.nn.Module:
     vision = dict(
-        hidden_size=32, out_hidden_size=64, intermediate_size=48, depth=3, num_heads=2, patch_size=4, window_size=16,
+        hidden_size=32, out_hidden_size=64, intermediate_size=44, depth=3, num_heads=2, patch_size=4, window_size=16,
         fullatt_block_indexes=[1], tokens_per_second=2,
     )  # fmt: skip
     return Qwen2_5_VLForConditionalGeneration(

@@ -1,0 +1,180 @@
+"""Parts of Qwen's encoders of images that pass over memory once, in the place of transformers': an image of 4,000
+patches spends more time in their norms, rotations and copies than in matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+_R = TypeVar("_R")
+_Rotate: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]  # queries and keys, by cosines and sines
+_Gated: TypeAlias = Callable[[torch.Tensor, str], torch.Tensor]
+# Attention [T, heads, dim] of queries, keys and values [T, heads, dim] within windows: window i has the patches from
+# borders[i] to borders[i + 1], int32 [windows + 1].
+_Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_ALIGNED = 8  # elements: matrix products are several times faster if rows begin at multiples of 16 bytes
+
+
+def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Replaces parts of an encoder. Its parameters keep their names; some become parts of larger tensors.
+
+    Args:
+        encoder: transformers' module, with its weights.
+        dtype, device: of the weights and the computation.
+    """
+    attend: _Attend = partial(_by_size, _OfBorders(_windows))
+    if device.type == "cuda":
+        from sglang_lite.runtime.kernels.activation import gated  # imports Triton, as does the next
+        from sglang_lite.runtime.kernels.rotate import rotate
+
+        if dtype.itemsize == 2 and encoder.blocks[0].attn.head_dim % _ALIGNED == 0:
+            attend = partial(_flash, _OfBorders(_longest))
+    else:
+        from sglang_lite.runtime.kernels.reference.activation import gated
+        from sglang_lite.runtime.kernels.reference.rotate import rotate
+
+    encoder.patch_embed.forward = partial(_embedded, encoder.patch_embed.proj)
+    for block in encoder.blocks:
+        block.attn = _WindowAttention(block.attn, attend, rotate)
+        if hasattr(block.mlp, "gate_proj") and encoder.config.hidden_act == "silu":
+            block.mlp = _GatedLayer(block.mlp, gated)
+        for name in ("norm1", "norm2"):
+            norm = getattr(block, name)
+            if hasattr(norm, "variance_epsilon"):  # an RMS norm, which transformers computes in steps
+                fused = torch.nn.RMSNorm(norm.weight.shape[0], norm.variance_epsilon, device="meta")
+                fused.weight = norm.weight
+                setattr(block, name, fused)
+
+
+def _embedded(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Patches [T, hidden size] of their pixels [T, n]: the convolution has one place in each."""
+    return F.linear(pixels, convolution.weight.flatten(1), convolution.bias)
+
+
+class _OfBorders(Generic[_R]):
+    """What a function finds of borders: all layers of a pass have the same one or two, and finding it waits for the
+    GPU."""
+
+    def __init__(self, find: Callable[[torch.Tensor], _R]) -> None:
+        self._find = find
+        self._found: list[tuple[torch.Tensor, _R]] = []
+
+    def __call__(self, borders: torch.Tensor) -> _R:
+        for known, found in self._found:
+            if known is borders:
+                return found
+        found = self._find(borders)
+        self._found = [*self._found[-1:], (borders, found)]
+        return found
+
+
+def _longest(borders: torch.Tensor) -> int:
+    """Length of the longest window."""
+    return int(borders.diff().max())
+
+
+def _windows(borders: torch.Tensor) -> list[torch.Tensor]:
+    """Numbers [windows, length] of the patches in windows, for each length that there is."""
+    starts: dict[int, list[int]] = {}
+    for start, end in pairwise(borders.tolist()):
+        starts.setdefault(end - start, []).append(start)
+    return [
+        torch.tensor(those, device=borders.device).unsqueeze(1) + torch.arange(length, device=borders.device)
+        for length, those in starts.items()
+    ]
+
+
+def _flash(
+    longest: Callable[[torch.Tensor], int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: torch.Tensor
+) -> torch.Tensor:
+    """`_Attend` by one kernel for windows of all lengths."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    most = longest(borders)
+    found = varlen_attn(q, k, v, borders, borders, most, most)
+    assert isinstance(found, torch.Tensor), "nothing else was asked for"
+    return found
+
+
+def _by_size(
+    windows: Callable[[torch.Tensor], list[torch.Tensor]],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    borders: torch.Tensor,
+) -> torch.Tensor:
+    """`_Attend` for windows of one length after the other."""
+    out = torch.empty_like(v)
+    for at in windows(borders):
+        own_q, own_k, own_v = (each[at].transpose(1, 2) for each in (q, k, v))
+        out[at] = F.scaled_dot_product_attention(own_q, own_k, own_v).transpose(1, 2)
+    return out
+
+
+class _WindowAttention(torch.nn.Module):
+    """Attention within windows or whole images: transformers' module takes one after the other, of which a large image
+    has hundreds in each layer, and waits for the GPU in each layer.
+
+    Args:
+        attention: transformers' module.
+        attend: attention of queries.
+        rotate: `kernels.rotate.rotate`, or its twin.
+    """
+
+    def __init__(self, attention: torch.nn.Module, attend: _Attend, rotate: _Rotate) -> None:
+        super().__init__()
+        self._of: Any = attention
+        self._attend, self._rotate = attend, rotate
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_: object,
+    ) -> torch.Tensor:
+        """Output [T, hidden size] of patches [T, hidden size]; cu_seqlens are the borders of windows."""
+        q, k, v = self._of.qkv(hidden_states).view(len(hidden_states), 3, self._of.num_heads, -1).unbind(1)
+        cos, sin = (each.contiguous().unsqueeze(0) for each in position_embeddings)
+        rotated = self._rotate(q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), cos, sin)
+        q, k = (each.squeeze(0).transpose(0, 1) for each in rotated)
+        return self._of.proj(self._attend(q, k, v, cu_seqlens).flatten(1))  # type: ignore[no-any-return] # of transformers
+
+
+class _GatedLayer(torch.nn.Module):
+    """Feed-forward layer down(silu(gate(x)) * up(x)) with gate and up in one product. All rows of matrices begin at
+    multiples of 16 bytes; what is between them is never read.
+
+    Args:
+        layer: transformers' module.
+        gated: `kernels.activation.gated`, or its twin.
+    """
+
+    def __init__(self, layer: Any, gated: _Gated) -> None:
+        super().__init__()
+        self._of, self._gated = layer, gated
+        self._size = layer.gate_proj.weight.shape[0]
+        self._rows = -(-self._size // _ALIGNED) * _ALIGNED
+        for name in ("weight", "bias"):
+            parts = [getattr(each, name) for each in (layer.gate_proj, layer.up_proj)]
+            both = parts[0].data.new_zeros((2, self._rows, *parts[0].shape[1:]))
+            for part, whole in zip(parts, both):
+                part.data = whole[: self._size].copy_(part.data)
+        down = layer.down_proj.weight
+        down.data = F.pad(down.data, (0, self._rows - self._size))[:, : self._size]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self._of.gate_proj
+        both = F.linear(x, self._with_up(gate.weight), self._with_up(gate.bias))
+        return self._of.down_proj(self._gated(both, "silu")[:, : self._size])  # type: ignore[no-any-return] # of transformers
+
+    def _with_up(self, gate: torch.Tensor) -> torch.Tensor:
+        """The tensor that begins with a gate's; new weights are written into its parts, and it may be moved."""
+        return gate.as_strided((2 * self._rows, *gate.shape[1:]), gate.stride())
