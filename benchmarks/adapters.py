@@ -108,6 +108,7 @@ def zipf(options: argparse.Namespace) -> None:
         "enable_lora": True, "max_running": options.rows, "max_loras_per_batch": options.resident,
         "max_lora_rank": options.rank,
     }  # fmt: skip
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if options.shape:
             model = load_shape(options.shape)
@@ -117,6 +118,7 @@ def zipf(options: argparse.Namespace) -> None:
             write_adapter(folder, options.rank)
             engine = sgl.Engine(in_process=True, **settings)
         with engine, ThreadPoolExecutor() as threads:
+            print(f"engine ready in {time.perf_counter() - began:.0f} s", flush=True)
             began, adapters = time.perf_counter(), engine.core.adapters
             list(threads.map(lambda i: adapters.load(str(i), folder, pinned=False), range(options.registered)))
             loading, size = time.perf_counter() - began, engine.stats()["adapter_bytes"] / 1e9

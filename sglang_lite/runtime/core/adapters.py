@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
 
 _HOST_SHARE = 0.5  # of the host's free memory, that adapters may take
+_READERS = 8  # threads that read the adapters that an engine begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,9 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
         memory,
         None if own is None else own.name,
     )
-    for each in given:
-        adapters.load(each.name, each.path, pinned=each.pinned)
+    with ThreadPoolExecutor(_READERS) as threads:
+        for read in [threads.submit(adapters.load, each.name, each.path, pinned=each.pinned) for each in given]:
+            read.result()
     return adapters
 
 

