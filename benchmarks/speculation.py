@@ -32,6 +32,7 @@ import numpy as np
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Constraint, Generation, SamplingParams
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.guess import Guess, Guesser
 from sglang_lite.runtime.drafting.registry import DRAFTERS
@@ -284,7 +285,7 @@ def steps(rounds: int, settings: Mapping[str, Any]) -> None:
         for count in sorted(seconds, reverse=i % 2 == 1):
             drafted: dict[str, Any] = {} if count == 1 else {"speculation": "prompt", "draft_tokens": count - 1}
             make = partial(sgl.Engine, in_process=True) if count == 1 else with_all_drafts
-            with mock.patch.dict(DRAFTERS, prompt=Wrong), make(**settings, **drafted) as engine:
+            with mock.patch.dict(DRAFTERS, prompt=lambda _: Wrong()), make(**settings, **drafted) as engine:
                 run(engine, asked)
                 taken = run(engine, asked)
             assert taken.tokens == taken.steps == 64
@@ -301,7 +302,7 @@ def guesses(outputs: int = 10_000, length: int = 500) -> None:
     texts = [[token for _ in range(length // 25) for token in dice.choice(pieces)] for _ in range(outputs)]
     print("| drafter | us to take note of a token | us a proposal | asked for | made |\n|---|---|---|---|---|")
     for name, make in DRAFTERS.items():
-        drafter, asked, made, seconds = make(), 0, 0, 0.0
+        drafter, asked, made, seconds = make(EngineConfig()), 0, 0, 0.0
         output = SimpleNamespace(draft=DraftProgress(), origin="node", matcher=SimpleNamespace(state_key=1))
         request: Any = SimpleNamespace(
             output=output, space=SimpleNamespace(namespace=""),

@@ -128,7 +128,7 @@ def main() -> None:
         + "|"
     )
     with (
-        mock.patch.dict(DRAFTERS, prompt=lambda: drafter),
+        mock.patch.dict(DRAFTERS, prompt=lambda _: drafter),
         sgl.Engine.of(loaded, speculation="prompt", draft_tokens=options.draft_tokens) as engine,
     ):
         for (rows, constraint), off in zip(work, plain):

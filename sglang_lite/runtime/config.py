@@ -44,6 +44,8 @@ _MAX = {
     "dist_timeout": 1 << 20,
     "compile_processes": 1024,
     "draft_tokens": 16,
+    "draft_context": 16,
+    "draft_capacity": 1 << 30,
     "seed": 1 << 53,
 }
 # Formats of a checkpoint's weights.
@@ -201,6 +203,8 @@ class EngineConfig:
             are too rarely right to pay are left out. Requests with a logit processor get none.
         draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it comes on
             top.
+        draft_capacity: number of the last tokens of answers that a drafter remembers, some 700 bytes each.
+        draft_context: maximum number of last tokens of a text that are looked for in earlier text, 1 to 16.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
             the same bits whatever runs at the same time, however its prompt is cut into chunks, and whether it was
             found in the cache. On a CPU attention is computed token by token: in bfloat16, decoding reaches 0.6 (one
@@ -336,6 +340,8 @@ class EngineConfig:
     jump_forward: Literal["safe", "off"] = "safe"
     speculation: str = "off"
     draft_tokens: int = 8
+    draft_capacity: int = 60_000
+    draft_context: int = 12
     deterministic: bool = False
     original_logprobs: bool = False
     enable_lora: bool = False

@@ -328,7 +328,7 @@ class SteppedEngine(Engine):
 
     def __init__(self, *, retract_every=0, seed=0, model=None, fails=None, drafter=None, late=lambda: True, **config):
         more = {} if drafter is None else {"speculation": "prompt"}
-        with mock.patch.dict(DRAFTERS, {} if drafter is None else {"prompt": lambda: drafter}):
+        with mock.patch.dict(DRAFTERS, {} if drafter is None else {"prompt": lambda _: drafter}):
             self.core = EngineCore(EngineConfig.make(**more, **config), model or loaded(), Inline())
         self.loop, self.scheduler, self.store = self.core.loop, self.core.scheduler, self.core.scheduler.store
         if fails is not None:

@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
-CONTEXTS = (8, 5, 3, 2, 1)  # numbers of tokens before the next one that are looked at
-_ENTRIES = 150_000  # of each half of a table: some 20 MB
+_LENGTHS = (16, 8, 5, 3, 2, 1)  # numbers of tokens before the next one that are looked at
 _MAX_WEIGHT = 4  # how often a token has to follow before more don't matter
 _WEIGHTS = _MAX_WEIGHT + 1
 
@@ -21,11 +21,12 @@ class ContextTable:
     is dropped when the newer is full, which bounds its memory.
 
     Args:
-        entries: maximum number of entries of a half.
+        entries: maximum number of entries, some 130 bytes each.
+        lengths: numbers of tokens of the contexts of a text.
     """
 
-    def __init__(self, entries: int = _ENTRIES) -> None:
-        self._entries = entries
+    def __init__(self, entries: int, lengths: Sequence[int] = ()) -> None:
+        self._entries, self._lengths = max(entries // 2, 1), lengths  # of a half
         self._newer: dict[int, int] = {}  # token * _WEIGHTS + weight, by hash
         self._older: dict[int, int] = {}
         self._salt = random.getrandbits(62)  # so that nobody can write a text with the hash of another one's
@@ -33,7 +34,7 @@ class ContextTable:
     def learn(self, kind: int, text: Sequence[int], start: int) -> None:
         """Takes note of the tokens of a text from index `start` on."""
         for at in range(start, len(text)):
-            for length in CONTEXTS:
+            for length in self._lengths:
                 if length <= at:
                     self.note(kind, text[at - length : at], text[at])
 
@@ -67,10 +68,13 @@ class ContextDrafter:
     Args:
         name: its name.
         kind: function that returns the kind of a request's text; texts of different namespaces are never of one kind.
+        config: has how many tokens it remembers, and how many it looks at.
     """
 
-    def __init__(self, name: str, kind: Callable[[Request], Hashable]) -> None:
-        self.name, self._kind, self._table = name, kind, ContextTable()
+    def __init__(self, name: str, kind: Callable[[Request], Hashable], config: EngineConfig) -> None:
+        self.name, self._kind = name, kind
+        self._lengths = [length for length in _LENGTHS if length <= config.draft_context]
+        self._table = ContextTable(config.draft_capacity * len(self._lengths), self._lengths)
 
     def drafts(self, request: Request) -> bool:
         return True
@@ -81,7 +85,7 @@ class ContextDrafter:
     def _guess(self, kind: int, chance: Chance, text: Sequence[int], state: Hashable) -> Guess | None:
         """Guess with the best chance of all contexts."""
         best, likeliest = None, 0.0
-        for i, length in enumerate(CONTEXTS):
+        for i, length in enumerate(self._lengths):
             if length > len(text):
                 continue
             token, weight = self._table.following(kind, text[-length:])
@@ -100,11 +104,11 @@ class ContextDrafter:
         return kinds[self.name]
 
 
-def again() -> ContextDrafter:
+def again(config: EngineConfig) -> ContextDrafter:
     """Drafter from earlier answers to the same prompt: of the request run or drawn again, and of its other samples."""
-    return ContextDrafter("again", lambda request: request.tokens[: request.prompt_len].tobytes())
+    return ContextDrafter("again", lambda request: request.tokens[: request.prompt_len].tobytes(), config)
 
 
-def node() -> ContextDrafter:
+def node(config: EngineConfig) -> ContextDrafter:
     """Drafter from answers of the same node of programs, or under the same constraint, also of other branches."""
-    return ContextDrafter("node", lambda request: request.output.origin)
+    return ContextDrafter("node", lambda request: request.output.origin, config)

@@ -7,26 +7,34 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
-_MIN, _MAX = 1, 12  # numbers of tokens that have to be equal, and beyond which more don't matter
+_MIN = 1  # number of tokens that have to be equal
 _SEARCHED = 8192  # last tokens of the row that are searched
 _COMPARED = 32  # last ones of equally long matches that are compared
 _AROUND = np.arange(1, 17)  # distances of tokens before an end that are compared
 
 
 class PromptDrafter:
-    """Drafter of texts that repeat parts of their prompt or of themselves."""
+    """Drafter of texts that repeat parts of their prompt or of themselves.
+
+    Args:
+        config: has the number of equal tokens beyond which more don't matter.
+    """
 
     name = "prompt"
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._most = config.draft_context
 
     def drafts(self, request: Request) -> bool:
         return True
 
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
-        return _Copy(known[-_SEARCHED:])
+        return _Copy(known[-_SEARCHED:], self._most)
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:
         """Remembers nothing: the row's own text is all that it needs."""
@@ -38,10 +46,11 @@ class _Copy:
 
     Args:
         known: tokens to search.
+        most: number of equal tokens beyond which more don't matter.
     """
 
-    def __init__(self, known: Ints) -> None:
-        self._known = known
+    def __init__(self, known: Ints, most: int) -> None:
+        self._known, self._most = known, most
         self._next, self._length = 0, 0  # index of the token that is guessed next, and number of equal tokens before it
         self._guess: int | None = None
 
@@ -54,10 +63,10 @@ class _Copy:
             self._guess = None
             return None
         self._guess = int(self._known[self._next])
-        return Guess(self._guess, min(self._length, _MAX))
+        return Guess(self._guess, min(self._length, self._most))
 
     def _find(self, text: Sequence[int]) -> None:
-        known, count = self._known, min(_MAX, len(text))
+        known, count = self._known, min(self._most, len(text))
         ends = np.flatnonzero(known[:-1] == text[-1]) + 1  # ends of matches
         length = 1
         while length < count and len(ends):

@@ -12,7 +12,7 @@ from sglang_lite.runtime.drafting.guess import Drafter
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.drafting.states import StateDrafter
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
+DRAFTERS: dict[str, Callable[[EngineConfig], Drafter]] = {
     "again": again, "node": node, "state": StateDrafter, "prompt": PromptDrafter,
 }  # fmt: skip
 
@@ -27,7 +27,7 @@ def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]
         fused: whether a GPU's runner runs the model.
     """
     jump = config.jump_forward == "safe"
-    drafters = [DRAFTERS[name]() for name in config.drafters]
+    drafters = [DRAFTERS[name](config) for name in config.drafters]
     if jump and not fused:  # where a step that is read before the next costs nothing
         drafters.append(GrammarDrafter())
     if not drafters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import partial
 
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.drafting.contexts import ContextTable
 from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -13,12 +14,16 @@ from sglang_lite.runtime.requests.request import Request
 
 class StateDrafter:
     """Drafter of names, enumerations and what else is chosen in a template. Takes note of the token behind each state
-    in which drafts began: those of the others are mostly known."""
+    in which drafts began: those of the others are mostly known.
+
+    Args:
+        config: has how many tokens it remembers.
+    """
 
     name = "state"
 
-    def __init__(self) -> None:
-        self._table = ContextTable()
+    def __init__(self, config: EngineConfig) -> None:
+        self._table = ContextTable(config.draft_capacity)
 
     def drafts(self, request: Request) -> bool:
         return request.output.matcher is not None

@@ -29,6 +29,8 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
     "speculative_algorithm": {"NGRAM": "auto"},
 }
+# Their defaults are other numbers here, and stand for these.
+_OWN_DEFAULTS = frozenset({"speculative_ngram_capacity", "speculative_ngram_max_trie_depth"})
 _FORMATS = "bitsandbytes flash_rl private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
@@ -181,7 +183,7 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
         if arg is None:
             ours = name
         elif arg.support == "engine":
-            if value is None and arg.default is None:
+            if (value is None or arg.name in _OWN_DEFAULTS) and value == arg.default:
                 continue
             ours = arg.reversed or arg.meaning
             value = not value if arg.reversed else own_value(arg.name, value)

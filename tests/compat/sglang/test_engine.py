@@ -177,11 +177,12 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
         ({"kv_cache_dtype": "fp8_e4m3", "quantization": "fp8"}, {"kv_dtype": "fp8", "quantization": "fp8"}),
         ({"attention_backend": "torch_native"}, {"attention_backend": "torch"}),
         ({"attention_backend": "triton"}, {"attention_backend": "triton"}),
-        (
-            {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4},
-            {"speculation": "auto", "draft_tokens": 4},
-        ),
+        ({"speculative_algorithm": "NGRAM"}, {"speculation": "auto"}),
+        ({"speculative_num_draft_tokens": 4}, {"draft_tokens": 4}),
         ({"speculative_algorithm": None, "speculative_num_draft_tokens": None}, {}),
+        ({"speculative_ngram_max_trie_depth": 4}, {"draft_context": 4}),
+        ({"speculative_ngram_capacity": 9}, {"draft_capacity": 9}),
+        ({"speculative_ngram_max_trie_depth": 18, "speculative_ngram_capacity": 10_000_000}, {}),
         ({"disable_radix_cache": True, "disable_cuda_graph": True}, {"prefix_cache": False, "cuda_graphs": False}),
         ({"context_length": 9, "page_size": 4}, {"context_length": 9, "page_size": 4}),
     ],
@@ -197,7 +198,7 @@ def test_server_args_with_a_meaning_here_are_translated(given, settings):
         ({"model_path": "a", "model": "b"}, "model: model is given, too.* Give one"),
         ({"lora_strict_loading": True}, "lora_strict_loading: True is not supported"),
         ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm: 'EAGLE' is SGLang's.* Use \"NGRAM\""),
-        ({"speculative_ngram_max_trie_depth": 4}, "speculative_ngram_max_trie_depth: 4 is not supported"),
+        ({"speculative_ngram_max_trie_depth": 20}, "draft_context: 20 is more than 16"),
     ],
 )
 def test_server_args_without_one_are_refused_by_name(given, message):

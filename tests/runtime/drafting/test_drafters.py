@@ -1,6 +1,7 @@
 """What each drafter guesses, and when a guess pays."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import Lark, SamplingParams
-from sglang_lite.runtime.drafting.contexts import ContextTable
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.drafting.contexts import ContextTable, node
 from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
+from sglang_lite.runtime.requests.output_builder import DraftProgress
 from tests.runtime.scripted import FreeDrafts, SteppedEngine, ended, loaded
 from tests.runtime.structured_output.test_distribution import byte_model
 
@@ -44,6 +47,29 @@ def test_the_same_prompts_again_take_few_steps(drafter):
     assert [each.token_ids for each in again] == [each.token_ids for each in first]
     assert few < 0.5 * many
     assert engine.scheduler.drafts.drafting.stats()[drafter]["accepted"] > 40
+
+
+def test_what_does_not_fit_the_capacity_is_forgotten():
+    engine = engine_for("again", draft_capacity=80)
+    _, many = run(engine, PROMPTS)
+    assert run(engine, PROMPTS[-1:])[1] < 0.5 * many / len(PROMPTS)
+    assert run(engine, PROMPTS[:1])[1] > 0.9 * many / len(PROMPTS)
+
+
+def test_a_context_is_as_long_as_the_setting_says():
+    """Answers that differ in one token only, ten before the one that is guessed."""
+    request: Any = SimpleNamespace(
+        output=SimpleNamespace(draft=DraftProgress(), origin="node"), space=SimpleNamespace(namespace="")
+    )
+    text = [20, *range(9), 30], [21, *range(9), 31], [21, *range(9), 31]
+    guessed = []
+    for longest in (8, 16):
+        drafter = node(EngineConfig(draft_context=longest))
+        for each in text:
+            drafter.learn(request, [*range(40, 46), *each], 16)
+        guesser = drafter.guesser(request, np.zeros(0, dtype=np.int32), lambda evidence: 1 / (1 + evidence))
+        guessed.append(guesser([*range(40, 46), *text[0][:-1]], None).token)
+    assert guessed == [31, 30]
 
 
 def test_a_text_is_guessed_in_its_namespace_alone():
@@ -196,13 +222,13 @@ def test_scoring_what_is_forced_takes_few_steps():
 # ----------------------------------------------------------------------------------------------------------- parts
 
 
-def longest_match(known):
-    """Token after the longest earlier match of the last tokens (up to twelve). Of equally long ones it is the latest of
+def longest_match(known, most):
+    """Token after the longest earlier match of the last tokens, up to `most`. Of equally long ones it is the latest of
     those behind which most tokens are among the last 16 of the text."""
     best = (0, 0, 0, None)
     for end in range(1, len(known)):
         length = 0
-        while length < min(12, end) and known[end - 1 - length] == known[-1 - length]:
+        while length < min(most, end) and known[end - 1 - length] == known[-1 - length]:
             length += 1
         around = sum(known[max(end - distance, 0)] in known[-16:] for distance in range(1, 17))
         if length and (length, around, end) >= best[:3]:
@@ -210,19 +236,20 @@ def longest_match(known):
     return best[3]
 
 
-def copying(known):
+def copying(known, most=12):
     """Guesser of a text."""
     request: Any = None  # which only other drafters look at
-    return PromptDrafter().guesser(request, np.array(known, dtype=np.int32), lambda evidence: 0.5)
+    drafter = PromptDrafter(EngineConfig(draft_context=most))
+    return drafter.guesser(request, np.array(known, dtype=np.int32), lambda evidence: 0.5)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_longest_match_is_copied(seed):
     dice = random.Random(seed)
     known = [dice.randrange(3) for _ in range(dice.randrange(2, 60))]
-    guesser = copying(known)
-    guess = guesser(known[-16:], None)
-    assert (guess and guess.token) == longest_match(known)
+    most = dice.choice((1, 2, 3, 12, 16))
+    guess = copying(known, most)(known[-16:], None)
+    assert (guess and guess.token) == longest_match(known, most)
 
 
 def test_a_copy_goes_on_behind_a_change():
@@ -241,7 +268,7 @@ def test_a_copy_goes_on_as_it_began():
 
 
 def test_the_commonest_token_follows_and_memory_is_bounded():
-    table = ContextTable(entries=500)
+    table = ContextTable(entries=1000, lengths=(8, 5, 3, 2, 1))
     for last in (7, 8, 8, 7, 8):
         table.learn(1, [4, 5, 6, last], 3)
     assert table.following(1, [5, 6])[0] == 8

@@ -254,6 +254,7 @@ def test_no_page_is_kept_for_a_guess():
 @pytest.mark.parametrize("setting", [
     {"speculation": "eagle"}, {"speculation": ""}, {"speculation": True}, {"speculation": "prompt,prompt"},
     {"draft_tokens": 0}, {"draft_tokens": 17}, {"draft_tokens": True},
+    {"draft_context": 0}, {"draft_context": 17}, {"draft_capacity": 0}, {"draft_capacity": 0.5},
 ], ids=str)  # fmt: skip
 def test_what_is_no_speculation_is_refused(setting):
     with pytest.raises(ParameterError) as told:

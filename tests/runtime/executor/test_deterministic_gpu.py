@@ -85,7 +85,7 @@ def test_drafts_change_no_bit(monkeypatch):
     with sgl.Engine.of(loaded, **settings) as engine:
         expected = answers(engine, asked)
     known = {tuple(prompt): list(ids) for (prompt, _), (ids, *_) in zip(asked, expected)}
-    monkeypatch.setitem(DRAFTERS, "prompt", lambda: Half(known))
+    monkeypatch.setitem(DRAFTERS, "prompt", lambda _: Half(known))
     for saved in (1, 1 << 30):  # what is before a draft is read together, or not
         monkeypatch.setattr(prefix_groups, "MIN_SAVED_TOKENS", saved)
         with sgl.Engine.of(loaded, **settings, speculation="prompt", draft_tokens=5) as engine:

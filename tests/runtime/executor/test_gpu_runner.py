@@ -408,7 +408,7 @@ def test_drafts_change_nothing(with_graphs, more, constraint, monkeypatch):
     settings = {"max_running": 4, "page_size": 4}
     expected = answers(with_graphs(**settings), asked, params, constraint)
     known = {tuple(prompt): each.token_ids for prompt, each in zip(asked, expected)}
-    monkeypatch.setitem(DRAFTERS, "prompt", lambda: Half(known))
+    monkeypatch.setitem(DRAFTERS, "prompt", lambda _: Half(known))
     engine = with_graphs(**settings, speculation="prompt", draft_tokens=4)
     engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
     for found, one in zip(answers(engine, asked, params, constraint), expected):

@@ -249,7 +249,7 @@ class Wrong:
     (Choices(("abcd", "abd", "bcc")), ["abcd", "abd", "bcc"]), (Regex("[3-7]{1,2}"), matching("[3-7]{1,2}", "34567", 2)),
 ], ids=["an enum", "digits"])  # fmt: skip
 def test_wrong_drafts_do_not_bias_what_is_drawn(constraint, texts, monkeypatch):
-    monkeypatch.setitem(DRAFTERS, "prompt", Wrong)
+    monkeypatch.setitem(DRAFTERS, "prompt", lambda _: Wrong())
     settings = {"speculation": "prompt", "draft_tokens": 2, "max_queued": DRAWS}
     with Engine.of(byte_model(), **settings) as engine:
         engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
