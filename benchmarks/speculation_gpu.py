@@ -11,6 +11,7 @@ prompts of 500 tokens, which are in the cache. Medians of three runs. FOLDER has
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from collections.abc import Hashable, Sequence
@@ -97,6 +98,8 @@ def run(engine: sgl.Engine, rows: int, tokens: int, constraint: Constraint | Non
 
 def measured(engine: sgl.Engine, rows: int, tokens: int, constraint: Constraint | None) -> Run:
     """Run of median time, after two that warm up."""
+    gc.collect()
+    gc.freeze()  # as the process of an engine does
     runs = [run(engine, rows, tokens, constraint) for _ in range(5)][2:]
     return next(each for each in runs if each.seconds == median(one.seconds for one in runs))
 

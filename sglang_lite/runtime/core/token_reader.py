@@ -171,28 +171,28 @@ class Verification:
         self._limits: dict[int, int] = dict(zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist()))
 
     def skip(self, which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Records what came of drafts in rows whose tokens nobody looks at, of which none ends a row. Returns the draws
-        to read first: the one behind that.
+        """Records what came of drafts in rows whose tokens nobody looks at one by one, of which none ends a row.
+        Returns the draws to read first: the one behind that.
 
         Args:
             which: the first draw of each row.
             rows: row of each draw.
         """
         slots, table, found = self._batch.slots, self._table, which.copy()
-        looked_at = (table.watched[slots] > 0) | (table.paced[slots] > 0) | table.scored[slots]
+        kinds = table.watched[slots]
+        looked_at = ((kinds > 0) & (kinds != GRAMMAR)) | (table.paced[slots] > 0) | table.scored[slots]
         for at, row in enumerate(rows[which].tolist()):
             request = self._batch.requests[row]
             if looked_at[row] or row not in self._last or request.state is not State.DECODING:
                 continue
-            count = 0
-            for token in self._drafted[row]:
-                draw = self._draws.get((row, count + 1))
-                if draw is None or self._tokens[found[at]] != token:
+            draft, drafted, draw, came, count = self._batch.drafts[row], self._drafted[row], which[at], 0, 0
+            for place in draft.drawn:
+                behind = self._draws.get((row, place))
+                if behind is None or self._tokens[draw] != drafted[came]:
                     break
-                found[at], count = draw, count + 1
-            if count:
-                self._last[row] = count
-                self._drafts.accept(request, count)
+                draw, came, count = behind, place, count + 1
+            if count and self._drafts.skip(request, draft, count):
+                found[at], self._last[row] = draw, came
         return found
 
     def next_draws(self) -> NDArray[np.int64]:

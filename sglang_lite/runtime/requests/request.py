@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -335,6 +336,25 @@ class Request:
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - room, len(tokens)))
         return tokens, finish
+
+    def skip(self, start: int, tokens: Sequence[int], places: Sequence[int], matcher: Matcher) -> bool:
+        """Takes drawn tokens, and those that the grammar forces behind each, at once. Returns False, and takes none, if
+        they have to be looked at one by one.
+
+        Args:
+            start: index of the first of them in the output.
+            tokens: the tokens.
+            places: index behind each drawn one of them, and what is forced behind it.
+            matcher: copy of the output's matcher that has accepted them.
+        """
+        closing = self.output.matcher
+        if closing is None or self.times.deadline is not None or not closing.skip(tokens, matcher):
+            return False
+        for first, end in pairwise((0, *places)):
+            if (forced := end - first - 1) > 0:
+                self.jumps.append((start + first + 1, forced))
+                self.output.forced_tokens += forced
+        return True
 
     def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
         """Adds the log-probabilities of prompt tokens from position `first` on, ignoring those added before a

@@ -140,17 +140,35 @@ class DraftedRows:
         progress.steps, progress.drafted = progress.steps + 1, progress.drafted + len(draft.guesses)
         self._steps += 1
 
-    def accept(self, request: Request, skipped: int = 0) -> None:
+    def skip(self, request: Request, draft: Draft, count: int) -> bool:
+        """Records the first tokens of a draft, up to the place of a draw behind them, as `accept` for each draw before.
+        Returns False if they have to be looked at one by one.
+
+        Args:
+            request: the request.
+            draft: its draft.
+            count: number of draws before that place, in all of which the draft was right.
+        """
+        places, table, slot = draft.drawn[:count], self._store.table, request.slot
+        if draft.matchers:
+            tokens = draft.tokens[: places[-1]].tolist()
+            start = int(table.known[slot]) - request.prompt_len
+            if not request.skip(start, tokens, places, draft.matchers[count - 1]):
+                return False
+        table.known[slot] += places[-1]
+        self.accept(request, count)
+        return True
+
+    def accept(self, request: Request, draws: int = 1) -> None:
         """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn.
 
         Args:
             request: the request.
-            skipped: number of drafted tokens that came, and are known with this call.
+            draws: number of draws that drafts have saved a step.
         """
         table, slot = self._store.table, request.slot
-        table.known[slot] += skipped
-        request.output.draft.accepted += max(skipped, 1)
-        self._saved += max(skipped, 1)
+        request.output.draft.accepted += draws
+        self._saved += draws
         table.computed[slot] = table.known[slot]
         table.length[slot] = table.known[slot] + 1
         if request.state is State.PREFILLING:  # forced text was appended, and it was drafted, too

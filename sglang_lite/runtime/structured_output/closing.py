@@ -148,6 +148,23 @@ class ClosingMatcher(DelegatingMatcher):
             self._give_up()
         return True
 
+    def skip(self, tokens: Sequence[int], inner: Matcher) -> bool:
+        """Moves behind tokens at once, as `refuses` and `accept` of each would. Returns False, unmoved, if one needs a
+        look.
+
+        Args:
+            tokens: tokens that the grammar allows, none of which ends the text.
+            inner: a `copy` that has accepted them.
+        """
+        awake = self._state is not None and self._sleep <= len(tokens)
+        if awake or self._left <= len(tokens) or self.repeats is not None:
+            return False
+        self._inner, self._left = inner, self._left - len(tokens)
+        if self._sleep:
+            self._sleep -= len(tokens)
+            self._unseen += tokens
+        return True
+
     def close_within(self, steps: float) -> int | None:
         """Lets only the shortest completion follow if hardly more fits into some steps of a token each.
 

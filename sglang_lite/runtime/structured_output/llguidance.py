@@ -50,7 +50,7 @@ _SLICES = [
 
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
-_ENOUGH = 4  # matchers of a lexer before another lexer is added and masks are shared
+_ENOUGH = 4  # texts of a lexer before another lexer is added and masks are shared
 # A lexer of substrings grows by up to so many bytes for each token that differs from all before it, and altogether for
 # each character of its sources in the grammar's text.
 _SEEN_BYTES, _SOURCE_BYTES = 16_000, 1_300
@@ -87,19 +87,23 @@ class Prepared:
     parser_bytes: int = 0
 
 
+class _Text:
+    """Text of a grammar, which a matcher and its copies follow."""
+
+
 @dataclass(slots=True, eq=False)
 class _Lexer:
     """Lexer that parsers share behind a lock.
 
     Attributes:
         start: parser at the start of a text, of which the others are copies.
-        matchers: matchers whose parsers share the lexer.
+        texts: texts whose parsers share the lexer.
         tokens: number of tokens that these have consumed.
         is_renewed: whether a lexer that will take its place is being made.
     """
 
     start: Foreign
-    matchers: weakref.WeakSet[LlguidanceMatcher] = field(default_factory=weakref.WeakSet)
+    texts: weakref.WeakSet[_Text] = field(default_factory=weakref.WeakSet)
     tokens: int = 0
     is_renewed: bool = False
 
@@ -117,8 +121,10 @@ class LlguidanceMatcher:
     number = None
 
     def __init__(self, engine: LlguidanceEngine, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
-        self.engine, self._inner, self._lexer = engine, lexer.start.deep_copy(), lexer
-        lexer.matchers.add(self)
+        self.engine, self._inner, self._lexer = engine, lexer.start, lexer
+        self._shares = True  # whether others have the same parser, so that none of them may move it
+        self._text = _Text()
+        lexer.texts.add(self._text)
         self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
@@ -127,7 +133,9 @@ class LlguidanceMatcher:
 
     @property
     def inner(self) -> Foreign:
-        """Parser, after it has consumed all accepted tokens."""
+        """Parser of its own, after it has consumed all accepted tokens."""
+        if self._shares:
+            self._inner, self._shares = self._inner.deep_copy(), False
         if self._unconsumed:
             self._inner.consume_tokens(self._unconsumed)
             self._lexer.tokens += len(self._unconsumed)
@@ -163,8 +171,9 @@ class LlguidanceMatcher:
             self.engine.mask_cache.put(self.states, self.state, mask)
 
     def copy(self) -> LlguidanceMatcher:
+        self._shares = True
         copied = object.__new__(LlguidanceMatcher)
-        vars(copied).update(vars(self), _inner=self._inner.deep_copy(), _unconsumed=self._unconsumed.copy())
+        vars(copied).update(vars(self), _unconsumed=self._unconsumed.copy())
         return copied
 
     def accept(self, token: int) -> bool:
@@ -261,8 +270,8 @@ class LlguidanceGrammar:
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:
-            lexer = min(self._lexers, key=lambda each: len(each.matchers))
-            crowded = len(lexer.matchers) >= _ENOUGH
+            lexer = min(self._lexers, key=lambda each: len(each.texts))
+            crowded = len(lexer.texts) >= _ENOUGH
             if crowded and len(self._lexers) < self._max_lexers:
                 lexer = _Lexer(self._engine.parser(self._prepared.text))
                 self._lexers.append(lexer)
