@@ -22,7 +22,7 @@ _Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.T
 _ALIGNED = 8  # elements: matrix products are several times faster if rows begin at multiples of 16 bytes
 
 
-def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:
+def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # transformers' module
     """Replaces parts of an encoder. Its parameters keep their names; some become parts of larger tensors.
 
     Args:
@@ -59,8 +59,8 @@ def _embedded(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 
 class _OfBorders(Generic[_R]):
-    """What a function finds of borders: all layers of a pass have the same one or two, and finding it waits for the
-    GPU."""
+    """Function of borders that keeps its last results: all layers of a pass have the same one or two borders, and
+    finding a result waits for the GPU."""
 
     def __init__(self, find: Callable[[torch.Tensor], _R]) -> None:
         self._find = find

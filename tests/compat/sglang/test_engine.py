@@ -11,7 +11,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
-from sglang_lite import Engine
 from sglang_lite.compat.sglang.answers import OneSample
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
@@ -29,7 +28,7 @@ FOR_EVER = {"max_new_tokens": 400, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def small():
     """An engine with the scripted model."""
-    with Engine.of(scripted.loaded()) as engine:
+    with sgl.Engine.of(scripted.loaded()) as engine:
         yield engine
 
 
@@ -133,7 +132,7 @@ def test_requests_that_are_refused_by_name(request_, message):
 
 
 def test_generate_shows_all_parameters_of_a_request():
-    own, read = (dict(inspect.signature(f).parameters) for f in (Engine.generate, read_request))
+    own, read = (dict(inspect.signature(f).parameters) for f in (sgl.Engine.generate, read_request))
     assert own.pop("self")
     assert own == read
 
@@ -179,9 +178,9 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
         ({"attention_backend": "triton"}, {"attention_backend": "triton"}),
         ({"speculative_algorithm": "NGRAM"}, {"speculation": "auto"}),
         ({"speculative_num_draft_tokens": 4}, {"draft_tokens": 4}),
+        ({"speculative_ngram_capacity": 9}, {"draft_capacity": 9}),
         ({"speculative_algorithm": None, "speculative_num_draft_tokens": None}, {}),
         ({"speculative_ngram_max_trie_depth": 4}, {"draft_context": 4}),
-        ({"speculative_ngram_capacity": 9}, {"draft_capacity": 9}),
         ({"speculative_ngram_max_trie_depth": 18, "speculative_ngram_capacity": 10_000_000}, {}),
         ({"disable_radix_cache": True, "disable_cuda_graph": True}, {"prefix_cache": False, "cuda_graphs": False}),
         ({"context_length": 9, "page_size": 4}, {"context_length": 9, "page_size": 4}),
@@ -304,7 +303,7 @@ def test_asyncio_gives_the_same(small):
 
 
 def test_the_twins_have_one_signature():
-    assert inspect.signature(Engine.generate) == inspect.signature(Engine.async_generate)
+    assert inspect.signature(sgl.Engine.generate) == inspect.signature(sgl.Engine.async_generate)
 
 
 def test_a_stream_that_is_left_aborts_its_request(small):
@@ -423,7 +422,7 @@ def test_a_bad_prompt_of_a_batch_stops_the_batch_before_it_runs(small):
 
 def test_a_batch_may_be_longer_than_the_queue():
     prompts = [scripted.LETTERS[1 + i % 20] * (1 + i // 20) for i in range(60)]
-    with Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
+    with sgl.Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
         answers = engine.generate(prompts, {**GREEDY, "n": 2})
         assert [a["meta_info"]["prompt_tokens"] for a in answers] == [len(p) for p in prompts for _ in range(2)]
         others = engine.generate(prompts[:40], GREEDY, stream=True)
@@ -446,7 +445,7 @@ def test_the_rest_of_the_offline_engine(small):
         small.encode("ab")
     score = small.score("ab", ["c", "dd"])
     assert [len(s.logprobs) for s in score] == [1, 2]
-    other = Engine.of(scripted.loaded())
+    other = sgl.Engine.of(scripted.loaded())
     other.shutdown()
     with pytest.raises(sgl.EngineClosedError):
         other.generate("ab")
@@ -469,9 +468,9 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
     old, new = (tiny_llama(tmp_path / name, seed) for name, seed in (("old", 1), ("new", 2)))
     other = tiny_llama(tmp_path / "other", 3, hidden_size=64)
     prompt = "abcdefgh" * 6
-    with Engine(model=new, dtype="float32", in_process=True) as engine:
+    with sgl.Engine(model=new, dtype="float32", in_process=True) as engine:
         expected = engine.generate(prompt, GREEDY)["text"]
-    with Engine(model_path=old, dtype="float32", in_process=True) as engine:
+    with sgl.Engine(model_path=old, dtype="float32", in_process=True) as engine:
         before = engine.generate(prompt, GREEDY)
         running = engine.generate("xyz", {"max_new_tokens": 180, "ignore_eos": True}, stream=True)
         next(running)
@@ -506,7 +505,7 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
         await asyncio.wait(cancelled)
         return answers, [task.result()["text"] for task in cancelled[1::2]]
 
-    with Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
+    with sgl.Engine.of(scripted.loaded(), max_running=2, max_queued=3) as engine:
         answers, left = asyncio.run(gathered(engine))
         alone = [engine.generate(p, GREEDY) for p in prompts]
         assert left == [answer["text"] for answer in alone[1::2]]
@@ -534,7 +533,7 @@ def test_programs_wait_for_room_too():
     async def gathered():
         return await asyncio.gather(*(program.arun(i, seed=1, backend=engine) for i in range(40)))
 
-    with Engine.of(scripted.loaded(), max_running=2, max_queued=2) as engine:
+    with sgl.Engine.of(scripted.loaded(), max_running=2, max_queued=2) as engine:
         states = asyncio.run(gathered())
         assert [s.text() for s in states] == [program.run(i, seed=1, backend=engine).text() for i in range(40)]
 
@@ -546,7 +545,7 @@ def test_who_waits_for_room_is_told_when_the_engine_is_closed():
         await asyncio.to_thread(engine.close)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    outcomes = asyncio.run(gathered(Engine.of(scripted.loaded(), max_running=1, max_queued=2)))
+    outcomes = asyncio.run(gathered(sgl.Engine.of(scripted.loaded(), max_running=1, max_queued=2)))
     assert {type(outcome) for outcome in outcomes} <= {sgl.EngineClosedError, sgl.RequestAbortedError}
 
 
