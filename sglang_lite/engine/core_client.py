@@ -225,7 +225,8 @@ class CoreClient:
         encoder = self.encoder
         if encoder is None:
             raise not_an_encoder_error(self.model_name)
-        answer = self._link.ask(Encode(request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes()))
+        ids, types, lengths = (each.tobytes() for each in (request.ids, request.types, request.lengths))
+        answer = self._link.ask(Encode(ids, types, lengths, request.adapters))
         return then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
 
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:

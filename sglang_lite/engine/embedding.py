@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
+from sglang_lite.errors import shown
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 _TEXTS = 4096  # most texts in one message to the engine's process
 Numbers: TypeAlias = "tuple[NDArray[np.float32], list[int]]"  # of texts [N, width], and the tokens of each text
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
+AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or of each
 
 
 def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a dictionary, or a list: by the prompt
@@ -65,12 +70,14 @@ def embeddings(
     *,
     prompt_name: str | None = None,
     truncate: bool = False,
+    lora_path: AdapterNames = None,
     field: str = "prompt",
 ) -> Numbers:
     """Embeddings of texts, float32 [N, dimensions], and the number of tokens of each text.
 
     Args:
         texts: texts, or the result of `tokenised` for them.
+        lora_path: name of the adapter (LoRA) of all texts, or a list with one or None for each.
         field: the caller's name of the texts, for messages.
 
     Raises:
@@ -84,7 +91,7 @@ def embeddings(
     if dimensions is not None and not 1 <= dimensions <= spec.width:
         raise ParameterError("dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has.")
     prompt = prompt_named(spec, prompt_name)
-    vectors, tokens = _read(engine, texts, prompt=prompt, truncate=truncate, field=field)
+    vectors, tokens = _read(engine, texts, lora_path, prompt=prompt, truncate=truncate, field=field)
     if dimensions is not None:
         vectors = vectors[:, :dimensions]
     if spec.normalise:
@@ -102,8 +109,9 @@ def prompt_named(spec: EncoderSpec, name: str | None) -> str:
 
 
 def pair_scores(
-    engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, field: str = "pairs"
-) -> Numbers:
+    engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, lora_path: AdapterNames = None,
+    field: str = "pairs",
+) -> Numbers:  # fmt: skip
     """Scores of pairs, float32 [N], and the number of tokens of each pair. Raises the errors of `score_pairs`."""
     classifier = _classifier(engine)
     _check_several(pairs, field)
@@ -112,22 +120,25 @@ def pair_scores(
     for index, pair in enumerate(pairs):
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise ParameterError(f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document).")
-    logits, tokens = _read(engine, [(first, second) for first, second in pairs], truncate=truncate, field=field)
+    texts = [(first, second) for first, second in pairs]
+    logits, tokens = _read(engine, texts, lora_path, truncate=truncate, field=field)
     return (logits[:, 0] if classifier.raw_score else _sigmoid(logits[:, 0])), tokens
 
 
 def classes(
-    engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool = False, field: str = "prompt"
-) -> tuple[list[dict[str, Json]], list[int]]:
+    engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool = False, lora_path: AdapterNames = None,
+    field: str = "prompt",
+) -> tuple[list[dict[str, Json]], list[int]]:  # fmt: skip
     """Labels of texts in the form of `classify`, and the number of tokens of each text."""
-    shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, field=field)
+    shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field)
     labels = _classifier(engine).labels
     return [{"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))} for row in shares], tokens
 
 
 def label_numbers(
-    engine: Engine, texts: Sequence[EncoderInput], *, plain: bool, truncate: bool = False, field: str = "prompt"
-) -> Numbers:
+    engine: Engine, texts: Sequence[EncoderInput], *, plain: bool, truncate: bool = False,
+    lora_path: AdapterNames = None, field: str = "prompt",
+) -> Numbers:  # fmt: skip
     """Outputs of a classifier for texts, float32 [N, labels], and the number of tokens of each text.
 
     Args:
@@ -139,7 +150,7 @@ def label_numbers(
     import numpy as np
 
     classifier = _classifier(engine)
-    logits, tokens = _read(engine, texts, truncate=truncate, field=field)
+    logits, tokens = _read(engine, texts, lora_path, truncate=truncate, field=field)
     if plain:
         return logits, tokens
     if classifier.multi_label or logits.shape[1] == 1:
@@ -180,8 +191,8 @@ def _classifier(engine: Engine) -> Classifier:
 
 
 def _read(
-    engine: Engine, texts: Sequence[EncoderInput] | Sequence[EncodeRequest], *, truncate: bool, field: str,
-    prompt: str = "",
+    engine: Engine, texts: Sequence[EncoderInput] | Sequence[EncodeRequest], lora_path: AdapterNames, *,
+    truncate: bool, field: str, prompt: str = "",
 ) -> Numbers:  # fmt: skip
     """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
     import numpy as np
@@ -191,6 +202,8 @@ def _read(
     if not requests:
         given: Any = texts
         requests = tokenised(engine.tokenizer, spec_of(engine), given, truncate=truncate, field=field, prompt=prompt)
+    if lora_path is not None:
+        requests = _adapted(requests, lora_path)
     futures = [engine.core.ask(request) for request in requests]
     try:
         found = [future.result() for future in futures]
@@ -199,6 +212,20 @@ def _read(
             future.cancel()
         raise
     return np.concatenate(found), [length for request in requests for length in request.lengths.tolist()]
+
+
+def _adapted(requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]) -> list[EncodeRequest]:
+    """Requests whose texts have adapters. Raises ParameterError if their names are not as many as the texts."""
+    count = sum(len(each.lengths) for each in requests)
+    names = [lora_path] * count if isinstance(lora_path, str) else [*lora_path]
+    if wrong := [name for name in names if not isinstance(name, str | None)]:
+        raise ParameterError("lora_path", f"{shown(wrong[0])} is no name of an adapter.", hint="Give its name.")
+    if len(names) != count:
+        raise ParameterError(
+            "lora_path", f"has {len(names)} names for {count} texts.", hint="Give one for each, or one for all."
+        )
+    rest = iter(names)
+    return [msgspec.structs.replace(each, adapters=tuple(islice(rest, len(each.lengths)))) for each in requests]
 
 
 def tokenised(

@@ -64,11 +64,12 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class Encode(_Message, frozen=True, tag="encode"):
-    """EncodeRequest. All fields are int32 arrays."""
+    """EncodeRequest. All fields of bytes are int32 arrays."""
 
     ids: bytes
     types: bytes
     lengths: bytes
+    adapters: tuple[str | None, ...] = ()
 
 
 class Extend(_Message, frozen=True, tag="extend"):

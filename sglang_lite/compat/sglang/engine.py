@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding, Generates
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
-from sglang_lite.engine.embedding import Texts
+from sglang_lite.engine.embedding import AdapterNames, Texts
 from sglang_lite.lang.media import fetched, load_file, load_image
 from sglang_lite.protocol import ChoiceScore, Media, MediaKind
 from sglang_lite.protocol.anything import Json
@@ -309,12 +309,14 @@ class Engine(base.Engine):
 
     @overload
     def encode(
-        self, prompt: _OneText, *, dimensions: int | None = None, prompt_name: str | None = None, truncate: bool = False
-    ) -> Embedding: ...
+        self, prompt: _OneText, *, dimensions: int | None = None, prompt_name: str | None = None,
+        truncate: bool = False, lora_path: AdapterNames = None,
+    ) -> Embedding: ...  # fmt: skip
     @overload
     def encode(
-        self, prompt: _Several, *, dimensions: int | None = None, prompt_name: str | None = None, truncate: bool = False
-    ) -> list[Embedding]: ...
+        self, prompt: _Several, *, dimensions: int | None = None, prompt_name: str | None = None,
+        truncate: bool = False, lora_path: AdapterNames = None,
+    ) -> list[Embedding]: ...  # fmt: skip
     def encode(
         self,
         prompt: Texts,
@@ -322,6 +324,7 @@ class Engine(base.Engine):
         dimensions: int | None = None,
         prompt_name: str | None = None,
         truncate: bool = False,
+        lora_path: AdapterNames = None,
     ) -> Embedding | list[Embedding]:
         """Embeddings of texts, pooled and normalised as the model's folder specifies (mean, first or last token).
 
@@ -332,6 +335,7 @@ class Engine(base.Engine):
             prompt_name: name of one of the folder's prompts (`config_sentence_transformers.json`), which is put before
                 each text, usually an instruction. None uses the folder's default prompt, if any.
             truncate: whether to cut texts that are longer than the model's context, instead of refusing them.
+            lora_path: name of the adapter (LoRA) to read with; one for all texts, or a list with one or None for each.
 
         Returns:
             SGLang's form: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of dictionaries for
@@ -339,30 +343,37 @@ class Engine(base.Engine):
 
         Raises:
             CapabilityError: the model doesn't compute embeddings.
-            ParameterError: the list is empty, a text is empty or too long, or `dimensions` exceeds the model's.
+            ParameterError: the list is empty, a text is empty or too long, `dimensions` exceeds the model's, or there
+                is no such adapter.
             EngineClosedError: the engine is closed.
         """
-        options: dict[str, Any] = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate}
+        options: dict[str, Any] = {
+            "dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "lora_path": lora_path,
+        }  # fmt: skip
         found: Embedding | list[Embedding] = embedding.sglang_form(
             partial(embedding.embeddings, self, **options), prompt
         )
         return found
 
-    def score_pairs(self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
+    def score_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> list[float]:
         """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
         model's config disables the sigmoid.
 
         Args:
             pairs: pairs of texts, at least one.
             truncate: whether to cut pairs that are longer than the model's context, the longer text of each first.
+            lora_path: as of `encode`.
 
         Raises:
             CapabilityError: the model doesn't compute a single score.
             ParameterError: the list is empty, a text is empty, or a pair is too long.
             EngineClosedError: the engine is closed.
         """
-        scores: list[float] = embedding.pair_scores(self, pairs, truncate=truncate)[0].tolist()
-        return scores
+        scores, _ = embedding.pair_scores(self, pairs, truncate=truncate, lora_path=lora_path)
+        numbers: list[float] = scores.tolist()
+        return numbers
 
     def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json]]:
         """Scores of pairs of texts by a cross-encoder (`score_pairs`), as SGLang's dictionaries.
@@ -381,14 +392,20 @@ class Engine(base.Engine):
         ]
 
     @overload
-    def classify(self, prompt: _OneText, *, truncate: bool = False) -> Classification: ...
+    def classify(
+        self, prompt: _OneText, *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> Classification: ...
     @overload
-    def classify(self, prompt: _Several, *, truncate: bool = False) -> list[Classification]: ...
-    def classify(self, prompt: Texts, *, truncate: bool = False) -> Classification | list[Classification]:
+    def classify(
+        self, prompt: _Several, *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> list[Classification]: ...
+    def classify(
+        self, prompt: Texts, *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> Classification | list[Classification]:
         """Probabilities of a classifier's labels.
 
         Args:
-            prompt, truncate: as of `encode`.
+            prompt, truncate, lora_path: as of `encode`.
 
         Returns:
             A dictionary with `label` (the most likely one) and `probs` (probability by label); a list of dictionaries
@@ -399,20 +416,27 @@ class Engine(base.Engine):
             ParameterError, EngineClosedError: as `encode`.
         """
         texts, single = embedding.prompt_texts(prompt)
-        found: Any = embedding.classes(self, texts, truncate=truncate)[0]  # the engine's dictionaries have no types
+        found: Any  # the engine's dictionaries have no types
+        found, _ = embedding.classes(self, texts, truncate=truncate, lora_path=lora_path)
         return found[0] if single else found  # type: ignore[no-any-return] # as above
 
     @overload
-    def reward(self, prompt: _OneText, *, truncate: bool = False) -> float | list[float]: ...
+    def reward(
+        self, prompt: _OneText, *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> float | list[float]: ...
     @overload
-    def reward(self, prompt: _Several, *, truncate: bool = False) -> list[float] | list[list[float]]: ...
-    def reward(self, prompt: Texts, *, truncate: bool = False) -> float | list[float] | list[list[float]]:
+    def reward(
+        self, prompt: _Several, *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> list[float] | list[list[float]]: ...
+    def reward(
+        self, prompt: Texts, *, truncate: bool = False, lora_path: AdapterNames = None
+    ) -> float | list[float] | list[list[float]]:
         """Raw outputs of a reward model, without sigmoid or softmax.
 
         Args:
             prompt: a conversation rendered by the model's chat template, or several. Special tokens that a text spells
                 are encoded as ordinary text; `engine.tokenizer.encode(text)` returns ids in which they are tokens.
-            truncate: as of `encode`.
+            truncate, lora_path: as of `encode`.
 
         Returns:
             A number, or a list of numbers if the model has several labels; a list of these for several conversations.
@@ -422,7 +446,7 @@ class Engine(base.Engine):
             ParameterError, EngineClosedError: as `encode`.
         """
         texts, single = embedding.prompt_texts(prompt)
-        found, _ = embedding.label_numbers(self, texts, plain=True, truncate=truncate)
+        found, _ = embedding.label_numbers(self, texts, plain=True, truncate=truncate, lora_path=lora_path)
         numbers: list[Any] = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
         return numbers[0] if single else numbers
 

@@ -297,8 +297,9 @@ class CommandHandler:
             case Abort() if number in self._open:
                 self._abort(self._open[number])
             case Encode():
-                arrays = (np.frombuffer(data, np.int32) for data in (message.ids, message.types, message.lengths))
-                self._ask(number, EncodeRequest(*arrays))
+                texts = (np.frombuffer(data, np.int32) for data in (message.ids, message.types, message.lengths))
+                ids, types, lengths = texts
+                self._ask(number, EncodeRequest(ids, types, lengths, message.adapters))
             case EngineCall():
                 self._ask(number, message)
             case ParameterError():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.loading.load_model import LoadedModel, longest_context
 from sglang_lite.runtime.models.decoder import Decoder
@@ -24,10 +26,11 @@ from sglang_lite.runtime.models.lora.paths import LoraPath, read_lora_path
 from sglang_lite.runtime.models.lora.pool import AdapterPool, PoolSize
 from sglang_lite.runtime.models.memory_check import free_bytes
 from sglang_lite.runtime.models.resolve import adapter_base
-from sglang_lite.runtime.scheduler.adapter_slots import AdapterSlots
+from sglang_lite.runtime.models.spec import ModelSpec
 
 _HOST_SHARE = 0.5  # of the host's free memory, that adapters may take
 _READERS = 8  # threads that read the adapters that an engine begins with
+_MERGE = "Merge the adapter into the weights with peft's merge_and_unload()."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +65,24 @@ class EngineAdapters:
         if pinned:
             self.pool.pin(self.loaded.get(name))
 
-    def unload(self, name: str, slots: AdapterSlots, inbox: Inbox) -> Future[None]:
+    def unload(
+        self, name: str, leave: Callable[[Sequence[Adapter], Callable[[], object]], object], inbox: Inbox
+    ) -> Future[None]:
         """Forgets an adapter. The future is done when no request uses it any more; its error is that of
-        `LoadedAdapters.unload`."""
+        `LoadedAdapters.unload`.
+
+        Args:
+            name: its name.
+            leave: called on the loop's thread with what is forgotten, calls back when no request uses it.
+            inbox: the loop's.
+        """
         done: Future[None] = Future()
         try:
             adapters = self.loaded.unload(name)
         except ParameterError as error:
             done.set_exception(error)
             return done
-        inbox.post(partial(slots.unload, adapters, partial(done.set_result, None)))
+        inbox.post(partial(leave, adapters, partial(done.set_result, None)))
         return done
 
     def list(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
@@ -108,30 +119,57 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
         ParameterError: the model takes no adapters, or a setting does not fit one.
         ModelError: an adapter can't be used.
     """
-    own = None if adapter_base(config.model) is None else LoraPath(Path(config.model).name, config.model, pinned=True)
-    if not config.enable_lora and own is None:
+    if not _wanted(config):
         return None
     model = loaded.model
     if not isinstance(model, Decoder):
         raise ParameterError(
             "enable_lora", f"{loaded.name} runs with transformers' code, which takes no adapters here.",
-            hint="Merge the adapter into the weights with peft's merge_and_unload().",
+            hint=_MERGE,
         )  # fmt: skip
     if config.deterministic:
         raise ParameterError(
             "deterministic", "products of adapters depend on the batch, so not with adapters.", hint="Leave one out."
         )
+    return _made(config, loaded.name, model.spec, model.precision.compute, partial(_memory, config, loaded, model))
+
+
+def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> EngineAdapters | None:
+    """Adapters of an engine whose model reads texts: as `make_adapters`."""
+    if not _wanted(config):
+        return None
+    layers = loaded.model.spec.layers
+    if not isinstance(layers, ModelSpec):
+        raise ParameterError(
+            "enable_lora", f"{loaded.name} is of BERT's kind; of models that read texts, decoders alone take adapters.",
+            hint=_MERGE,
+        )  # fmt: skip
+    return _made(config, loaded.name, layers, loaded.model.dtype, lambda size: CpuAdapters(size.slots, 0))
+
+
+def _wanted(config: EngineConfig) -> bool:
+    """True if requests may name adapters."""
+    return config.enable_lora or adapter_base(config.model) is not None
+
+
+def _made(
+    config: EngineConfig,
+    name: str,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    make_memory: Callable[[PoolSize], CpuAdapters | GpuAdapters],
+) -> EngineAdapters:
+    """Adapters of a model with a name, of a data type, in memory of the runner that is made for a size."""
+    own = None if adapter_base(config.model) is None else LoraPath(Path(config.model).name, config.model, pinned=True)
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
     size = PoolSize.of(config.max_loras_per_batch, max_rank)
-    memory = _memory(config, loaded, model, size)
-    reader = AdapterReader(
-        model.spec, loaded.name, model.precision.compute, max_rank, memory.pack, config.lora_target_modules or ()
-    )
+    memory = make_memory(size)
+    reader = AdapterReader(spec, name, dtype, max_rank, memory.pack, config.lora_target_modules or ())
     adapters = EngineAdapters(
         LoadedAdapters(
             reader,
-            frozenset({loaded.name, config.model, config.served_model_name or ""} if own is None else ()),
+            frozenset({name, config.model, config.served_model_name or ""} if own is None else ()),
             config.max_loaded_loras,
             config.max_loras_per_batch - 1,
             _host_bytes(),

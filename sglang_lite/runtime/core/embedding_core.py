@@ -7,8 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeAlias
@@ -17,10 +17,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
-from sglang_lite.runtime.calls import CompileGrammar, EngineCall, FlushCache, R, Stats
+from sglang_lite.protocol import BackendError, CapabilityError, SglError
+from sglang_lite.runtime.calls import (
+    CompileGrammar,
+    EngineCall,
+    FlushCache,
+    LoadLoraAdapter,
+    Loras,
+    R,
+    Stats,
+    UnloadLoraAdapter,
+)
 from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.adapters import EngineAdapters, make_encoder_adapters, no_adapter, no_adapters
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.open_requests import OpenRequests
@@ -28,6 +38,9 @@ from sglang_lite.runtime.core.step_turns import run_turns
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
+from sglang_lite.runtime.models.lora.adapter import Adapter
+from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters, CpuLoraStep
 
 logger = logging.getLogger("sglang_lite")
 Vectors: TypeAlias = NDArray[np.float32]
@@ -48,6 +61,7 @@ class _Text:
     index: int
     ids: NDArray[np.int32]
     types: NDArray[np.int32]
+    space: PrefixSpace  # of its adapter, and of the tokens that this computes
 
 
 class EmbeddingLoop:
@@ -56,33 +70,39 @@ class EmbeddingLoop:
     Args:
         encoder: model that encodes the texts.
         step_tokens: maximum number of tokens in a step; a longer text has a step of its own.
+        adapters: adapters that texts can have; None without.
 
     Attributes:
         stepping_since: start of the running step on the monotonic clock, or None.
         steps, requests, texts, tokens: counts so far.
     """
 
-    def __init__(self, encoder: Encoder, step_tokens: int) -> None:
+    def __init__(self, encoder: Encoder, step_tokens: int, adapters: EngineAdapters | None) -> None:
         self.inbox = Inbox()
         self.stepping_since: float | None = None
         self.steps = self.requests = self.texts = self.tokens = 0
-        self._encoder, self._step_tokens = encoder, step_tokens
+        self._encoder, self._step_tokens, self._adapters = encoder, step_tokens, adapters
         self._waiting: deque[_Text] = deque()
 
-    def submit(self, request: EncodeRequest) -> Future[Vectors]:
-        """Submits texts. The future's result is float32 [N, width], set once all texts are encoded; texts of a
-        cancelled future are skipped. May be called on any thread.
+    def submit(self, request: EncodeRequest, adapters: Sequence[Adapter | None], future: Future[Vectors]) -> None:
+        """Submits texts. May be called on any thread.
+
+        Args:
+            request: the texts.
+            adapters: adapter of each.
+            future: gets float32 [N, width] once all texts are encoded; if it is cancelled, they are skipped.
 
         Raises:
             EngineClosedError: the loop has ended.
         """
-        future: Future[Vectors] = Future()
         opened = _Open(request, self._encoder.spec.width, future)
-        texts = [_Text(opened, index, *each) for index, each in enumerate(request.texts())]
+        texts = [
+            _Text(opened, index, ids, types, PrefixSpace(adapter=adapter).invoked_in(ids))
+            for index, ((ids, types), adapter) in enumerate(zip(request.texts(), adapters))
+        ]
         # Texts of similar length share a step.
         texts.sort(key=lambda text: len(text.ids))
         self.inbox.post(partial(self._receive, texts))
-        return future
 
     @property
     def waiting(self) -> int:
@@ -92,6 +112,17 @@ class EmbeddingLoop:
         self.requests += 1
         self._waiting.extend(texts)
 
+    def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
+        """Calls back when no text has one of these adapters. Only on the loop's thread."""
+        assert self._adapters is not None, "who unloads has them"
+        self._adapters.pool.unload(adapters, done)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._adapters is not None and self._adapters.pool.leaving:
+            spaces = (text.space for text in self._waiting)
+            self._adapters.pool.settle({each.adapter.generation for each in spaces if each.adapter is not None})
+
     def run(self) -> None:
         """Runs the loop until its inbox is closed. Must be called once, on the thread that the encoder was loaded
         on."""
@@ -99,10 +130,13 @@ class EmbeddingLoop:
         def fail(error: SglError) -> None:
             for text in self._waiting:
                 _fail(text.of.future, error)
+            if self._adapters is not None:
+                self._adapters.pool.close()
 
         run_turns(self.inbox, lambda: not self._waiting, self._step, fail)
 
     def _step(self) -> None:
+        self._settle()
         texts = self._planned()
         if not texts:
             return
@@ -111,7 +145,7 @@ class EmbeddingLoop:
             with torch.inference_mode():
                 vectors = self._encoder(
                     np.concatenate([text.ids for text in texts]), np.concatenate([text.types for text in texts]),
-                    [len(text.ids) for text in texts],
+                    [len(text.ids) for text in texts], self._lora(texts),
                 ).cpu().numpy()  # fmt: skip
         except Exception as error:  # out of memory, for example: later steps may succeed
             logger.exception("a step of the encoder failed")
@@ -134,16 +168,42 @@ class EmbeddingLoop:
     def _planned(self) -> list[_Text]:
         """Takes the texts of the next step from the queue, in order of arrival, and sorts them by length."""
         texts: list[_Text] = []
+        in_use: set[int] = set()  # generations of their adapters
         tokens = 0
         while self._waiting and (not texts or tokens + len(self._waiting[0].ids) <= self._step_tokens):
-            text = self._waiting.popleft()
-            if not text.of.future.cancelled() and not text.of.future.done():
+            text = self._waiting[0]
+            if not text.of.future.done():
+                if not self._has_slot(text.space.adapter, in_use):
+                    break
                 texts.append(text)
                 tokens += len(text.ids)
+            self._waiting.popleft()
         return sorted(texts, key=lambda text: len(text.ids))
 
+    def _has_slot(self, adapter: Adapter | None, in_use: set[int]) -> bool:
+        """Gives an adapter a slot beside those of these generations. False if they are as many as can run together."""
+        if adapter is None or self._adapters is None:
+            return True
+        found = self._adapters.pool.assign(adapter, in_use) is not None
+        if found:
+            in_use.add(adapter.generation)
+        return found
 
-def _fail(future: Future[Vectors], error: SglError) -> None:
+    def _lora(self, texts: Sequence[_Text]) -> CpuLoraStep | None:
+        """Adapters of the texts' tokens, which have slots."""
+        if self._adapters is None:
+            return None
+        pool, memory = self._adapters.pool, self._adapters.memory
+        assert isinstance(memory, CpuAdapters), "decoders read texts on a CPU"
+        of_tokens = []
+        for text in texts:
+            slot = None if text.space.adapter is None else pool.slot_of(text.space.adapter)
+            of_tokens.append(np.full(len(text.ids), -1 if slot is None else slot, np.int32))
+            of_tokens[-1][: text.space.start] = -1
+        return memory.of_tokens(np.concatenate(of_tokens))
+
+
+def _fail(future: Future[Vectors], error: BaseException) -> None:
     with contextlib.suppress(InvalidStateError):  # another text of the request has failed, or the future was cancelled
         future.set_exception(error)
 
@@ -166,11 +226,6 @@ class EmbeddingCore:
     generates = False
 
     def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
-        if config.enable_lora:
-            raise ParameterError(
-                "enable_lora", f"{loaded.name} generates no text, and only models that do take adapters.",
-                hint="Merge the adapter into the weights with peft's merge_and_unload().",
-            )  # fmt: skip
         self.thread = threading.current_thread()
         self.config, self.model_name, self.encoder = config, loaded.name, loaded.model.spec
         self.tokenizer, self.vocab_size = loaded.tokenizer, self.encoder.vocab_size
@@ -181,7 +236,9 @@ class EmbeddingCore:
         kind = str(loaded.model.dtype).removeprefix("torch.")
         self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
         self.open_requests = OpenRequests(config.max_queued)
-        self.loop = EmbeddingLoop(loaded.model, tokens)
+        self.adapters = make_encoder_adapters(config, loaded)
+        self.loop = EmbeddingLoop(loaded.model, tokens, self.adapters)
+        self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for files
         self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
 
     @property
@@ -211,13 +268,31 @@ class EmbeddingCore:
 
     def _encode(self, request: EncodeRequest) -> Future[Vectors]:
         self.open_requests.acquire()
-        try:
-            found = self.loop.submit(request)
-        except BaseException:
-            self.open_requests.release()
-            raise
+        found: Future[Vectors] = Future()
         found.add_done_callback(lambda _: self.open_requests.release())
+        if self.adapters is None or all(map(self.adapters.at_hand, {*request.adapters, None})):
+            self._submit(request, found)
+        else:
+            self._calls.submit(self._submit, request, found)
         return found
+
+    def _submit(self, request: EncodeRequest, found: Future[Vectors]) -> None:
+        get = no_adapter if self.adapters is None else self.adapters.get
+        try:
+            by_name = {name: get(name) for name in {*request.adapters, None}}
+            names = request.adapters or (None,) * len(request.lengths)
+            self.loop.submit(request, [by_name[name] for name in names], found)
+        except BaseException as error:
+            _fail(found, error)
+
+    def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
+        load = no_adapters if self.adapters is None else self.adapters.load
+        return self._calls.submit(load, call.name, call.path, pinned=call.pinned)
+
+    def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
+        if self.adapters is None:
+            return self._calls.submit(no_adapters)
+        return self.adapters.unload(call.name, self.loop.unload, self.loop.inbox)
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
         return self.loop.inbox.ask(int)  # an encoder has no cache
@@ -227,11 +302,15 @@ class EmbeddingCore:
         return loop.inbox.ask(lambda: {
             "waiting": loop.waiting, "running": 0, "cached_tokens": 0, "free_tokens": 0, "total_tokens": 0,
             "steps": loop.steps, "requests_submitted": loop.requests, "texts": loop.texts, "tokens": loop.tokens,
+            **({} if self.adapters is None else self.adapters.stats()),
         })  # fmt: skip
 
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]] = {
         EncodeRequest: _encode,
         FlushCache: _flush_cache,
+        LoadLoraAdapter: _load_lora,
+        UnloadLoraAdapter: _unload_lora,
+        Loras: lambda self, _: self._calls.submit(lambda: [] if self.adapters is None else self.adapters.list()),
         Stats: _stats,
     }
 
@@ -240,6 +319,7 @@ class EmbeddingCore:
         self.gate.reason = CLOSED
         if self.gate.is_copy:
             return
+        self._calls.shutdown(wait=False)
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()

@@ -326,7 +326,7 @@ class EngineCore:
     def _unload_lora(self, call: UnloadLoraAdapter) -> Future[None]:
         if self.adapters is None or self.scheduler.adapters is None:
             return self._calls.submit(no_adapters)
-        return self.adapters.unload(call.name, self.scheduler.adapters, self.loop.inbox)
+        return self.adapters.unload(call.name, self.scheduler.adapters.unload, self.loop.inbox)
 
     def _start_profile(self, call: StartProfile) -> Future[None]:
         def start() -> None:

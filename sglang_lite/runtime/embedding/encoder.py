@@ -12,6 +12,7 @@ from sglang_lite.runtime.embedding.layers import Bert, PackedDecoder, Weights, e
 from sglang_lite.runtime.embedding.sentence_transformers import DenseLayer
 from sglang_lite.runtime.embedding.spec import BertSpec, Classifier, EncoderSpec
 from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.lora.cpu_step import CpuLoraStep
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
@@ -49,14 +50,17 @@ class Encoder:
         else:
             self._layers = PackedDecoder(spec.layers, source, dtype, device, spec.limit, progress)
 
-    def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
+    def __call__(
+        self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None = None
+    ) -> torch.Tensor:
         """Computes float32 [N, width]: vectors of texts, or numbers by label.
 
         Args:
             ids, types: token ids and token types of all texts, [T] each.
             lengths: number of tokens of each text; texts of equal length that are adjacent are computed as one batch.
+            lora: adapters of the tokens, which the layers of a decoder take; None without.
         """
-        x = self._pooled(self._layers(ids, types, lengths), equal_lengths(lengths))
+        x = self._pooled(self._layers(ids, types, lengths, lora), equal_lengths(lengths))
         for layer in self._dense:
             x = layer(x)
         return x if self._head is None else self._head(x.to(self.dtype)).float()

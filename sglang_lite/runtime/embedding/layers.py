@@ -18,6 +18,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.linear import Linear, stacked
+from sglang_lite.runtime.models.lora.cpu_step import CpuLoraStep
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
@@ -119,13 +120,17 @@ class Bert:
             source.ignore(f"{prefix}pooler.dense.{part}")
         source.check_all_used()
 
-    def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
+    def __call__(
+        self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None
+    ) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] of concatenated texts.
 
         Args:
             ids, types: token ids and token types of all texts, [T] each.
             lengths: number of tokens of each text; texts of equal length that are adjacent are computed as one batch.
+            lora: None, as these layers take no adapters.
         """
+        assert lora is None, "refused with the settings"
         places = positions(lengths) + self._spec.first_position
         at, kinds, where = (torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places))
         x = self._norm(self._words[at] + self._positions[where] + self._types[kinds])
@@ -194,11 +199,14 @@ class PackedDecoder:
     ) -> None:
         self._decoder = Decoder(spec, source, Precision(dtype, dtype, dtype), device, limit, progress, head=False)
 
-    def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
-        """Computes hidden states [T, hidden_size]. Takes the arguments of `Bert`; token types are ignored."""
+    def __call__(
+        self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None
+    ) -> torch.Tensor:
+        """Computes hidden states [T, hidden_size]. Takes the arguments of `Bert`, and adapters of the tokens or None;
+        token types are ignored."""
         ends = pairwise(accumulate(lengths, initial=0))
         rows = tuple(ExtendRow(start, end, slice(start, end)) for start, end in ends)
-        plan = AttentionPlan(torch.arange(len(ids)), (), rows)
+        plan = AttentionPlan(torch.arange(len(ids)), (), rows, lora=lora)
         at, where = (torch.from_numpy(a.astype(np.int64)) for a in (ids, positions(lengths)))
         return self._decoder.forward(at, where, plan, self._cache(len(ids)))
 

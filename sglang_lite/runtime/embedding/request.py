@@ -27,11 +27,13 @@ class EncodeRequest(EngineCall["NDArray[np.float32]"], frozen=True, eq=False, ta
         ids: int32 [T], tokens of all texts.
         types: int32 [T], token types: 1 for the second text of a pair, else 0.
         lengths: int32 [N], number of tokens of each text.
+        adapters: name of each text's adapter (LoRA), or None; empty if none has one.
     """
 
     ids: NDArray[np.int32]
     types: NDArray[np.int32]
     lengths: NDArray[np.int32]
+    adapters: tuple[str | None, ...] = ()
 
     def texts(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """Yields the tokens and token types of each text."""

@@ -27,7 +27,6 @@ class AdapterSlots:
         self._pool, self._queues = pool, queues
         self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
-        self._leaving: list[tuple[Sequence[Adapter], Callable[[], object]]] = []
 
     def in_order(self, candidates: Iterable[Request]) -> Iterator[Request]:
         """Begins a plan. Yields the requests that may be admitted: those that continue and those that were passed over
@@ -72,26 +71,17 @@ class AdapterSlots:
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
         """Frees slots of adapters, and calls back, when no request that waits or runs uses one of them."""
-        self._leaving.append((adapters, done))
+        self._pool.unload(adapters, done)
         self.settle()
 
     def close(self) -> None:
         """Calls back for all adapters that are being unloaded, as the loop ends."""
-        for _, done in self._leaving:
-            done()
-        self._leaving.clear()
+        self._pool.close()
 
     def settle(self) -> None:
         """Frees the slots of unloaded adapters that no request uses any more."""
-        if not self._leaving:
-            return
-        used = {each.generation for each in _adapters(self._queues)}
-        for adapters, done in self._leaving.copy():
-            if used.isdisjoint(adapter.generation for adapter in adapters):
-                self._leaving.remove((adapters, done))
-                for adapter in adapters:
-                    self._pool.leave(adapter)
-                done()
+        if self._pool.leaving:
+            self._pool.settle({each.generation for each in _adapters(self._queues)})
 
 
 def _adapters(requests: Iterable[Request]) -> Iterator[Adapter]:

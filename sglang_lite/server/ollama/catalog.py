@@ -75,11 +75,13 @@ async def _embedded(
     service: Service, call: HttpRequest, body: OllamaRequest, texts: list[str], dimensions: int | None, *,
     truncate: bool,
 ) -> embedding.Numbers:  # fmt: skip
-    served_name(service, body.model)
+    adapter = service.adapter_of(served_name(service, body.model))
     read_options(body, call)
     if not texts:
         return np.zeros((0, 1), np.float32), []
-    compute = partial(embedding.embeddings, service.engine, texts, dimensions, truncate=truncate, field="input")
+    compute = partial(
+        embedding.embeddings, service.engine, texts, dimensions, truncate=truncate, lora_path=adapter, field="input"
+    )
     return await service.call_engine(compute, at_most_s=_LONGEST_S)
 
 

@@ -51,6 +51,7 @@ class EncodeBody(NativeTexts, kw_only=True):
 
     dimensions: int | None = None
     prompt_name: str | None = None
+    lora_path: str | list[str | None] | None = None
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
@@ -72,15 +73,15 @@ RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embeddings of texts."""
     body, texts = await read(service, call, _read)
-    service.check_model(body.model)
     compute = partial(
         embedding.embeddings, service.engine, texts, body.dimensions, truncate=body.truncate,
-        prompt_name=body.prompt_name, field="input",
+        prompt_name=body.prompt_name, lora_path=service.adapter_of(body.model), field="input",
     )  # fmt: skip
     vectors, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     found = encoded_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
-    return answer({"object": "list", "data": data, "model": service.model_name, "usage": usage_of(tokens)})
+    model = service.name_of(body.model)
+    return answer({"object": "list", "data": data, "model": model, "usage": usage_of(tokens)})
 
 
 def _read(
@@ -108,14 +109,17 @@ async def encode(service: Service, call: HttpRequest) -> Response:
         )
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
-        options: dict[str, Any] = {"dimensions": body.dimensions, "prompt_name": body.prompt_name}
+        options: dict[str, Any] = {
+            "dimensions": body.dimensions, "prompt_name": body.prompt_name, "lora_path": body.lora_path,
+        }  # fmt: skip
         return await sglang_answer(service, body, partial(embedding.embeddings, service.engine, **options))
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
                 name, f"{service.model_name} gives a number for each label, not vectors. Leave it out."
             )
-    return await sglang_answer(service, body, partial(embedding.label_numbers, service.engine, plain=True))
+    compute = partial(embedding.label_numbers, service.engine, plain=True, lora_path=body.lora_path)
+    return await sglang_answer(service, body, compute)
 
 
 async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]) -> Response:
@@ -130,12 +134,14 @@ async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[.
 async def rerank(service: Service, call: HttpRequest) -> Response:
     """Orders documents by their relevance to a query."""
     body = await read_record(service, call, RERANK)
-    service.check_model(body.model)
+    adapter = service.adapter_of(body.model)
     documents: list[str] = texts_of(body.documents, "documents")
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
-    compute = partial(embedding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
+    compute = partial(
+        embedding.pair_scores, service.engine, pairs, truncate=body.truncate, lora_path=adapter, field="documents"
+    )
     scores, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
@@ -143,7 +149,8 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
     return answer({
-        "id": f"rerank-{random_id()}", "model": service.model_name, "usage": usage_of(tokens), "results": results,
+        "id": f"rerank-{random_id()}", "model": service.name_of(body.model), "usage": usage_of(tokens),
+        "results": results,
     })  # fmt: skip
 
 

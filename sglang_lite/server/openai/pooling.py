@@ -70,7 +70,7 @@ POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLIN
 async def classify(service: Service, call: HttpRequest) -> Response:
     """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
     body, ids = await read(service, call, _read, (CLASSIFY,))
-    service.check_model(body.model)
+    adapter = service.adapter_of(body.model)
     given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
         raise ParameterError(
@@ -78,21 +78,23 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
-        return await sglang_answer(service, body, partial(embedding.label_numbers, service.engine, plain=True))
+        rewards = partial(embedding.label_numbers, service.engine, plain=True, lora_path=adapter)
+        return await sglang_answer(service, body, rewards)
     texts, field = _readable(service, body, ids)
-    compute = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
+    options: dict[str, Any] = {"truncate": body.truncate, "lora_path": adapter, "field": field}
+    compute = partial(embedding.classes, service.engine, texts, **options)
     found, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     data = [
         {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
         for i, each in enumerate(found)
     ]
-    return _listed(service, "classify", data, tokens)
+    return _listed(service, "classify", body, data, tokens)
 
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
     """Returns vectors, or numbers by label, as probabilities or raw outputs."""
     body, ids = await read(service, call, _read, (POOLING,))
-    service.check_model(body.model)
+    adapter = service.adapter_of(body.model)
     if (body.input is None) == (body.messages is None):
         raise ParameterError(
             "input", "is missing." if body.input is None else "and messages are both given. Give one of them."
@@ -105,10 +107,11 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     else:
         plain = spec.classifier.raw_score if body.use_activation is None else not body.use_activation
         compute = partial(embedding.label_numbers, service.engine, texts, plain=plain)
-    rows, tokens = await service.call_engine(partial(compute, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
+    compute = partial(compute, truncate=body.truncate, lora_path=adapter, field=field)
+    rows, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     found = encoded_rows(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
-    return _listed(service, "pool", data, tokens)
+    return _listed(service, "pool", body, data, tokens)
 
 
 def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
@@ -160,10 +163,13 @@ def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
             raise ParameterError(name, "needs messages.")
 
 
-def _listed(service: Service, name: str, data: list[dict[str, Any]], tokens: Sequence[int]) -> Response:
+def _listed(
+    service: Service, name: str, body: ClassifyRequest | PoolingRequest, data: list[dict[str, Any]],
+    tokens: Sequence[int],
+) -> Response:  # fmt: skip
     return answer({
         "id": f"{name}-{random_id()}", "object": "list", "created": int(time.time()),
-        "model": service.model_name, "data": data, "usage": usage_of(tokens),
+        "model": service.name_of(body.model), "data": data, "usage": usage_of(tokens),
     })  # fmt: skip
 
 

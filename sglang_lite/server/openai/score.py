@@ -63,7 +63,6 @@ async def score(service: Service, call: HttpRequest) -> Response:
 
 async def _pairs(service: Service, body: ScoreRequest) -> Response:
     """Scores of pairs: one text with several, or two lists of equal length."""
-    service.check_model(body.model)  # a cross-encoder takes no adapters
     for name in ("prompt", "continuations", "query", "items", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name) is not None:
             raise ParameterError(name, "and text_1 are both given.", hint="Give text_1 and text_2.")
@@ -77,11 +76,13 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
         raise ParameterError("text_2", f"has {len(second)} texts, but text_1 has {len(first)}. Give as many.")
     if len(first) > _MAX_TEXTS:
         raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MAX_TEXTS:,}.")
-    read = partial(embedding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
+    adapter = service.adapter_of(body.model)
+    pairs = list(zip(first, second))
+    read = partial(embedding.pair_scores, service.engine, pairs, lora_path=adapter, field="text_2")
     scores, tokens = await service.call_engine(read, at_most_s=_LONGEST_S)
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
     usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
-    return answer({"object": "list", "model": service.model_name, "data": data, "usage": usage})
+    return answer({"object": "list", "model": service.name_of(body.model), "data": data, "usage": usage})
 
 
 async def _continuations(service: Service, body: ScoreRequest) -> Response:

@@ -1,5 +1,6 @@
 """The loop of an encoder, with one that fails."""
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +25,11 @@ class Panicking:
 
 def test_texts_of_a_step_that_panics_fail_with_those_that_wait():
     encoder: Any = Panicking()
-    loop = EmbeddingLoop(encoder, step_tokens=2)
+    loop = EmbeddingLoop(encoder, step_tokens=2, adapters=None)
     tokens = np.ones(2, np.int32)
-    futures = [loop.submit(EncodeRequest(tokens, tokens, np.array([2], np.int32))) for _ in range(2)]
+    futures: list[Future] = [Future() for _ in range(2)]
+    for future in futures:
+        loop.submit(EncodeRequest(tokens, tokens, np.array([2], np.int32)), [None], future)
     with pytest.raises(Panic):
         loop.run()
     for future in futures:

@@ -57,9 +57,9 @@ def test_embeddings_are_transformers_own(tmp_path, kind, pooling):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_an_embedding_model_takes_no_adapters(tmp_path):
+def test_a_model_of_berts_kind_takes_no_adapters(tmp_path):
     saved(BertModel, tmp_path)
-    with pytest.raises(sgl.ParameterError, match=r"enable_lora: .* generates no text"):
+    with pytest.raises(sgl.ParameterError, match=r"enable_lora: .* is of BERT's kind"):
         sgl.Engine(tmp_path, in_process=True, enable_lora=True)
 
 

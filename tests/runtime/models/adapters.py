@@ -38,9 +38,13 @@ class Adapted:
 
     def __call__(self, ids: list[int], name: str | None) -> torch.Tensor:
         """Log-probabilities [tokens, vocabulary] with an adapter, or without any."""
+        return self.output(ids, name).logits[0].log_softmax(-1)
+
+    def output(self, ids: list[int], name: str | None, **options: bool) -> Any:
+        """The model's own output with an adapter, or without any, and with options of its call."""
         with torch.no_grad():
             if name is None:
                 with self._model.disable_adapter():
-                    return self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
+                    return self._model(torch.tensor([ids]), **options)
             self._model.set_adapter(name)
-            return self._model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            return self._model(torch.tensor([ids]), **options)

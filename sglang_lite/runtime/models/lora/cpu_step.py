@@ -204,7 +204,10 @@ class CpuAdapters:
 
     def step(self, token_slots: NDArray[np.int32]) -> CpuLoraStep | None:
         """Adapters of a step's tokens, given the slot of each, or None if no token has one."""
-        of_token = self._of_slot[token_slots]
+        return self.of_tokens(self._of_slot[token_slots])
+
+    def of_tokens(self, of_token: NDArray[np.int32]) -> CpuLoraStep | None:
+        """Adapters of tokens, given the adapter slot of each, -1 for none; None if no token has one."""
         numbers = np.unique(of_token[of_token >= 0]).tolist()
         adapters = [adapter for number in numbers if (adapter := self._adapters[number]) is not None]
         assert len(adapters) == len(numbers), "a running request uses an empty adapter slot"

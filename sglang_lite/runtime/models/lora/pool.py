@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -72,10 +72,11 @@ class AdapterPool:
         self._free = list(range(size.pages))
         self.pages: dict[int, list[int]] = {}  # by slot
         self._pinned: set[int] = set()
+        self._leaving: list[tuple[Sequence[Adapter], Callable[[], object]]] = []
         self.writes = 0
 
     def pin(self, adapter: Adapter) -> None:
-        """Keeps an adapter in its slot once it has one, until `leave`."""
+        """Keeps an adapter in its slot once it has one, until it leaves."""
         self._pinned.add(adapter.generation)
 
     def slot_of(self, adapter: Adapter) -> int | None:
@@ -117,8 +118,35 @@ class AdapterPool:
             if adapter is not None:
                 self._memory.write(slot, self.pages[slot], adapter)
 
-    def leave(self, adapter: Adapter) -> None:
-        """Frees the slot of an adapter, which no running request uses."""
+    def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
+        """Lets adapters leave at the first `settle` for which none of them is used. Calls back then, or at `close`."""
+        self._leaving.append((adapters, done))
+
+    @property
+    def leaving(self) -> bool:
+        """True if adapters are to leave once they are not used."""
+        return bool(self._leaving)
+
+    def settle(self, used: Collection[int]) -> None:
+        """Frees the slots of adapters that are to leave.
+
+        Args:
+            used: generations of the adapters of all requests that have not ended.
+        """
+        for adapters, done in self._leaving.copy():
+            if not any(adapter.generation in used for adapter in adapters):
+                self._leaving.remove((adapters, done))
+                for adapter in adapters:
+                    self._leave(adapter)
+                done()
+
+    def close(self) -> None:
+        """Calls back for all adapters that are to leave, as the loop ends."""
+        for _, done in self._leaving:
+            done()
+        self._leaving.clear()
+
+    def _leave(self, adapter: Adapter) -> None:
         self._pinned.discard(adapter.generation)
         slot = self.slot_of(adapter)
         if slot is not None:
