@@ -6,11 +6,11 @@
     python benchmarks/adapters.py --late [--document 8192]
 
 The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by Zipf's law (exponent
-1), with room for fewer on the device, and compares that to requests for as many as there is room for. All are one
-folder, which is read and copied to the device for each; `--shape` takes a model of that shape with random weights. Both
-are measured by turns, the ratio is the median of the pairs; adapters change all projections, by random numbers.
-`--trained` trains
-an adapter with peft, and compares the tokens that it gives with those of the merged weights, greedy and in float32.
+1), with room for fewer on the device, and compares that to requests for as many as there is room for, after each was
+asked for once. All are one folder, which is read and copied to the device for each; `--shape` takes a model of that
+shape with random weights. Both are measured by turns, the ratio is the median of the pairs; adapters change all
+projections, by random numbers. `--trained` trains an adapter with peft, and compares the tokens that it gives with
+those of the merged weights, greedy and in float32.
 `--late` counts the prompt tokens of a program that asks late adapters about one document, for a model of random
 weights.
 """
@@ -34,6 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import sglang_lite as sgl
 from sglang_lite.bench.shapes import SHAPES, load_shape
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.models.parameters import layer_parameters
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec
@@ -109,30 +110,41 @@ def zipf(options: argparse.Namespace) -> None:
         "max_lora_rank": options.rank,
     }  # fmt: skip
     began = time.perf_counter()
+
+    def passed() -> float:
+        """Seconds since the last call."""
+        nonlocal began
+        took, began = time.perf_counter() - began, time.perf_counter()
+        return took
+
     with tempfile.TemporaryDirectory() as folder:
         if options.shape:
-            model = load_shape(options.shape)
+            model = load_shape(options.shape, config=EngineConfig.make(**settings))
             write_adapter_of(SHAPES[options.shape], folder, options.rank)
             engine = sgl.Engine.of(model, **settings)
         else:
             write_adapter(folder, options.rank)
             engine = sgl.Engine(in_process=True, **settings)
-        with engine, ThreadPoolExecutor() as threads:
-            print(f"engine ready in {time.perf_counter() - began:.0f} s", flush=True)
-            began, adapters = time.perf_counter(), engine.core.adapters
-            list(threads.map(lambda i: adapters.load(str(i), folder, pinned=False), range(options.registered)))
-            loading, size = time.perf_counter() - began, engine.stats()["adapter_bytes"] / 1e9
-            print(f"{options.registered} loaded in {loading:.0f} s; {size:.1f} GB of them in memory", flush=True)
+        names = [str(i) for i in range(options.registered)]
+        with engine, ThreadPoolExecutor(16) as threads:
+            print(f"engine ready in {passed():.0f} s", flush=True)
+            for name in names:
+                engine.load_lora_adapter(name, folder)
+            print(f"{options.registered} adapters registered in {passed():.1f} s", flush=True)
+            list(threads.map(lambda name: seconds(engine, [name], 1), names))
+            before = engine.stats()
+            size = before["adapter_bytes"] / 1e9
+            print(f"  each read and asked once in {passed():.1f} s; {size:.1f} GB in memory", flush=True)
             found = by_turns(
                 lambda: seconds(engine, asked(options.resident), options.tokens),
                 lambda: seconds(engine, asked(options.registered), options.tokens),
                 options.repeat,
             )
-            stats = engine.stats()
+            after = engine.stats()
     print(f"{options.requests} requests for {options.resident} adapters over {options.registered}, by Zipf's law, with")
     print(f"room for {options.resident} on the device:\n  {found} (speed of all over that of some)")
-    again = stats["adapter_reads"] - options.registered
-    print(f"  {stats['adapter_copies']} copies to the device, {again} folders read again")
+    copies, again = (after[each] - before[each] for each in ("adapter_copies", "adapter_reads"))
+    print(f"  {copies} copies to the device, {again} folders read again")
 
 
 def trained(options: argparse.Namespace) -> None:

@@ -106,7 +106,7 @@ def hf_config(name: str) -> dict[str, object]:
 
 def load_shape(
     name: str, *, fp8: bool = False, model_impl: str = "native", quantization: str | None = None,
-    deterministic: bool = False,
+    deterministic: bool = False, config: EngineConfig | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Model of a shape on the first GPU, or on the CPU if no GPU is available, with a tokenizer whose tokens are
     meaningless words.
@@ -116,6 +116,7 @@ def load_shape(
         model_impl: "native", or "transformers" for the code of that package instead of ours.
         quantization: as of `EngineConfig`; "gguf" for matrices in blocks of Q4_K.
         deterministic: as of `EngineConfig`, which the engine must be given, too.
+        config: settings of the engine, whose kernels are compiled ahead; None for those of the defaults.
     """
     if model_impl == "transformers":
         return _by_transformers(name)
@@ -133,7 +134,9 @@ def load_shape(
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling
 
-        compiles = start_compiling(EngineConfig(), spec, formats, spec.max_positions, device, stored=matrices.format)
+        compiles = start_compiling(
+            config or EngineConfig(), spec, formats, spec.max_positions, device, stored=matrices.format
+        )
     with torch.inference_mode():
         model = kind(spec, DummySource(device, matrices), formats, device, spec.max_positions)
     if kv_fp8:

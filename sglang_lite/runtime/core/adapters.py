@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
 
 _HOST_SHARE = 0.5  # of the host's free memory, that adapters may take
-_READERS = 8  # threads that read the adapters that an engine begins with
 _MERGE = "Merge the adapter into the weights with peft's merge_and_unload()."
 
 
@@ -55,12 +54,12 @@ class EngineAdapters:
         return None if name is None else self.loaded.get(name)
 
     def at_hand(self, name: str | None) -> bool:
-        """True if `get` reads no folder, so that the loop's thread may call it."""
+        """True if `get` reads no file, so that the loop's thread may call it."""
         name = self.of_model if name is None else name
         return name is None or self.loaded.at_hand(name)
 
     def load(self, name: str, path: str, *, pinned: bool) -> None:
-        """Reads an adapter; raises as `LoadedAdapters.load`. Not on the loop's thread."""
+        """Checks an adapter; raises as `LoadedAdapters.load`. Not on the loop's thread."""
         self.loaded.load(name, Path(path).expanduser(), pinned=pinned)
         if pinned:
             self.pool.pin(self.loaded.get(name))
@@ -91,9 +90,8 @@ class EngineAdapters:
         for each in self.loaded.list():
             adapter = each.adapter
             found.append({
-                "lora_name": each.name, "lora_path": str(each.path), "pinned": each.pinned,
-                "rank": None if adapter is None else adapter.rank,
-                "resident": adapter is not None and self.pool.slot_of(adapter) is not None,
+                "lora_name": each.name, "lora_path": str(each.files.config.folder), "pinned": each.pinned,
+                "rank": each.files.rank, "resident": adapter is not None and self.pool.slot_of(adapter) is not None,
             })  # fmt: skip
         return found
 
@@ -178,9 +176,8 @@ def _made(
         memory,
         None if own is None else own.name,
     )
-    with ThreadPoolExecutor(_READERS) as threads:
-        for read in [threads.submit(adapters.load, each.name, each.path, pinned=each.pinned) for each in given]:
-            read.result()
+    for each in given:
+        adapters.load(each.name, each.path, pinned=each.pinned)
     return adapters
 
 

@@ -260,5 +260,5 @@ def test_an_adapter_that_gave_way_is_read_again(llama, alone, tmp_path):
         engine.drain()
         assert list(ended(events).token_ids) == alone(folders[name], [7, 8], 8)
     shutil.rmtree(copies["one"])
-    with pytest.raises(sgl.ModelError, match="no folder, so no adapter"):
+    with pytest.raises(sgl.ModelError, match=r"one/adapter_model.safetensors: can't be read: .*No such file"):
         engine.start([7, 8], params("one"))

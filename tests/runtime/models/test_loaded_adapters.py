@@ -1,4 +1,4 @@
-"""Adapters in the host's memory give way by their bytes, and each folder is read once for all that wait for it."""
+"""Adapters in the host's memory give way by their bytes, and each is read once for all that wait for it."""
 
 import itertools
 import threading
@@ -17,16 +17,18 @@ MIB = 1 << 20
 
 
 class Folders:
-    """A reader of folders that are named after their size in MiB. While `closed`, reads wait."""
+    """A reader of folders that are named after their size in MiB, which reads while `opened` is set."""
 
     def __init__(self):
         self.read_names, self.opened, self._numbers = [], threading.Event(), itertools.count()
         self.opened.set()
 
-    def read(self, name, folder):
+    def open(self, folder):
+        return int(folder.name) * MIB
+
+    def read(self, name, size):
         self.read_names.append(name)
         assert self.opened.wait(30)
-        size = int(folder.name) * MIB
         return Adapter(name, next(self._numbers), 8, (), "", pages=torch.empty(size, dtype=torch.uint8))
 
 
@@ -34,13 +36,30 @@ def loaded(folders, *, max_loaded=None, mib=10):
     return LoadedAdapters(folders, frozenset(), max_loaded, 3, mib * MIB)
 
 
+def used(adapters, name, mib):
+    """An adapter that is loaded, and used."""
+    adapters.load(name, Path(str(mib)), pinned=False)
+    return adapters.get(name)
+
+
+def test_tensors_are_read_when_a_request_names_them_or_they_are_pinned():
+    folders = Folders()
+    adapters = loaded(folders)
+    for name in "abc":
+        adapters.load(name, Path("4"), pinned=name == "b")
+    assert (folders.read_names, adapters.bytes) == (["b"], 4 * MIB)
+    assert not adapters.at_hand("a")
+    assert adapters.get("a") is adapters.get("a")
+    assert (folders.read_names, adapters.bytes) == (["b", "a"], 8 * MIB)
+
+
 def test_the_least_recently_used_give_way_until_all_fit():
     folders = Folders()
     adapters = loaded(folders)
     for name, size in {"a": 4, "b": 3, "c": 3}.items():
-        adapters.load(name, Path(str(size)), pinned=False)
+        used(adapters, name, size)
     assert adapters.get("a").bytes == 4 * MIB  # so that b and c are older
-    adapters.load("d", Path("5"), pinned=False)
+    used(adapters, "d", 5)
     assert [each.name for each in adapters.list() if each.adapter is not None] == ["a", "d"]
     assert (adapters.at_hand("a"), adapters.at_hand("b")) == (True, False)
     assert adapters.get("b").name == "b"  # and d goes, as a was just looked at
@@ -52,23 +71,28 @@ def test_the_least_recently_used_give_way_until_all_fit():
 def test_one_without_room_fails_alone_and_moves_nobody():
     adapters = loaded(Folders())
     adapters.load("pinned", Path("6"), pinned=True)
-    adapters.load("small", Path("2"), pinned=False)
-    with pytest.raises(
-        sgl.ParameterError, match="no room in memory: 1 adapters are pinned, with 6 MiB; this one takes 5"
-    ):
-        adapters.load("large", Path("5"), pinned=False)
-    assert [each.adapter is not None for each in adapters.list()] == [True, True]
-    adapters.load("four", Path("4"), pinned=False)
-    adapters.unload("pinned")
+    used(adapters, "small", 2)
     adapters.load("large", Path("5"), pinned=False)
-    assert adapters.get("four").bytes + adapters.get("large").bytes == adapters.bytes
+    for _ in range(2):
+        with pytest.raises(
+            sgl.ParameterError, match="no room in memory: 1 adapters are pinned, with 6 MiB; this one takes 5"
+        ):
+            adapters.get("large")
+    with pytest.raises(sgl.ParameterError, match="no room in memory"):
+        adapters.load("also", Path("5"), pinned=True)
+    assert {each.name: each.adapter is not None for each in adapters.list()} == {
+        "pinned": True, "small": True, "large": False,
+    }  # fmt: skip
+    used(adapters, "four", 4)
+    adapters.unload("pinned")
+    assert adapters.get("large").bytes + adapters.get("four").bytes == adapters.bytes
 
 
 def test_pinned_adapters_count_as_much_as_torch_takes_for_them(monkeypatch):
     adapters = loaded(Folders(), mib=16)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
     for name in "abc":
-        adapters.load(name, Path("5"), pinned=False)
+        used(adapters, name, 5)
     assert [each.name for each in adapters.list() if each.adapter is not None] == ["b", "c"]
     assert adapters.bytes == 16 * MIB
 
@@ -77,15 +101,15 @@ def test_a_folder_is_read_once_for_all_requests_that_wait():
     folders = Folders()
     adapters = loaded(folders)
     adapters.load("a", Path("6"), pinned=False)
-    adapters.load("b", Path("6"), pinned=False)
+    used(adapters, "b", 4)
     folders.opened.clear()
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(adapters.get, "a") for _ in range(8)]
-        assert threads.submit(adapters.at_hand, "b")  # nobody else waits for a read
+        assert adapters.at_hand("b")  # nobody else waits for a read
         assert adapters.get("b").name == "b"
         folders.opened.set()
         assert len({id(each.result(30)) for each in asked}) == 1
-    assert folders.read_names == ["a", "b", "a"]
+    assert folders.read_names == ["b", "a"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,11 +129,10 @@ def test_random_uses_stay_within_both_bounds(seed):
 
 def test_one_that_has_left_memory_is_unloaded_when_its_requests_have_ended():
     adapters = loaded(Folders())
-    adapters.load("a", Path("6"), pinned=False)
-    used = adapters.get("a")  # by a request
-    adapters.load("b", Path("6"), pinned=False)
+    first = used(adapters, "a", 6)  # by a request
+    used(adapters, "b", 6)
     assert not adapters.at_hand("a")
-    assert [*adapters.unload("a")] == [used]
-    adapters.load("a", Path("6"), pinned=False)
-    adapters.load("c", Path("6"), pinned=False)
+    assert [*adapters.unload("a")] == [first]
+    used(adapters, "a", 6)
+    used(adapters, "c", 6)
     assert [*adapters.unload("a")] == []  # nobody has that one

@@ -138,10 +138,6 @@ def renamed(old, new):
     return changed_tensors(lambda tensors: tensors.update({new: tensors.pop(old)}))
 
 
-def with_nan(tensors):
-    tensors[f"{Q}.lora_B.weight"][0, 0] = torch.nan
-
-
 def cut(tensors):
     tensors[f"{Q}.lora_A.weight"] = tensors[f"{Q}.lora_A.weight"][:, 1:].contiguous()
 
@@ -153,7 +149,6 @@ REFUSED = {
     "unknown projection": (renamed(f"{Q}.lora_A.weight", f"{Q}x.lora_A.weight"), "changes .*q_projx, which .* does not have"),
     "no A": (changed_tensors(lambda t: t.pop(f"{Q}.lora_A.weight")), "q_proj has no lora_A"),
     "no B": (changed_tensors(lambda t: t.pop(f"{Q}.lora_B.weight")), "q_proj has no lora_B"),
-    "NaN": (changed_tensors(with_nan), "q_proj.lora_B has NaN or infinite elements"),
     "head": (renamed(f"{Q}.lora_A.weight", "base_model.model.lm_head.lora_A.weight"), "lm_head: embeddings and heads"),
     "no matrix": (renamed(f"{Q}.lora_A.weight", f"{Q}.weight"), "q_proj.weight is no matrix of an adapter"),
     "target": (changed_config(target_modules=["q_proj", "w1"]), "target_modules has 'w1', which has no matrices"),
@@ -196,6 +191,48 @@ def test_what_cannot_be_honoured_is_refused_by_name(kind, llama, running, tmp_pa
     with pytest.raises(sgl.ModelError, match=message):
         running.load_lora_adapter("new", folder)
     assert running.loras() == []
+
+
+def test_numbers_that_are_none_are_found_when_they_are_read(llama, running, tmp_path):
+    folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
+    changed_tensors(lambda tensors: tensors[f"{Q}.lora_B.weight"][0, :1].fill_(torch.nan))(folder)
+    with pytest.raises(sgl.ModelError, match="lora_B has NaN or infinite elements"):
+        running.load_lora_adapter("new", folder, pinned=True)
+    assert running.loras() == []
+    running.load_lora_adapter("new", folder)
+    (ids,) = prompts(9)
+    with pytest.raises(sgl.ModelError, match="lora_B has NaN or infinite elements"):
+        running.generate(input_ids=ids, lora_path="new")
+    assert farthest(llama[1], ids, None, ask(running, ids, None).result(timeout=30)) <= 1e-4
+    running.unload_lora_adapter("new")
+
+
+def test_a_file_that_has_changed_or_vanished_fails_the_requests_for_it(llama, running, tmp_path):
+    folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
+    running.load_lora_adapter("new", folder)
+    changed_tensors(lambda tensors: tensors.pop(f"{Q}.lora_A.weight"))(folder)
+    (ids,) = prompts(9)
+    with pytest.raises(sgl.ModelError, match="changed since the adapter was loaded"):
+        running.generate(input_ids=ids, lora_path="new")
+    shutil.rmtree(folder)
+    with pytest.raises(sgl.ModelError, match=r"can't be read: .*No such file"):
+        running.generate(input_ids=ids, lora_path="new")
+    running.unload_lora_adapter("new")
+
+
+def test_a_thousand_adapters_are_registered_by_their_headers(llama, running):
+    folder = llama[1].folders["plain"]
+    before = running.stats()
+    for number in range(1000):
+        running.load_lora_adapter(str(number), folder)
+    found = running.stats()
+    assert found["adapters"] == 1000
+    assert (found["adapter_bytes"], found["adapter_reads"]) == (0, before["adapter_reads"])
+    (ids,) = prompts(9)
+    assert farthest(llama[1], ids, "plain", ask(running, ids, "500").result(timeout=30)) <= 1e-4
+    assert running.stats()["adapter_reads"] == before["adapter_reads"] + 1
+    for number in range(1000):
+        running.unload_lora_adapter(str(number))
 
 
 def test_an_adapter_that_names_another_base_is_used_with_a_warning(llama, running, tmp_path, caplog):

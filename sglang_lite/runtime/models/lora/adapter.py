@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -25,6 +25,7 @@ from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_c
 from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
+from sglang_lite.runtime.models.weights.ranges import LocalRanges, read_header
 from sglang_lite.runtime.models.weights.source import canonical
 
 logger = logging.getLogger("sglang_lite")
@@ -122,7 +123,25 @@ class _Matrices:
     b: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """Files of an adapter as they were checked.
+
+    Attributes:
+        config: its config.
+        file: file of its tensors.
+        rank: its largest rank.
+        stamp: size of the file, and time of its last change.
+    """
+
+    config: AdapterConfig
+    file: Path
+    rank: int
+    stamp: tuple[int, int]
+
+
 _Target: TypeAlias = tuple[int, str, CheckpointSlice]
+_Modules: TypeAlias = dict[str, tuple[torch.Tensor, torch.Tensor]]  # A and B as stored, by module
 
 
 class AdapterReader:
@@ -161,18 +180,21 @@ class AdapterReader:
                     else:
                         self._others.add(module)
 
-    def read(self, name: str, folder: Path) -> Adapter:
-        """Reads an adapter.
+    def open(self, folder: Path) -> AdapterFiles:
+        """Checks an adapter by its config and the headers of its tensors. No values are read.
 
         Args:
-            name: name that requests will use.
             folder: folder that peft has written.
 
         Raises:
             ModelError: it is damaged, of another base, or has something that can't be honoured.
         """
         config = read_adapter_config(folder)
-        modules = dict(self._modules(config))
+        file = next((path for name in _FILES if (path := folder / name).is_file()), None)
+        if file is None:
+            raise ModelError(f"{folder}: the adapter has no weights: neither {' nor '.join(_FILES)} is a file there.")
+        stamp = _stamp(file)  # before its headers, so that a change after them is found
+        modules = self._modules(config, file, _headers(file))
         self._check_targets(config, modules)
         if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
             raise ModelError(
@@ -182,11 +204,30 @@ class AdapterReader:
             logger.warning(
                 "%s: the adapter was trained on %s, and is used on %s.", folder, config.base, self._model_name
             )
-        rank = -(-max(len(each.a) for each in modules.values()) // PAGE_RANK) * PAGE_RANK
+        return AdapterFiles(config, file, max(map(config.rank_of, modules)), stamp)
+
+    def read(self, name: str, files: AdapterFiles) -> Adapter:
+        """Reads an adapter that `open` has checked.
+
+        Args:
+            name: name that requests will use.
+            files: its files.
+
+        Raises:
+            ModelError: its file has changed since, can't be read, or has NaN.
+        """
+        config, file = files.config, files.file
+        if _stamp(file) != files.stamp:
+            raise ModelError(
+                f"{file}: changed since the adapter was loaded.", hint="Unload the adapter, and load it again."
+            )
+        rank = -(-files.rank // PAGE_RANK) * PAGE_RANK
         by_role: dict[tuple[int, str], _Matrices] = {}
-        for module, matrices in modules.items():
+        for module, (a, b) in self._modules(config, file, _tensors(file)).items():
+            _check_finite(file, module, a, b)
+            b = b.float() * config.scale_of(module)
             for index, role, piece in self._modules_of_model[module]:
-                by_role[index, role] = _Matrices(matrices.a, _rows(matrices.b, piece))
+                by_role[index, role] = _Matrices(a, _rows(b, piece))
         layers = tuple(self._deltas(index, by_role, rank) for index in range(len(self._spec.layers)))
         return self._pack(Adapter(name, next(self._generations), rank, layers, _digest(layers), config.invocation))
 
@@ -213,9 +254,8 @@ class AdapterReader:
             deltas[product] = ProductDelta(a, b, outputs)
         return deltas
 
-    def _modules(self, config: AdapterConfig) -> Iterator[tuple[str, _Matrices]]:
-        """Yields the modules of an adapter with their matrices."""
-        file, tensors = _tensors(config.folder)
+    def _modules(self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]) -> _Modules:
+        """A and B of each module of an adapter, whose values are not read."""
         found: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             match = _NAME.fullmatch(name)
@@ -235,26 +275,22 @@ class AdapterReader:
                 )
             if missing := {"lora_A", "lora_B"} - pair.keys():
                 raise ModelError(f"{file}: {module} has no {missing.pop()}.", hint="Save the adapter again.")
-            yield module, self._checked(config, file, module, pair["lora_A"], pair["lora_B"])
+            self._check_shapes(config, file, module, pair)
+        return {module: (pair["lora_A"], pair["lora_B"]) for module, pair in found.items()}
 
-    def _checked(self, config: AdapterConfig, file: Path, module: str, a: torch.Tensor, b: torch.Tensor) -> _Matrices:
-        """Matrices of a module, B with the scale."""
+    def _check_shapes(self, config: AdapterConfig, file: Path, module: str, pair: Mapping[str, torch.Tensor]) -> None:
         piece, rank = self._modules_of_model[module][0][2], config.rank_of(module)
         if rank > self._max_rank:
             raise ModelError(
                 f"{file}: {module} has rank {rank}, and max_lora_rank is {self._max_rank}.", hint="Raise max_lora_rank."
             )
-        for name, matrix, shape in (("lora_A", a, (rank, piece.shape[1])), ("lora_B", b, (piece.shape[0], rank))):
-            if tuple(matrix.shape) != shape:
+        for name, shape in (("lora_A", (rank, piece.shape[1])), ("lora_B", (piece.shape[0], rank))):
+            if (stored := tuple(pair[name].shape)) != shape:
                 raise ModelError(
-                    f"{file}: {module}.{name} has shape {tuple(matrix.shape)}; {self._model_name} and the adapter's "
-                    f"config take {shape}.",
+                    f"{file}: {module}.{name} has shape {stored}; {self._model_name} and the adapter's config take "
+                    f"{shape}.",
                     hint=f"Was the adapter made for another model? It says {config.base or 'nothing about that'}.",
                 )
-            ends = (matrix if matrix.dtype in _FLOATS else matrix.float()).aminmax()  # in a tenth of `isfinite`'s time
-            if not all(end.isfinite() for end in ends):
-                raise ModelError(f"{file}: {module}.{name} has NaN or infinite elements.", hint="Train it again.")
-        return _Matrices(a, b.float() * config.scale_of(module))
 
     def _unknown(self, file: Path, module: str) -> ModelError:
         if module in self._others or ".experts." in module:
@@ -269,7 +305,7 @@ class AdapterReader:
             hint="It was made for another model.",
         )
 
-    def _check_targets(self, config: AdapterConfig, modules: Mapping[str, _Matrices]) -> None:
+    def _check_targets(self, config: AdapterConfig, modules: _Modules) -> None:
         for target in config.targets:
             if not any(module == target or module.endswith(f".{target}") for module in modules):
                 raise ModelError(f"{config.folder}: target_modules has {target!r}, which has no matrices in the files.")
@@ -294,17 +330,37 @@ def _rows(b: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
     return b[piece.part]
 
 
-def _tensors(folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """File of an adapter and its tensors. Code in a pickled file is never run."""
-    file = next((path for name in _FILES if (path := folder / name).is_file()), None)
-    if file is None:
-        raise ModelError(f"{folder}: the adapter has no weights: neither {_FILES[0]} nor {_FILES[1]} is a file there.")
+def _check_finite(file: Path, module: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, matrix in (("lora_A", a), ("lora_B", b)):
+        ends = (matrix if matrix.dtype in _FLOATS else matrix.float()).aminmax()  # in a tenth of `isfinite`'s time
+        if not all(end.isfinite() for end in ends):
+            raise ModelError(f"{file}: {module}.{name} has NaN or infinite elements.", hint="Train it again.")
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file}: can't be read: {error}", hint="Put it back, or unload the adapter.") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _headers(file: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a file, without their values."""
     if file.suffix == ".bin":
-        return file, pickled_tensors(file)
+        return pickled_tensors(file, "meta")
+    found = read_header(LocalRanges(), file)
+    return {name: torch.empty(each.shape, device="meta") for name, each in found.items()}
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a file. Code in a pickled file is never run."""
+    if file.suffix == ".bin":
+        return pickled_tensors(file)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return file, load_file(file)
+        return load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterReader
+from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterFiles, AdapterReader
 
 
 @dataclass(slots=True)
@@ -18,15 +18,16 @@ class LoadedAdapter:
     """Adapter that requests can name.
 
     Attributes:
-        name, path: its name, and the folder that it is read from.
+        name: its name.
+        files: files that it is read from, when a request first names it.
         pinned: whether it stays in memory, and on the device.
         adapter: its tensors, or None while they are not in memory.
-        reading: held by the thread that reads its folder.
+        reading: held by the thread that reads its tensors.
         left: those that have left memory, while requests have them.
     """
 
     name: str
-    path: Path
+    files: AdapterFiles
     pinned: bool
     adapter: Adapter | None
     reading: threading.Lock = field(default_factory=threading.Lock)
@@ -37,14 +38,14 @@ class LoadedAdapters:
     """Adapters that requests can name. Methods may be called by any thread.
 
     Args:
-        reader: reads their folders.
+        reader: checks and reads their folders.
         reserved: names that no adapter may have.
         max_loaded, max_bytes: maximum number of adapters in memory, and of their bytes; None for no limit. The least
             recently used ones that are not pinned give way, and are read again when a request names them.
         max_pinned: maximum number of pinned ones.
 
     Attributes:
-        reads: number of folders that were read.
+        reads: number of times that tensors were read.
     """
 
     def __init__(
@@ -72,20 +73,22 @@ class LoadedAdapters:
         return sum(each.adapter.bytes for each in self.list() if each.adapter is not None)
 
     def load(self, name: str, path: Path, *, pinned: bool) -> None:
-        """Reads an adapter, which requests can name from then on.
+        """Checks an adapter, which requests can name from then on. Its tensors are read at once only if it is pinned.
 
         Raises:
-            ParameterError: the name can't be used, no more adapters can be pinned, or it has no room beside those that
-                are.
+            ParameterError: the name can't be used, no more adapters can be pinned, or a pinned one has no room beside
+                others.
             ModelError: the adapter can't be used.
         """
         with self._lock:
             self._check_new(name, pinned=pinned)
-        adapter = self._read(name, path)
+        files = self._reader.open(path)
+        adapter = self._read(name, files) if pinned else None
         with self._lock:
             self._check_new(name, pinned=pinned)
-            self._make_room(adapter.bytes)
-            self._by_name[name] = LoadedAdapter(name, path, pinned, adapter)
+            if adapter is not None:
+                self._make_room(adapter.bytes)
+            self._by_name[name] = LoadedAdapter(name, files, pinned, adapter)
 
     def unload(self, name: str) -> Sequence[Adapter]:
         """Forgets an adapter: requests can't name it any more. Returns it, if it is in memory, and those that have left
@@ -100,18 +103,18 @@ class LoadedAdapters:
             return [*found.left, *(() if found.adapter is None else (found.adapter,))]
 
     def get(self, name: str) -> Adapter:
-        """Adapter of a name, for a request. May read its folder, once for all that wait for it.
+        """Adapter of a name, for a request. May read its tensors, once for all that wait for it.
 
         Raises:
             ParameterError: there is none, or it has no room beside those that are pinned.
-            ModelError: it had to be read again, and can't be used any more.
+            ModelError: its tensors had to be read, and can't be, or can't be used.
         """
         found = self._used(name)
         if (adapter := found.adapter) is not None:
             return adapter
         with found.reading:
             if (adapter := found.adapter) is None:
-                adapter = self._read(name, found.path)
+                adapter = self._read(name, found.files)
                 with self._lock:
                     if self._known(name, "lora_path") is not found:  # another one has been loaded under its name
                         raise ParameterError("lora_path", f"{shown(name)} was unloaded.", hint="Ask again.")
@@ -120,7 +123,7 @@ class LoadedAdapters:
             return adapter
 
     def at_hand(self, name: str) -> bool:
-        """True if `get` reads no folder. The adapter counts as used."""
+        """True if `get` reads no file. The adapter counts as used."""
         try:
             return self._used(name).adapter is not None
         except ParameterError:  # which `get` raises at once
@@ -132,8 +135,8 @@ class LoadedAdapters:
             self._by_name[name] = self._by_name.pop(name)
             return found
 
-    def _read(self, name: str, path: Path) -> Adapter:
-        adapter = self._reader.read(name, path)  # without the lock, which the loop's thread may wait for
+    def _read(self, name: str, files: AdapterFiles) -> Adapter:
+        adapter = self._reader.read(name, files)  # without the lock, which the loop's thread may wait for
         self.reads += 1
         return adapter
 
