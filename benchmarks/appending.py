@@ -22,11 +22,11 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_process import start, write_model
+from engine_process import start
 
 import sglang_lite as sgl
 from benchmarks.machine import describe
-from sglang_lite.bench.shapes import text_from_ids
+from sglang_lite.bench.shapes import text_from_ids, write_model
 from sglang_lite.program.nodes import Gen, Node, Text
 from sglang_lite.protocol import ProgramResult, SamplingParams
 

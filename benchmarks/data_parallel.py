@@ -23,10 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_process import write_model
 
 import sglang_lite as sgl
-from sglang_lite.bench.shapes import SHAPES, text_from_ids
+from sglang_lite.bench.shapes import SHAPES, text_from_ids, write_model
 from sglang_lite.bench.workloads import WORKLOADS, Workload, generate
 
 

@@ -30,12 +30,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sglang_lite as sgl
-from sglang_lite.bench.shapes import ON_CPUS, SHAPES, hf_config, text_from_ids
+from sglang_lite.bench.shapes import ON_CPUS, SHAPES, text_from_ids, write_model
 from sglang_lite.bench.workloads import WORKLOADS, run
 from sglang_lite.protocol import Delta, SamplingParams
 
@@ -44,18 +42,6 @@ SECTIONS = ("undisturbed", "busy", "program", "streams", "start", "hostile")
 _DOCUMENT = json.dumps({f"key{i}": [i, str(i), {"x": i / 7}] for i in range(200)})
 _PYTHON = "x = 0\nwhile True: x += 1"
 _JSON = f"import json\nwhile True: json.loads({_DOCUMENT!r})"
-
-
-def write_model(folder: Path, shape: str) -> None:
-    """A folder with the shape's config and a tokenizer of words without meaning."""
-    (folder / "config.json").write_text(json.dumps(hf_config(shape)))
-    words = {text_from_ids([i]).replace(" ", "\u0120"): i for i in range(SHAPES[shape].vocab_size)}
-    backend = Tokenizer(models.BPE(words, [], ignore_merges=True))
-    splits = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
-    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([splits, bytewise])
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
 
 
 def start(folder: Path, *, here: bool, **settings: Any) -> sgl.Engine:

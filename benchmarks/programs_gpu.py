@@ -20,10 +20,10 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_process import start, write_model
+from engine_process import start
 
 import sglang_lite as sgl
-from sglang_lite.bench.shapes import text_from_ids
+from sglang_lite.bench.shapes import text_from_ids, write_model
 
 GENERATIONS = 6
 _draw = random.Random(0)

@@ -41,9 +41,8 @@ import requests
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_process import write_model
 
-from sglang_lite.bench.shapes import text_from_ids
+from sglang_lite.bench.shapes import text_from_ids, write_model
 from sglang_lite.protocol import CapabilityError
 from sglang_lite.server.replicas.gateway import package_of
 

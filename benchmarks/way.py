@@ -23,9 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from engine_process import start, write_model
+from engine_process import start
 
 import sglang_lite as sgl
+from sglang_lite.bench.shapes import write_model
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 

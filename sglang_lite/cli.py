@@ -296,6 +296,7 @@ def _bench(options: argparse.Namespace) -> int:
     from sglang_lite.bench.report import report, report_agents
     from sglang_lite.bench.shapes import SHAPES
     from sglang_lite.bench.workloads import WORKLOADS
+    from sglang_lite.runtime.parallel.layout import Parallel
 
     if options.shape not in SHAPES:
         raise ParameterError("--shape", f"{options.shape!r} is not one of {', '.join(SHAPES)}.")
@@ -303,14 +304,23 @@ def _bench(options: argparse.Namespace) -> int:
     for name in names:
         if name not in (*WORKLOADS, "agents"):
             raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}, agents.")
-    if "agents" in names and (len(names) > 1 or options.model_impl != "native" or options.json is not None):
-        raise ParameterError("--workload", "agents have a table of their own, of our models: name them alone.")
+    if "agents" in names and (
+        len(names) > 1 or options.tp > 1 or options.model_impl != "native" or options.json is not None
+    ):
+        raise ParameterError(
+            "--workload", "agents have a table of their own, of our models on one GPU: name them alone."
+        )
     if options.fp8 and options.model_impl == "transformers":
         raise ParameterError("--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out.")
     if "agents" in names:
         report_agents(options.shape, fp8=options.fp8)
         return 0
-    report(options.shape, names, options.repeat, fp8=options.fp8, model_impl=options.model_impl, file=options.json)
+    if options.tp > 1 and options.model_impl == "transformers":
+        raise ParameterError("--tp", "transformers' code runs on one GPU.", hint="Leave one of the two out.")
+    report(
+        options.shape, names, options.repeat, fp8=options.fp8, model_impl=options.model_impl,
+        parallel=Parallel(tp=options.tp, ep=options.ep), file=options.json,
+    )  # fmt: skip
     return 0
 
 
@@ -566,6 +576,11 @@ _GROUPS = {
                     "--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)"
                 ),
                 _flag("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16"),
+                _flag("--tp", type=int, default=1, metavar="N", help="GPUs that share each layer (default: 1)"),
+                _flag(
+                    "--ep", type=int, default=1, metavar="N",
+                    help="groups of these GPUs that share out experts by number (default: 1)",
+                ),
                 _flag(
                     "--model-impl", choices=("native", "transformers"), default="native",
                     help="code that runs the model (default: native)",

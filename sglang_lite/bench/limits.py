@@ -1,8 +1,9 @@
-"""Lower bound on a GPU's time: all weights, keys and values are read once a step, all products run at the measured
-rate."""
+"""Lower bound on the time of one or several GPUs: all weights, keys and values are read once a step, all products run
+at the measured rate, and sums over GPUs at that of their links."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,24 +15,31 @@ from sglang_lite.runtime.models.spec import DenseSpec, FeedForwardSpec, ModelSpe
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured rates of a GPU.
+    """Measured rates of GPUs that share each layer.
 
     Attributes:
-        bytes_per_s: bytes per second of a large copy on the device, read and written.
-        flops_per_s: floating-point operations per second of a large bfloat16 product.
+        bytes_per_s: bytes per second of a large copy on the device, read and written; of all GPUs.
+        flops_per_s: floating-point operations per second of a large bfloat16 product; of all GPUs.
+        gpus: number of GPUs.
+        link_bytes_per_s: bytes per second of a large copy from one GPU to another.
     """
 
     bytes_per_s: float
     flops_per_s: float
+    gpus: int = 1
+    link_bytes_per_s: float = math.inf
 
 
-def measure() -> Rates:
-    """Measures both rates on the first GPU."""
+def measure(gpus: int = 1) -> Rates:
+    """Measures the rates on the first GPU, and on its link to the second if there are to be several."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
-    copy = 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+    copy, link = 2 * source.nbytes / _seconds(lambda: target.copy_(source)), math.inf
+    if gpus > 1:
+        there = torch.empty_like(source, device="cuda:1")
+        link = source.nbytes / _seconds(lambda: there.copy_(source))
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    return Rates(copy, 2 * 8192**3 / _seconds(lambda: a @ b))
+    return Rates(gpus * copy, gpus * 2 * 8192**3 / _seconds(lambda: a @ b), gpus, link)
 
 
 def _seconds(run: object) -> float:
@@ -49,7 +57,8 @@ def _seconds(run: object) -> float:
 
 def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
     """Minimum seconds for a workload: all prompts are computed, then each step generates one token for each row. A step
-    reads each row's keys and values once, and a shared prefix once for all rows.
+    reads each row's keys and values once, and a shared prefix once for all rows. Several GPUs sum the hidden states of
+    all tokens twice a layer, for which each sends its part to the others, and the sum of another part.
 
     Args:
         bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.
@@ -70,6 +79,9 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
         )
         return size * read + 2 * head
 
+    # Seconds of a token's sums, of 16 bits.
+    sums = 2 * len(layers) * 2 * hidden * 2 * (1 - 1 / rates.gpus) / rates.link_bytes_per_s
+
     token = (2 if spec.latent else size) * spec.kv_layout.numbers
     own, new = np.array(work.suffix_lengths), np.array(work.output_lengths)
     shared = 0 if work.cached else work.prefix_length
@@ -79,13 +91,13 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
     attention = pair * float(seen.sum())
     tokens = int(shared + own.sum())
     prompts = max(2 * active * tokens / matmul + attention / rates.flops_per_s, weights(tokens) / rates.bytes_per_s)
-    steps = 0.0
+    steps = tokens * sums
     for step in range(1, int(new.max())):
         alive = new > step
         rows = int(alive.sum())
         read = (own[alive] + step).sum() + work.prefix_length * bool(rows)
         steps += max(weights(rows) / rates.bytes_per_s, flops * rows / matmul)
-        steps += read * max(token / rates.bytes_per_s, seeing / rates.flops_per_s)
+        steps += rows * sums + read * max(token / rates.bytes_per_s, seeing / rates.flops_per_s)
     return float(prompts + steps)
 
 

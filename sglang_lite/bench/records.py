@@ -58,7 +58,8 @@ class Machine:
     """Machine and model of a measurement.
 
     Attributes:
-        copy, matmul: measured rates, as in `limits.Rates`; None on a CPU.
+        ranks: number of devices, or processes of a CPU, that share each layer.
+        copy, matmul, link: measured rates, as in `limits.Rates`; None on a CPU, `link` also for one GPU.
         ready: seconds that the engine took to start in this process.
         first_token: seconds from the start of another process to its first token.
         compiled: number of kernels that this other process had to compile.
@@ -66,11 +67,13 @@ class Machine:
     """
 
     device: str
+    ranks: int
     torch: str
     shape: str
     numbers: str
     copy: float | None
     matmul: float | None
+    link: float | None
     ready: float
     first_token: float
     compiled: int

@@ -6,9 +6,12 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -18,15 +21,17 @@ from sglang_lite.bench.limits import lower_bound, measure
 from sglang_lite.bench.peers import PeerResults, installed, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.records import BenchReport, Machine, Row, Runs
-from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape
+from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape, write_model
 from sglang_lite.bench.start import first_token
 from sglang_lite.bench.workloads import WORKLOADS, Measured, Workload, run
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.models.cuts import rank_spec
+from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 
 def report(
     shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, model_impl: str = "native",
-    file: Path | None = None,
+    parallel: Parallel = ALONE, file: Path | None = None,
 ) -> None:  # fmt: skip
     """Measures workloads and prints a table, and a second one if a peer is installed.
 
@@ -36,16 +41,21 @@ def report(
         repeat: number of measured runs of each workload after that.
         fp8: whether weights, keys and values have 8 bits.
         model_impl: implementation of the model, as in `load_shape`; peers are measured only for "native".
+        parallel: GPUs that share each layer. Peers are measured on one alone.
         file: path of a JSON file to write everything to, or None.
 
     Raises:
-        ParameterError: no GPU is available and the shape is not for CPUs, or the file can't be written.
+        ParameterError: no GPU is available and the shape is not for CPUs, there are fewer GPUs, they can't share the
+            shape's layers, or the file can't be written.
     """
     gpu = torch.cuda.is_available()
     _check_shape(shape, gpu=gpu)
-    machine, rows = _ours(shape, names, repeat, fp8, model_impl)
+    if gpu and 1 < parallel.ranks > torch.cuda.device_count():
+        raise ParameterError("--tp", f"{parallel.ranks} GPUs are needed, and torch sees {torch.cuda.device_count()}.")
+    rank_spec(SHAPES[shape], parallel, even=gpu)
+    machine, rows = _ours(shape, names, repeat, fp8, model_impl, parallel)
     peers: dict[str, PeerResults] = {}
-    if gpu and model_impl == "native":
+    if gpu and model_impl == "native" and parallel.ranks == 1:
         gc.collect()  # because a peer takes the whole GPU
         torch.cuda.empty_cache()
         ours = {row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal) for row in rows}
@@ -76,19 +86,26 @@ def _check_shape(shape: str, *, gpu: bool) -> None:
         )
 
 
-def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str) -> tuple[Machine, list[Row]]:
+def _ours(
+    shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str, parallel: Parallel
+) -> tuple[Machine, list[Row]]:
     gpu = torch.cuda.is_available()
-    start = first_token(shape, fp8=fp8, model_impl=model_impl)  # first, because this process takes the GPU
-    rates = measure() if gpu else None
+    settings: dict[str, Any] = {"model_impl": model_impl, "tp_size": parallel.tp, "ep_size": parallel.ep}
+    if fp8:
+        settings |= {"quantization": "fp8"} | ({} if SHAPES[shape].latent else {"kv_dtype": "fp8"})
+    start = first_token(shape, settings)  # first, because this process takes the GPU
+    rates = measure(parallel.ranks) if gpu else None
     started = time.perf_counter()
-    with Engine.of(load_shape(shape, fp8=fp8, model_impl=model_impl)) as engine:
+    with _engine(shape, fp8, settings) as engine:
         machine = Machine(
             device=torch.cuda.get_device_name() if gpu else "CPU",
+            ranks=parallel.ranks,
             torch=torch.__version__,
             shape=shape if model_impl == "native" else f"{shape} by the code of {model_impl}",
             numbers=_numbers(shape, fp8=fp8, gpu=gpu),
             copy=None if rates is None else rates.bytes_per_s,
             matmul=None if rates is None else rates.flops_per_s,
+            link=rates.link_bytes_per_s if rates is not None and rates.gpus > 1 else None,
             ready=time.perf_counter() - started,
             first_token=start.seconds,
             compiled=start.compiled,
@@ -102,6 +119,18 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
             rows.append(_row(engine, name, work, best, repeat))
             _print_row(rows[-1])
     return machine, rows
+
+
+@contextmanager
+def _engine(shape: str, fp8: bool, settings: Mapping[str, Any]) -> Iterator[Engine]:
+    if settings["tp_size"] == 1:
+        with Engine.of(load_shape(shape, fp8=fp8, model_impl=settings["model_impl"])) as engine:
+            yield engine
+        return
+    with TemporaryDirectory() as folder:  # ranks read a model's config by themselves
+        write_model(Path(folder), shape)
+        with Engine(folder, load_format="dummy", **settings) as engine:
+            yield engine
 
 
 def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
@@ -129,7 +158,10 @@ def _print_machine(machine: Machine) -> None:
     rates = ""
     if machine.copy is not None and machine.matmul is not None:
         rates = f": copies {machine.copy / 1e12:.2f} TB/s, bfloat16 products {machine.matmul / 1e12:.0f} TFLOP/s"
-    print(f"{machine.device}, torch {machine.torch}{rates}")
+        if machine.link is not None:
+            rates += f" of all, {machine.link / 1e9:.0f} GB/s from one to another"
+    several = f"{machine.ranks} x " if machine.ranks > 1 else ""
+    print(f"{several}{machine.device}, torch {machine.torch}{rates}")
     print(
         f"{machine.shape}, {machine.numbers}: ready after {machine.ready:.1f} s, {machine.tokens:,} tokens of KV cache"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from sglang_lite.runtime.config import EngineConfig
@@ -69,6 +69,7 @@ SHAPES = {
 }
 # Shapes for CPUs, and the factor by which texts are shortened there, because whole ones take too long.
 ON_CPUS = {"small": 16}
+_SPLIT = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
 
 
 def hf_config(name: str) -> dict[str, object]:
@@ -102,6 +103,18 @@ def hf_config(name: str) -> dict[str, object]:
         "hidden_act": feed_forward.activation, "max_position_embeddings": spec.max_positions,
         "rms_norm_eps": spec.rms_eps, "rope_theta": attention.rope.theta, "tie_word_embeddings": spec.tied_embeddings,
     }  # fmt: skip
+
+
+def write_model(folder: Path, name: str) -> None:
+    """Writes what an engine reads of a model of this shape, but weights: its config, and a tokenizer whose tokens are
+    meaningless words."""
+    (folder / "config.json").write_text(json.dumps(hf_config(name)))
+    words = {_word(i).replace(" ", "\u0120"): i for i in range(SHAPES[name].vocab_size)}
+    backend = Backend(models.BPE(words, [], ignore_merges=True))
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([_SPLIT, bytewise])
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
 
 
 def load_shape(
@@ -161,7 +174,7 @@ def tokenizer(size: int) -> Tokenizer:
     """Tokenizer with `size` tokens, each of which is one word."""
     words = [_word(i) for i in range(size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [], ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
+    backend.pre_tokenizer = _SPLIT
     return Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])
 
 

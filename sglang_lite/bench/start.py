@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from sglang_lite.protocol import BackendError
 
@@ -28,25 +30,21 @@ class Started:
     compiled: int
 
 
-def first_token(shape: str, *, fp8: bool = False, model_impl: str = "native") -> Started:
+def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values of settings have many types
     """Starts a process that makes an engine of a shape with random weights and generates one token.
 
     Args:
         shape: name of the model's shape, one of SHAPES.
-        fp8: whether weights, keys and values have 8 bits.
-        model_impl: implementation of the model, as in `load_shape`.
+        settings: further settings of the engine.
 
     Raises:
         BackendError: the process generated no token.
     """
-    from sglang_lite.bench.shapes import SHAPES, hf_config  # imports torch, which the process should do by itself
+    from sglang_lite.bench.shapes import hf_config  # imports torch, which the process should do by itself
 
-    settings = {"model_impl": model_impl}
-    if fp8:
-        settings |= {"quantization": "fp8"} | ({} if SHAPES[shape].latent else {"kv_dtype": "fp8"})
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
-        command = [sys.executable, "-m", __name__, folder, json.dumps(settings)]
+        command = [sys.executable, "-m", __name__, folder, json.dumps(dict(settings))]
         before, started = _cached(), time.perf_counter()
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None

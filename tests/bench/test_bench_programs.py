@@ -1,5 +1,6 @@
 """`sglang-lite bench` with workloads written as programs, on a small model that needs no GPU."""
 
+import json
 from functools import partial
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from sglang_lite import Engine
 from sglang_lite.bench.agents import measure_agents
+from sglang_lite.bench.limits import Rates, lower_bound
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
-from sglang_lite.bench.shapes import load_shape, text_from_ids, tokenizer
+from sglang_lite.bench.shapes import SHAPES, load_shape, text_from_ids, tokenizer
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run
 from sglang_lite.cli import main
 
@@ -73,3 +75,31 @@ def test_a_shape_runs_by_transformers_code_too(capsys):
         assert run(engine, Workload(0, (4,) * 2, (3, 2))).steps > 0
     assert main(["bench", "--shape", "small", "--model-impl", "transformers", "--fp8"]) == 1
     assert "transformers' code has no 8 bits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--tp", "3"], "can't share 4 heads"), (["--tp", "2", "--ep", "2"], "has no experts"),
+        (["--tp", "4", "--ep", "3"], "does not divide"), (["--tp", "0"], "is not a whole number"),
+        (["--tp", "2", "--model-impl", "transformers"], "runs on one GPU"),
+    ],
+)  # fmt: skip
+def test_devices_that_cannot_share_a_shape_are_refused(capsys, flags, problem):
+    assert main(["bench", "--shape", "small", "--workload", "decode1", *flags]) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_two_processes_share_a_shape(capsys, tmp_path):
+    command = ["bench", "--shape", "small", "--workload", "decode1", "--repeat", "1", "--tp", "2"]
+    assert main([*command, "--json", str(tmp_path / "all.json")]) == 0
+    assert capsys.readouterr().out.startswith("2 x CPU")
+    assert json.loads((tmp_path / "all.json").read_text())["machine"]["ranks"] == 2
+
+
+def test_two_gpus_take_half_the_time_and_that_of_their_sums():
+    work, spec = Workload(0, (1000,) * 8, (3,) * 8), SHAPES["llama-3.1-8b"]
+    one, two = (lower_bound(spec, work, Rates(n * 4e12, n * 8e14, n, 4e11)) for n in (1, 2))
+    tokens = 8 * (1000 + 2)  # of the prompts, and of two steps
+    each = 64 * 4096 * 2 / 4e11  # a rank sends half of a sum's numbers, and then the sum of the other half
+    assert two == pytest.approx(one / 2 + tokens * each)

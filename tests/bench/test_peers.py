@@ -166,10 +166,10 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(reports, "measure", lambda: Rates(4e12, 8e14))
+    monkeypatch.setattr(reports, "measure", lambda gpus: Rates(4e12, 8e14))
     monkeypatch.setattr(reports, "load_shape", load_shape)
     monkeypatch.setitem(WORKLOADS, "decode1", lambda: Workload(4, (3, 3), (5, 4), cached=True))
-    monkeypatch.setattr(reports, "first_token", lambda shape, *, fp8, model_impl: Started(1.5, 7))
+    monkeypatch.setattr(reports, "first_token", lambda shape, settings: Started(1.5, 7))
     calls = []
 
     def peers(shape, ours, repeat, *, fp8):

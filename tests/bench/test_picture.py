@@ -16,7 +16,7 @@ from sglang_lite.bench.workloads import WORKLOADS
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PICTURES = sorted((BENCHMARKS / "pictures").glob("*.json"))
 RESULTS = (BENCHMARKS / "RESULTS.md").read_text()
-MACHINE = Machine("H200 <1>", "2.11", "qwen3-0.6b", "bfloat16", 4e12, 8e14, 2.0, 9.0, 0, 100_000)
+MACHINE = Machine("H200 <1>", 1, "2.11", "qwen3-0.6b", "bfloat16", 4e12, 8e14, None, 2.0, 9.0, 0, 100_000)
 
 
 def rows(*ideals):
