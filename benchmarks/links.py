@@ -3,7 +3,8 @@
     python benchmarks/links.py [--ranks 2] [--share]
 
 Each sum is first compared with one in float64, after exchanges of random sizes. Microseconds are those of one sum, the
-median over replays of a graph with 32 of them; "norm" is the sum fused into `add_norm` of rows of 8 KB.
+median over replays of a graph with 32 of them; "norm" is the sum fused into `add_norm` of rows of 8 KB, "parts" that of
+`kernels.two_shot`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sglang_lite.runtime.kernels.all_reduce import gather_ranks, sum_ranks
 from sglang_lite.runtime.kernels.norm import add_norm
+from sglang_lite.runtime.kernels.two_shot import sum_parts
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, connect
 from sglang_lite.runtime.parallel.collectives import GlooCollectives
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -46,14 +48,16 @@ def check(ranks: GpuRanks, device: torch.device, steps: int) -> None:
     worst = 0.0
     for step in range(steps):
         dtype = dice.choice([torch.bfloat16, torch.float32])
-        rows = dice.choice([1, 1, 2, 7, 31, 64, 100])
+        rows = dice.choice([1, 1, 2, 7, 31, 64, 100, 500])
         count = rows * ROW // dtype.itemsize
         every = [drawn(rank, step, count, dtype, device) for rank in range(parallel.tp)]
         exact, own = torch.stack(every).double().sum(0), every[parallel.rank]
         fused = peers if rows * ROW <= peers.max_bytes else None
-        match dice.choice(["sum", "norm", "gather"]):
+        match dice.choice(["sum", "parts", "norm", "gather"]):
             case "sum":
                 found = ranks.sum(own.clone())
+            case "parts" if ranks.parts is not None and ranks.parts.takes(own):
+                found = sum_parts(own, ranks.parts)
             case "norm" if fused is not None:
                 residual = torch.zeros_like(own).view(rows, -1)
                 add_norm(own.view(rows, -1), residual, torch.ones_like(residual[0]), 1e-5, None, fused)
@@ -104,21 +108,24 @@ def rank_main(rank: int, count: int, share: bool, meeting: str, small: bool) -> 
     peers, nccl = ranks.peers, GpuRanks(ranks.parallel, None, ranks.nccl)
     assert peers is not None
     if rank == 0:
-        print(f"{'KB':>6} {'stores':>8} {'gather':>8} {'norm':>8} {'NCCL':>8} {'NCCL, no graph':>15}  µs", flush=True)
+        names = "stores", "gather", "norm", "parts", "NCCL"
+        print(f"{'KB':>6}", *(f"{name:>8}" for name in names), f"{'NCCL, no graph':>15}  µs", flush=True)
     weight = torch.ones(ROW // 2, dtype=torch.bfloat16, device=device)
     for size in SIZES[:2] if small else SIZES:
         x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         rows = x.view(-1, ROW // 2)
-        found = ["-"] * 5
+        found = ["-"] * 6
         if size <= peers.max_bytes:
             found[0] = f"{graph_us(partial(sum_ranks, x, peers)):.1f}"
             found[1] = f"{graph_us(partial(gather_ranks, x, peers)):.1f}"
             found[2] = f"{graph_us(partial(add_norm, rows, torch.zeros_like(rows), weight, 1e-5, None, peers)):.1f}"
+        if ranks.parts is not None and ranks.parts.takes(x):
+            found[3] = f"{graph_us(partial(sum_parts, x, ranks.parts)):.1f}"
         if ranks.nccl is not None:
-            found[3] = f"{graph_us(partial(nccl.sum, x)):.1f}"
-            found[4] = f"{us(partial(nccl.sum, x)):.1f}"
+            found[4] = f"{graph_us(partial(nccl.sum, x)):.1f}"
+            found[5] = f"{us(partial(nccl.sum, x)):.1f}"
         if rank == 0:
-            print(f"{size >> 10:>6} {found[0]:>8} {found[1]:>8} {found[2]:>8} {found[3]:>8} {found[4]:>15}", flush=True)
+            print(f"{size >> 10:>6}", *(f"{each:>8}" for each in found[:5]), f"{found[5]:>15}", flush=True)
 
 
 def links(count: int) -> None:

@@ -38,6 +38,7 @@ from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
+from sglang_lite.runtime.kernels.two_shot import PartPeers
 from sglang_lite.runtime.kernels.variants import (
     KernelVariant,
     collecting_variants,
@@ -149,7 +150,8 @@ def _ranks_without_memory(parallel: Parallel, row_bytes: int, nowhere: torch.dev
         return ONE_PROCESS
     memory = torch.empty(memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere)
     in_stage = None if parallel.pp == 1 else _ranks_without_memory(parallel.in_stage, row_bytes, nowhere)
-    return GpuRanks(parallel, Peers.of(parallel.rank, (0,) * parallel.ranks, memory), None, in_stage)
+    place = parallel.rank, (0,) * parallel.ranks
+    return GpuRanks(parallel, Peers.of(*place, memory), None, in_stage, PartPeers.of(*place, memory))
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):

@@ -12,6 +12,7 @@ import torch
 
 from sglang_lite.runtime.kernels.all_reduce import Peers, memory_shape
 from sglang_lite.runtime.kernels.driver import call_driver
+from sglang_lite.runtime.kernels.two_shot import PartPeers, memory_bytes
 
 _ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -43,9 +44,10 @@ class _Allocation:
             call_driver("cuMemFree_v2", ctypes.c_uint64(self.address))
 
 
-def share_memory(
-    rank: int, count: int, row_bytes: int, device: torch.device, swap: Callable[[bytes], Sequence[bytes]]
-) -> Peers:
+Swap = Callable[[bytes], Sequence[bytes]]  # passes bytes to all ranks, and returns those of all
+
+
+def share_memory(rank: int, count: int, row_bytes: int, device: torch.device, swap: Swap) -> tuple[Peers, PartPeers]:
     """Allocates memory of this rank, and opens that of the others, which stay until their processes end.
 
     Args:
@@ -53,16 +55,25 @@ def share_memory(
         row_bytes: bytes of the longest row that a program exchanges.
         device: this rank's GPU, which has access to the others'.
         swap: function that passes bytes to all ranks, and returns those of all.
+
+    Returns:
+        Memory for exchanges of few numbers, and for sums of many.
     """
     shape = memory_shape(count, row_bytes)
     with torch.cuda.device(device):
         torch.zeros(1, device=device)  # makes the context
-        own = _Allocation(8 * math.prod(shape))
-        memory = torch.as_tensor(own, device=device).view(torch.int64).view(shape).zero_()
-        torch.cuda.synchronize(device)  # others may write from now on
-        handles = swap(own.handle)
-        addresses = [own.address if i == rank else _opened(handle) for i, handle in enumerate(handles)]
-    return Peers.of(rank, addresses, memory)
+        addresses, memory = _shared(rank, 8 * math.prod(shape), device, swap)
+        peers = Peers.of(rank, addresses, memory.view(torch.int64).view(shape))
+        addresses, memory = _shared(rank, memory_bytes(count), device, swap)
+        return peers, PartPeers.of(rank, addresses, memory)
+
+
+def _shared(rank: int, size: int, device: torch.device, swap: Swap) -> tuple[list[int], torch.Tensor]:
+    """Addresses of zeroed memory that each rank has allocated, of `size` bytes, and this rank's."""
+    own = _Allocation(size)
+    memory = torch.as_tensor(own, device=device).zero_()
+    torch.cuda.synchronize(device)  # others may write from now on
+    return [own.address if i == rank else _opened(handle) for i, handle in enumerate(swap(own.handle))], memory
 
 
 def _opened(handle: bytes) -> int:

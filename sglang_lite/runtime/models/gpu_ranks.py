@@ -1,4 +1,4 @@
-"""Collectives of ranks on GPUs: by stores into each other's memory up to a limit, by NCCL above it."""
+"""Collectives of ranks on GPUs: by stores into each other's memory up to limits, by NCCL above them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, sum_rank
 from sglang_lite.runtime.kernels.peer_memory import share_memory
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.sizes import cdiv
+from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, open_store, store_of_stage, swap
 from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
 
-# Most bytes that a rank sends in a sum by stores, if NCCL can do it: on two H200s, 2 MB take NCCL as long.
+# Most bytes that a rank sends to others in a sum of one trip; more are summed by parts, or gathered by NCCL.
 ONE_SHOT = 1 << 21
 _TIMEOUT_S = 300.0  # of ranks that look for one another, who have met already
 _FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums: it connects the GPUs then, which no capture should meet
@@ -43,6 +44,7 @@ class GpuRanks:
         peers: memory through which ranks exchange numbers; None without peer access.
         nccl: NCCL's operations; None if ranks share a GPU, which NCCL refuses.
         in_stage: collectives of the ranks of a stage, if these are of several.
+        parts: memory through which ranks sum more numbers; None as for `peers`.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class GpuRanks:
         peers: Peers | None,
         nccl: LargeSums | None = None,
         in_stage: Collectives | None = None,
+        parts: PartPeers | None = None,
     ) -> None:
-        self.parallel, self.peers, self.nccl = parallel, peers, nccl
+        self.parallel, self.peers, self.nccl, self.parts = parallel, peers, nccl, parts
         self.in_stage: Collectives = in_stage or self
 
     def fused(self, rows: int, row_bytes: int) -> Peers | None:
@@ -65,6 +68,8 @@ class GpuRanks:
         x, peers = x.contiguous(), self._fits(x)
         if peers is not None:
             return sum_ranks(x, peers)
+        if self.parts is not None and self.parts.takes(x):
+            return sum_parts(x, self.parts)
         if self.nccl is not None:
             self.nccl.sum(x)
             return x
@@ -207,8 +212,10 @@ def _connected(host: Collectives, device: torch.device, row_bytes: int | None, s
     parallel, in_stage = host.parallel, None
     if parallel.ranks == 1:
         return ONE_PROCESS
-    peers = row_bytes and share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
+    peers, parts = None, None
+    if row_bytes is not None:
+        peers, parts = share_memory(parallel.rank, parallel.ranks, row_bytes, device, partial(swap, host))
     nccl = store and _Nccl(parallel, store, device)
     if parallel.pp > 1:
         in_stage = _connected(host.in_stage, device, row_bytes, store and store_of_stage(store, parallel))
-    return GpuRanks(parallel, peers or None, nccl, in_stage)
+    return GpuRanks(parallel, peers, nccl, in_stage, parts)

@@ -59,6 +59,7 @@ from sglang_lite.runtime.kernels.sampling import (
     token_scores,
 )
 from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_split_k, linear_tiled
+from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
 
 DEVICE = torch.device("meta")
 PAGE, KV_HEADS, GROUP = 16, 2, 4
@@ -352,6 +353,8 @@ def around(dtype: torch.dtype) -> None:
     ranks = Peers.of(0, (0, 0), empty(*memory_shape(2, 4096 * dtype.itemsize), dtype=torch.int64))
     add_norm(x, x, empty(4096, dtype=dtype), 1e-5, None, ranks)
     sum_ranks(x[:1], ranks)
+    for count in (1, 64, 512):
+        sum_parts(empty(count, 4096, dtype=dtype), PartPeers.of(0, (0, 0), empty(1)))
     gather_ranks(x, ranks)
     gated(empty(8, 28_672, dtype=dtype), "silu")
     update_pages(plan.page_table, ints(4), ints(4))

@@ -5,7 +5,9 @@ import torch
 
 from sglang_lite.runtime.kernels.all_reduce import Peers, chunk_of, memory_shape
 from sglang_lite.runtime.kernels.reference.all_reduce import send
+from sglang_lite.runtime.kernels.reference.two_shot import send_parts, send_sum
 from sglang_lite.runtime.kernels.sampling import TokenMasks
+from sglang_lite.runtime.kernels.two_shot import PartPeers, memory_bytes
 from tests.runtime.kernels.test_kernels import DEVICE, normal, sampling
 
 COUNTS = 2, 3
@@ -42,6 +44,22 @@ def exchanged(run):
             ranks = make_ranks(count, 2048)
             for shape in ((1, 300), (5, 150), (2, 32)):
                 results += in_turn(run, ranks, [normal(*shape, dtype=dtype) for _ in range(count)])
+    return results
+
+
+def in_parts(run):
+    """Three sums, of few numbers, of many and of few again."""
+    results = []
+    for count in COUNTS:
+        memories = [torch.zeros(memory_bytes(count), dtype=torch.uint8, device=DEVICE) for _ in range(count)]
+        addresses = [memory.data_ptr() for memory in memories]
+        ranks = [PartPeers.of(rank, addresses, *memories, programs=2) for rank in range(count)]
+        for rows, dtype in ((1, torch.float16), (110 * count, torch.float32), (2, torch.float32)):
+            xs = [normal(rows, 24 * count, dtype=dtype) for _ in range(count)]
+            for send_all in (send_parts, send_sum):
+                for x, peers in zip(xs, ranks):
+                    send_all(x, peers)
+            results += [run(x, peers) for x, peers in zip(xs, ranks)]
     return results
 
 
@@ -96,4 +114,10 @@ def picked(run):
     return [last, tokens]
 
 
-CASES = {"sum_ranks": exchanged, "gather_ranks": exchanged, "draw_part": raced, "pick_winner": picked}
+CASES = {
+    "sum_ranks": exchanged,
+    "gather_ranks": exchanged,
+    "sum_parts": in_parts,
+    "draw_part": raced,
+    "pick_winner": picked,
+}

@@ -1,0 +1,64 @@
+"""Torch twin of `kernels.two_shot`. It can't wait: what other ranks send must be in the memory already, by `send_parts`
+of all of them, and then `send_sum`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sglang_lite.runtime.kernels.two_shot import PartPeers, flag_bytes
+
+
+def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
+    send_parts(x, peers)
+    send_sum(x, peers)
+    found = _received(1, x, peers)
+    peers.epochs.add_(1)
+    return found.view(x.shape)
+
+
+def send_parts(x: torch.Tensor, peers: PartPeers) -> None:
+    """Stores each rank's part of x in its memory."""
+    _send(0, x.view(peers.count, -1), peers)
+
+
+def send_sum(x: torch.Tensor, peers: PartPeers) -> None:
+    """Stores the sum of this rank's part, of which all ranks have sent theirs, in the memory of every rank.
+
+    Args:
+        x: numbers of the size and type that are summed.
+        peers: memory of the ranks.
+    """
+    found = _received(0, x, peers).float()
+    _send(1, [sum(found[1:], found[0]).to(x.dtype)] * peers.count, peers)
+
+
+def _send(trip: int, parts: Sequence[torch.Tensor] | torch.Tensor, peers: PartPeers) -> None:
+    epoch = int(peers.epochs[0]) + 1
+    for memory, part in zip(peers.memories, parts):
+        _places(trip, part, memory, peers)[peers.rank] = part
+        _flags(memory, peers)[trip, peers.rank] = epoch
+
+
+def _received(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
+    """Numbers that a trip has brought, [ranks, part].
+
+    Raises:
+        RuntimeError: another rank has not sent it yet.
+    """
+    memory, epoch = peers.memories[peers.rank], int(peers.epochs[0]) + 1
+    if not bool((_flags(memory, peers)[trip] >= epoch).all()):
+        raise RuntimeError(f"not all ranks have sent the parts of exchange {epoch}.")
+    return _places(trip, x.view(peers.count, -1)[0], memory, peers).clone()
+
+
+def _flags(memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
+    flags = memory[: flag_bytes(peers.count)].view(torch.int64)
+    return flags[: 2 * peers.count * len(peers.epochs)].view(2, peers.count, -1)
+
+
+def _places(trip: int, part: torch.Tensor, memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
+    """Memory of a trip of the next exchange, for parts of this size and type: [ranks, part]."""
+    places = memory[flag_bytes(peers.count) :].view(2, 2, peers.count, -1)
+    return places[trip, (int(peers.epochs[0]) + 1) & 1].view(part.dtype)[:, : len(part)]
