@@ -155,6 +155,12 @@ class Progress(_Message, frozen=True, tag="progress"):
     total: int
 
 
+class Loaded(_Message, frozen=True, tag="loaded"):
+    """Notice that a rank has loaded its part of the model, and the bytes of its GPU that are taken then, by anyone."""
+
+    taken: int
+
+
 class Ready(_Message, frozen=True, tag="ready"):
     """Notice that the engine runs, with the properties that the handle needs."""
 
@@ -219,7 +225,7 @@ class Log(_Message, frozen=True, tag="log"):
     line: str
 
 
-Report: TypeAlias = Progress | Ready | StartFailed | RequestEvent | AskReply | Prefixes | Log
+Report: TypeAlias = Progress | Loaded | Ready | StartFailed | RequestEvent | AskReply | Prefixes | Log
 
 
 # -------------------------------------------------------------------------------------------------- frames

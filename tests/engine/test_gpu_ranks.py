@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sglang_lite as sgl
-from sglang_lite.protocol import EngineClosedError, SamplingParams
+from sglang_lite.protocol import EngineClosedError, ModelError, SamplingParams
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from tests.children import send
 from tests.engine import processes
@@ -74,6 +74,22 @@ def test_a_killed_rank_fails_all_by_name_and_leaves_no_memory(tmp_path, monkeypa
         processes.gone(mark)
         left = [free[gpu] - torch.cuda.mem_get_info(gpu)[0] for gpu in range(tp)]
         assert max(left) < 1 << 28, f"{left} bytes are left on the GPUs"
+
+
+def test_ranks_have_a_pool_that_the_fullest_gpu_has_room_for(tmp_path):
+    folder, settings = model(tmp_path / "model"), SETTINGS | {"max_total_tokens": None, "tp_size": 2}
+    _, total = torch.cuda.mem_get_info(1)
+    other = torch.empty(int(0.25 * total), dtype=torch.uint8, device="cuda:1")
+    with sgl.Engine(folder, **settings) as engine:
+        fewer = engine.stats()["total_tokens"]
+    del other
+    torch.cuda.empty_cache()
+    with sgl.Engine(folder, **settings) as engine:
+        assert fewer < engine.stats()["total_tokens"]
+    most = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda:1")
+    with pytest.raises(ModelError, match=r"are taken \(the weights and other programs\)"):
+        sgl.Engine(folder, **settings)
+    del most
 
 
 @pytest.mark.skipif(GPUS < 4, reason="needs four GPUs")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sglang_lite.engine.child.ranks import BEAT_S, START_S
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import Progress, Start, StartFailed, commands, failure_of, frame
+from sglang_lite.engine.frames import Loaded, Start, StartFailed, commands, failure_of, frame
 
 # Of Linux: signal that a process gets when its parent ends; name of a thread, as `ps` and `top` show it.
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -47,8 +47,10 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     try:
         _follow(connection, contents, start, rank, meeting)
     except Exception as error:
+        from sglang_lite.runtime.executor.memory_shortage import startup_error
+
         traceback.print_exc()  # rank 0 passes on what is printed
-        connection.send(frame([StartFailed(failure_of(error))]))
+        connection.send(frame([StartFailed(failure_of(startup_error(error)))]))
         os._exit(1)
     os._exit(0)
 
@@ -56,6 +58,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
 def _follow(connection: Connection, contents: Iterator[memoryview], start: Start, rank: int, meeting: str) -> None:
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.executor import make_runner  # imports torch
+    from sglang_lite.runtime.executor.kv_pool_size import taken_bytes
     from sglang_lite.runtime.executor.ranks import follow, read_message
     from sglang_lite.runtime.host.openmp import share_threads
     from sglang_lite.runtime.loading.load_model import load_model
@@ -65,7 +68,8 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     share_threads(config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1))
     ranks = GlooCollectives(config.parallel.of(rank), meeting, config.dist_timeout or START_S)
     loaded = load_model(config, Path(start.model_path), iter, ranks=ranks)
-    connection.send(frame([Progress(1, 1)]))
+    device = loaded.model.device
+    connection.send(frame([Loaded(taken_bytes(device) if device.type == "cuda" else 0)]))
     gc.freeze()
     follow(map(read_message, contents), lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling))
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sglang_lite.engine.frames import HEADER, Progress, Start, StartFailed, frame, reports
+from sglang_lite.engine.frames import HEADER, Loaded, Start, StartFailed, frame, reports
 from sglang_lite.engine.nodes import NodeListener, RemoteProcess
 from sglang_lite.engine.signs_of_life import processor_time
 from sglang_lite.engine.spawned_process import SpawnedProcess
@@ -44,9 +44,10 @@ class RankProcesses:
 
     def __init__(self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]) -> None:
         self._parallel, self._timeout, self._failed = config.parallel, config.dist_timeout or START_S, failed
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next three
         self._error: SglError | None = None
         self._closed = False
+        self._taken = 0  # most bytes that are taken of a rank's GPU
         self._ended = threading.Event()
         self._meeting = _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
@@ -89,7 +90,7 @@ class RankProcesses:
         known = {rank: {"pid": pid} for rank, pid in pids.items() if pid is not None}
         return [{"rank": rank} | of_node.get(rank, {}) | known.get(rank, {}) for rank in pids]
 
-    def wait_loaded(self) -> None:
+    def wait_loaded(self) -> int:
         for rank, loaded in self._loaded.items():
             if not loaded.wait(self._timeout) and self._error is None:
                 name = f"rank {rank} of {self._parallel.ranks}"
@@ -97,6 +98,7 @@ class RankProcesses:
                 self._end(BackendError(problem, hint="Raise dist_timeout, or free what the machine lacks."))
             if self._error is not None:
                 raise self._error
+        return self._taken
 
     def send(self, content: bytes) -> None:
         data = len(content).to_bytes(HEADER, "big") + content
@@ -136,7 +138,9 @@ class RankProcesses:
             silent = 0
             for message in reports(content):
                 match message:
-                    case Progress():
+                    case Loaded():
+                        with self._lock:
+                            self._taken = max(self._taken, message.taken)
                         self._loaded[rank].set()
                     case StartFailed():
                         error = as_error(message.failure)

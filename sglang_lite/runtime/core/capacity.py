@@ -26,6 +26,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     Raises:
         ParameterError: the config asks for longer sequences than the model supports.
         ModelError: the machine has too little memory.
+        SglError: another rank has failed.
     """
     context_length = longest_context(config, loaded.context_length)
     _warn_if_short(config)
@@ -49,6 +50,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
             context_length,
             window,
             drafts=config.max_draft > 0,
+            taken=0 if loaded.ranks is None else loaded.ranks.wait_loaded(),
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)

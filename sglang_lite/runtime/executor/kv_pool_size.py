@@ -47,6 +47,13 @@ def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
     return tokens * (model.token_bytes - model.window_bytes) + own * model.window_bytes
 
 
+def taken_bytes(device: torch.device) -> int:
+    """Returns the bytes of a GPU that are taken, by this process and others."""
+    torch.cuda.empty_cache()  # returns memory of closed engines to the GPU
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
 def pool_tokens(
     model: DeviceModel,
     fraction: float,
@@ -56,6 +63,7 @@ def pool_tokens(
     *,
     drafts: bool = False,
     images: int = 0,
+    taken: int = 0,
 ) -> int:
     """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
@@ -68,6 +76,7 @@ def pool_tokens(
         window: longest window of layers that have pages of their own, in tokens; None if none have.
         drafts: whether steps check drafts, so that a row may have several logits.
         images: bytes for the features of images and for encoding them.
+        taken: most bytes that are taken of another rank's GPU, which gets a pool of the same size.
 
     Raises:
         ModelError: the pool would be smaller than that minimum; the message has the numbers.
@@ -77,8 +86,7 @@ def pool_tokens(
 
     device = model.device
     item = model.precision.compute.itemsize
-    torch.cuda.empty_cache()  # returns memory of closed engines to the GPU
-    free, total = torch.cuda.mem_get_info(device)
+    taken, total = max(taken_bytes(device), taken), torch.cuda.mem_get_info(device)[1]
     captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
     step = (sizes.step_tokens + captured) * model.activation_elements * item
     drafted = max_drafted(sizes.max_running) if drafts else 0
@@ -90,14 +98,14 @@ def pool_tokens(
         chunks = len(piece_borders(context_length))
     kinds = {(a.heads, a.key_size) for a in model.attentions}
     partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
-    available = fraction * total - (total - free) - step - logits - partials - images - _SPARE
+    available = fraction * total - taken - step - logits - partials - images - _SPARE
     token = model.token_bytes
     tokens = min(int(available // token), MAX_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
     if window is not None and tokens > 0:
         tokens = more_tokens(model, available, tokens, sizes, context_length, window)
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(
-            f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "
+            f"out of GPU memory: of {total / 2**30:.1f} GiB, {taken / 2**30:.1f} are taken (the weights and "
             f"other programs) and a step takes up to {(step + logits + partials + images) / 2**30:.1f}; with "
             f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
             f"({token:,} bytes each).",

@@ -109,8 +109,9 @@ class RankLinks(Protocol):
         """Rank and process id of every rank, for `Engine.stats`."""
         ...
 
-    def wait_loaded(self) -> None:
-        """Waits until the other ranks have loaded their parts of the model.
+    def wait_loaded(self) -> int:
+        """Waits until the other ranks have loaded their parts of the model. Returns the most bytes that were taken of
+        one of their GPUs then, by anyone; 0 on CPUs.
 
         Raises:
             SglError: one of them has failed.

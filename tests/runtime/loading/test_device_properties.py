@@ -125,8 +125,8 @@ def card(monkeypatch):
     return of
 
 
-def pool_tokens(shape: str) -> int:
-    """Tokens of the pool beside the loaded weights of a shape in 16 bits."""
+def pool_tokens(shape: str, taken: float = 0.0) -> int:
+    """Tokens of the pool beside the loaded weights of a shape in 16 bits, if another rank's card has so many GiB taken."""
     spec = SHAPES[shape]
     half = torch.bfloat16
     model = SimpleNamespace(
@@ -136,7 +136,9 @@ def pool_tokens(shape: str) -> int:
     )  # fmt: skip
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)
-    return kv_pool_size.pool_tokens(model, EngineConfig().mem_fraction, sizes, spec.max_positions)
+    return kv_pool_size.pool_tokens(
+        model, EngineConfig().mem_fraction, sizes, spec.max_positions, taken=int(taken * 2**30)
+    )
 
 
 def test_a_card_with_8_gb_takes_a_small_model(card):
@@ -146,6 +148,14 @@ def test_a_card_with_8_gb_takes_a_small_model(card):
     check_room({"weights": weights, "positions": rotary_bytes(spec, spec.max_positions)}, CUDA, "qwen", "")
     card(7.2 - weights / 2**30)
     assert pool_tokens("qwen3-0.6b") > 30_000
+
+
+def test_ranks_have_as_many_tokens_as_the_fullest_card_has_room_for(card):
+    card(5.0)
+    assert pool_tokens("qwen3-0.6b") == pool_tokens("qwen3-0.6b", taken=2.0)
+    fewer = pool_tokens("qwen3-0.6b", taken=3.6)
+    card(4.0)
+    assert fewer == pool_tokens("qwen3-0.6b")
 
 
 def test_a_model_too_large_for_it_is_refused_before_it_is_read(card):
