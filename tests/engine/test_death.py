@@ -103,11 +103,23 @@ def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_pa
 
 
 def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mark, monkeypatch, tmp_path):
-    """Wherever its caller has gone meanwhile."""
+    """Wherever its caller has gone meanwhile. A program that comes back from a pause then is told that its engine ended."""
     restarts = some(1, engine_link.MAX_RESTARTS)
     monkeypatch.setattr(engine_link, "MAX_RESTARTS", restarts)
     paths = [Path(folder) for folder in folders]
     monkeypatch.chdir(paths[0].parent)
+
+    @sgl.function
+    def pausing(s):
+        s += "ab" + sgl.gen("before", max_tokens=2)
+        assert s["before"]
+        sink = Collector()
+        engine.submit("ab", LONG, sink=sink, stream=True)
+        sink.begun()
+        send(engine_of(mark), signal.SIGKILL)
+        assert "SIGKILL" in str(sink.end())
+        s += sgl.gen("behind", max_tokens=2)
+
     with sgl.Engine(paths[0].name, **SETTINGS, restart=True) as engine:
         first = engine.complete("ab", GREEDY).text
         monkeypatch.chdir(paths[1])
@@ -117,11 +129,8 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
         second = engine.complete("ab", GREEDY).text
         assert first != second
         for _ in range(restarts):
-            sink = Collector()
-            engine.submit("ab", LONG, sink=sink, stream=True)
-            sink.begun()
-            send(engine_of(mark), signal.SIGKILL)
-            assert "SIGKILL" in str(sink.end())
+            with pytest.raises(EngineClosedError, match=r"SIGKILL.*pausing\]"):
+                pausing.run(backend=engine).text()
             assert engine.complete("ab", GREEDY).text == second
         send(engine_of(mark), signal.SIGKILL)
         spent = "SIGKILL.* 3 restarts in five minutes are spent. Find the cause, then make a new engine"

@@ -227,6 +227,27 @@ def test_what_forks_begin_with_is_kept_once():
     engine.check_empty()
 
 
+def test_a_program_that_needs_more_than_the_pool_has_the_answers_of_a_roomy_one():
+    answers = []
+    for pool in (4096, 160):
+        engine = Simulated(checks=True, max_running=8, context_length=128, max_total_tokens=pool)
+        events = []
+        program = engine.open_program(sink=events.append)
+        branches = tuple((Text(letters(i, 20)), Gen("x", greedy(20))) for i in range(8))
+        program.extend((), (Text(letters(99, 60)), Fork(branches)))
+        program.close()
+        _, others = engine.start(letters(100, 20), greedy(8))
+        engine.simulate([])
+        assert isinstance(events[-1], ProgramResult)
+        assert isinstance(ended(others), Generation)
+        answers.append(
+            sorted(e.event.text for e in events if isinstance(e, Played) and isinstance(e.event, Generation))
+        )
+        engine.check_empty()
+    assert len(answers[0]) == 8
+    assert answers[0] == answers[1]
+
+
 def test_programs_without_an_end_do_not_keep_others_out_for_ever():
     engine = Simulated(max_running=4, context_length=256, max_total_tokens=200)
     endless = [Agent(i, [Turn(50, 2, 3.0), *[Turn(0, 1, 3.0)] * 40]) for i in range(2)]
