@@ -54,6 +54,7 @@ from sglang_lite.runtime.calls import (
     OpenTensors,
     R,
     ReceiveWeights,
+    Stats,
     UpdateTensors,
     UpdateWeights,
     WriteTensors,
@@ -285,6 +286,7 @@ class CoreClient:
         ReceiveWeights: _update_tensors,
         WriteTensors: _write_tensors,
         NameWeights: _update_tensors,
+        Stats: lambda self, call: then(self._link.ask(call), lambda counts: counts | {"restarts": self._link.restarts}),
     }
 
     # --------------------------------------------------------------------------------- state of the engine

@@ -506,15 +506,16 @@ class Engine:
         return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace, secret))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: requests waiting and running; tokens cached and free; tokens of
-        all prompts so far, and those of them that the cache had; steps; calls so far
-        (requests and selections, programs, and extensions of programs); constraints compiled, found compiled, and found
-        on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
-        masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
-        number of rows that were postponed by a step because their masks took too long. With `tp_size` above 1, `ranks`
-        lists the rank and process id of each; with `enable_eplb`, `expert_layers_moved` counts how often experts of a
-        layer were placed anew. With several replicas, counts are sums and times the largest ones;
-        `replicas` has those of each, with its number as `dp_rank`."""
+        """Counts, taken between two steps: requests waiting and running; tokens cached and free; pages without an
+        owner, which an idle engine recounts once a minute (0, or a fault of the engine's); tokens of all prompts so
+        far, and those of them that the cache had; steps; calls so far (requests and selections, programs, and
+        extensions of programs); programs that are open; processes that `restart=True` has started in place of others;
+        constraints compiled, found compiled, and found on disk. For the last 4,096 steps with grammars: median, 99th
+        percentile and maximum of the seconds that their masks took and that the device waited for masks (measured in
+        one step of eight; on a CPU in every step). And the number of rows that were postponed by a step because their
+        masks took too long. With `tp_size` above 1, `ranks` lists the rank and process id of each; with `enable_eplb`,
+        `expert_layers_moved` counts how often experts of a layer were placed anew. With several replicas, counts are
+        sums and times the largest ones; `replicas` has those of each, with its number as `dp_rank`."""
         return self.answer(calls.Stats())
 
     def answer(self, call: EngineCall[R]) -> R:

@@ -56,6 +56,7 @@ class EngineLink:
 
     Attributes:
         submissions: open submissions and unanswered calls.
+        restarts: number of processes that were started in place of one that had died.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EngineLink:
         self._ids = itertools.count(1)
         self.submissions = OpenSubmissions(self.abort)
         self._starts: deque[float] = deque()
+        self.restarts = 0
         switch_interval.shorten()
         self._listen()
         _open_links.add(self)
@@ -235,6 +237,7 @@ class EngineLink:
         """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""
         try:
             self._process = EngineProcess(self._config, self._path, self._process.name)
+            self.restarts += 1
             self._listen()
         except Exception as error:  # any error: open submissions must still be failed
             self._gate.reason = f"{why} It could not be started again: {error}"

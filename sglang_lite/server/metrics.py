@@ -20,7 +20,7 @@ from sglang_lite.server.service import Service
 _COUNTERS = {
     "steps", "requests_submitted", "programs_opened", "programs_extended", "grammars_compiled", "grammars_cached",
     "grammars_from_disk", "late_masks", "prompt_tokens", "prompt_tokens_cached", "appended_tokens",
-    "adapter_copies", "adapter_reads", "images_encoded",
+    "adapter_copies", "adapter_reads", "images_encoded", "restarts",
 }  # fmt: skip
 
 

@@ -75,6 +75,9 @@ class RequestMetrics:
             "sglang_lite_over_quota", "requests refused as a quota of their key was used up", ["key"],
             registry=self.registry,
         )  # fmt: skip
+        self._used = Counter(
+            "sglang_lite_tokens", "tokens of prompts and answers, as quotas count them", ["key"], registry=self.registry
+        )
         self._response_s = Histogram(
             "sglang_lite_http_response_seconds", "from a request's headers to the end of its response", ["route"],
             buckets=_SLOW, registry=self.registry,
@@ -86,9 +89,15 @@ class RequestMetrics:
         self._looked = now
         return (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
 
-    def answered(self, events: Iterable[object]) -> int:
-        """Counts events of the engine that end a generation or a selection; others count nothing. Returns the tokens of
-        answers and prompts: of a prompt with several answers once."""
+    def answered(self, events: Iterable[object], key: str = "") -> int:
+        """Counts events of the engine that end a generation or a selection; others count nothing.
+
+        Args:
+            key: key of their request; "" if none was required or given.
+
+        Returns:
+            Tokens of answers and prompts: of a prompt with several answers once.
+        """
         tokens = 0
         for event in events:
             if isinstance(event, tuple):  # an event with its place
@@ -105,6 +114,8 @@ class RequestMetrics:
                     tokens += _charged(event.partial)
                     self._generated += usage.completion_tokens
                     self._counters["generated"].inc(usage.completion_tokens)
+        if tokens:
+            self._used.labels(_hashed(key)).inc(tokens)
         return tokens
 
     def responded(self, route: str, method: str, status: int, key: str) -> None:

@@ -87,7 +87,8 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _answered(self, events: Sequence[object]) -> None:
-        self.quotas.used(key_in_use.get(), self.metrics.answered(events))
+        key = key_in_use.get()
+        self.quotas.used(key, self.metrics.answered(events, key))
         if self.spans is not None:
             self.spans.answered(events)
 

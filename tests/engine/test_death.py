@@ -132,6 +132,7 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
             with pytest.raises(EngineClosedError, match=r"SIGKILL.*pausing\]"):
                 pausing.run(backend=engine).text()
             assert engine.complete("ab", GREEDY).text == second
+        assert engine.stats()["restarts"] == restarts
         send(engine_of(mark), signal.SIGKILL)
         spent = "SIGKILL.* 3 restarts in five minutes are spent. Find the cause, then make a new engine"
         with pytest.raises(EngineClosedError, match=spent):

@@ -432,6 +432,7 @@ class EngineProgram:
         text = self._player.main.text
         assert text is not None
         self._room.end()
+        self.context.open_requests.count("programs_ended")
         sink, self._sink = self._sink, _ignore
         self._pauses.end()
         sink(error or ProgramResult("".join(span.text for span in text.added)))

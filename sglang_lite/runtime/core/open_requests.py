@@ -100,7 +100,8 @@ class OpenRequests:
 
     def counts(self) -> dict[str, int]:
         with self._lock:
-            return {what: self._counts[what] for what in _COUNTED}
+            counts = {what: self._counts[what] for what in _COUNTED}
+            return counts | {"programs_open": self._counts["programs_opened"] - self._counts["programs_ended"]}
 
     def acquire(self) -> None:
         """Counts one more as open, as `try_acquire`. Raises OverloadedError if no room is left."""

@@ -20,6 +20,7 @@ from sglang_lite.protocol import EngineClosedError, OverloadedError, RequestAbor
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.core.recount import Recount
 from sglang_lite.runtime.core.step_clock import DeviceTime, StepClock
 from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, adjustments
 from sglang_lite.runtime.core.token_reader import TokenReader
@@ -101,6 +102,7 @@ class StepLoop:
             if they wait. Empty while the engine runs.
         clock: clock of the requests' deadlines.
         masks: makes the masks of steps.
+        recount: recount of the cache's pages while nothing runs.
         postponed: work that waits until the device computes.
     """
 
@@ -125,7 +127,7 @@ class StepLoop:
         self.holds: dict[str, SglError | None] = {}
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
-        self.flushes = Flushes(self.inbox.gate.on_own_thread)
+        self.flushes, self.recount = Flushes(self.inbox.gate.on_own_thread), Recount(scheduler)
         self.runner, self._writer = runner, StepWriter(scheduler.store.table, scheduler.store.windows)
         self._eos_ids, self.jump, self._overlap = eos_ids, jump, overlap
         self._in_flight: _InFlight | None = None
@@ -168,7 +170,9 @@ class StepLoop:
         try:
             while True:
                 if not self.busy:
-                    self.inbox.wait()
+                    if not self.inbox.wait(self.recount.due_s):
+                        self.recount.run()
+                        continue
                     self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
                 elif self.scheduler.waits and self._in_flight is None:
                     self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)

@@ -1,4 +1,5 @@
-"""Checks of the cache's invariants, which hold between any two steps. Tests run them after every step."""
+"""Checks of the cache's invariants, which hold between any two steps. Tests run them after every step; an idle engine
+counts the pages without an owner (core/recount.py)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
@@ -27,17 +29,9 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
     fetching = [] if store.tiers is None else store.tiers.fetching
     nodes = list(store.tree.nodes())
 
-    owners: Counter[int] = Counter(store.pool.free_pages().tolist())
-    for node in nodes:
-        owners.update(node.pages.tolist())
-    for fetch in fetching:
-        owners.update(fetch.pages.tolist())
-    for h in handles:
-        owners.update(table.pages[h.slot, h.owned_from : table.page_count[h.slot]].tolist())
-    shared = [page for page, count in owners.items() if count > 1]
-    assert not shared, f"pages with two owners: {shared}"
-    lost = set(range(store.pool.total)) - owners.keys()
-    assert not lost, f"pages without an owner: {sorted(lost)}"
+    owners = _owners(store, handles)
+    assert (owners <= 1).all(), f"pages with two owners: {np.flatnonzero(owners > 1)}"
+    assert owners.all(), f"pages without an owner: {np.flatnonzero(owners == 0)}"
 
     slots = [h.slot for h in handles]
     assert len(set(slots)) == len(slots), "two requests in one slot"
@@ -81,6 +75,32 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
             tokens = np.concatenate([node.tokens for node in prefix])
             own = h.space.ids(table.tokens[h.slot, : len(tokens)])
             assert np.array_equal(tokens, own), "reads a prefix of other tokens"
+
+
+def count_lost_pages(store: PrefixCache, handles: Iterable[SlotHandle]) -> int:
+    """Counts the pages without an owner, which no request can have any more.
+
+    Args:
+        store: the cache.
+        handles: resources of all running requests.
+    """
+    lost = np.count_nonzero(_owners(store, handles) == 0)
+    if store.windows is not None:
+        pool, of = store.windows.pool, store.windows.of
+        lost += pool.total - pool.free - pool.quarantined - np.count_nonzero(of != pool.total)
+    return int(lost)
+
+
+def _owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[np.int64]:
+    """Number of owners of each page: int64 [pages]."""
+    table = store.table
+    owned = [
+        store.pool.free_pages(),
+        *(node.pages for node in store.tree.nodes()),
+        *(fetch.pages for fetch in ([] if store.tiers is None else store.tiers.fetching)),
+        *(table.pages[h.slot, h.owned_from : table.page_count[h.slot]] for h in handles),
+    ]
+    return np.bincount(np.concatenate(owned), minlength=store.pool.total)
 
 
 def _check_windows(store: PrefixCache, windows: WindowPages, handles: list[SlotHandle], nodes: list[Node]) -> None:

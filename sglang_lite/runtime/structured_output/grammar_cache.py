@@ -54,6 +54,10 @@ class GrammarCache:
         self._entries: OrderedDict[Constraint, _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
+    def stats(self) -> dict[str, int]:
+        """Counts for `Engine.stats`."""
+        return {"grammars_compiled": self.misses, "grammars_cached": self.hits}
+
     def find(self, key: Constraint) -> tuple[Future[CompiledGrammar], bool]:
         """Returns the future of a constraint's grammar, and whether it is new: the caller then compiles the constraint,
         and calls `keep` or `keep_error`."""

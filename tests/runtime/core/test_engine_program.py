@@ -329,9 +329,11 @@ def test_an_open_program_goes_on_where_it_was_and_holds_no_slot_meanwhile():
     whole.extend(Text("abc"), Gen("x", greedy(5)), Text("de"), Gen("y", greedy(5)))
     assert [e.token_ids for e in whole.at(1) + whole.at(3)] == [first.token_ids, second.token_ids]
     assert not any(isinstance(e, ProgramResult) for e in opened.events)
+    assert engine.stats_now()["programs_open"] == 2
     opened.program.close()
     engine.drain()
     assert opened.events[-1].text == f"abc{first.text}de{second.text}"
+    assert engine.stats_now()["programs_open"] == 1
     assert engine.stats_now()["programs_opened"] == 2
     assert engine.stats_now()["programs_extended"] == 3
 
