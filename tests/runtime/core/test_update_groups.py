@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -207,6 +208,10 @@ def test_a_group_that_waits_can_be_left_and_keeps_no_other(running, trainer, lla
         running.destroy_weights_update_group("waits")
         with pytest.raises(sgl.SglError, match="the group was left meanwhile"):
             waits.result(30)
+    del waits
+    gc.collect()  # the group itself does not hold up who lets it go, until its trainer gives up
+    trainer.tell("send", "waits", Q)
+    join(running, trainer, "later")
 
 
 def test_what_a_trainer_leaves_incomplete_is_told(trainer, llamas):

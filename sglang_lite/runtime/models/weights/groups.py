@@ -339,10 +339,18 @@ class UpdateGroups:
         until = time.monotonic() + self._timeout_s + _GRACE_S
         while not work.is_completed():
             if group.left.wait(_LOOK_S):
+                threading.Thread(target=_outlast, args=(work, group.backend), daemon=True).start()
                 raise TimeoutError("the group was left meanwhile.")
             if time.monotonic() > until:
                 raise TimeoutError(f"nothing has come for {self._timeout_s:g} s (dist_timeout).")
         work.wait()  # raises what has failed
+
+
+def _outlast(work: Any, backend: Any) -> None:  # torch's
+    """Keeps gloo's group while a broadcast in it is under way: nothing ends that, and a group that goes away waits for
+    it, on whatever thread collects garbage."""
+    with contextlib.suppress(RuntimeError):  # nothing has come
+        work.wait()
 
 
 def _room(group: _Group, size: int) -> torch.Tensor:
