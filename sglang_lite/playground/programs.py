@@ -91,9 +91,11 @@ class Playground:
         self._lock = threading.Lock()  # one run at a time: they share the file's names
 
     def prepare(self) -> None:
-        """Starts what a run needs, so that the first one waits less. Errors are those of the first run."""
-        with self._lock, contextlib.suppress(Exception):
-            self._load()
+        """Starts what a run needs, so that the first one waits less; texts are shown meanwhile. Errors are those of the
+        first run."""
+        with contextlib.suppress(Exception):
+            with self._lock:
+                self._load()
             backend_for(self._backend)
 
     def described(self) -> dict[str, object]:

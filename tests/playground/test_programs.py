@@ -1,6 +1,7 @@
 """Programs of a file with other texts, without the page."""
 
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import sglang_lite as sgl
 from sglang_lite.page.constraint_report import ConstraintText, report
+from sglang_lite.playground import programs
 from sglang_lite.playground.programs import Playground, RerunRequest, RunRequest
 
 SOURCE = '''
@@ -217,6 +219,24 @@ def test_a_constraint_is_reported_on(kind, text, refused):
     found = report(ConstraintText(kind, text))
     assert bool(found["refused"]) == refused
     assert (found["example"] is None) == refused
+
+
+def test_texts_are_shown_while_the_engine_starts(tmp_path, monkeypatch):
+    page = Page(tmp_path).playground
+    starting, shown, ended = threading.Event(), threading.Event(), []
+
+    def start(backend):
+        starting.set()
+        ended.append(shown.wait(30))
+
+    monkeypatch.setattr(programs, "backend_for", start)
+    thread = threading.Thread(target=page.prepare)
+    thread.start()
+    starting.wait(30)
+    assert page.described()["texts"]
+    shown.set()
+    thread.join()
+    assert ended == [True]
 
 
 def test_halves_of_surrogate_pairs_reach_the_page_as_signs(tmp_path):
