@@ -419,12 +419,13 @@ class Engine:
         return self.answer(calls.StopProfile())
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False) -> None:
-        """Reads an adapter (LoRA) from a folder of peft's. Requests can then name it as `lora_path`.
+        """Checks the config of an adapter (LoRA) in a folder of peft's, and its matrices' shapes. Requests can name it
+        then as `lora_path`; the first one reads the matrices, and fails if they can't be read or have NaN.
 
         Args:
             lora_name: its name; of one that was unloaded it may be taken again.
             lora_path: the folder.
-            pinned: whether it stays on the device.
+            pinned: whether it is read at once, and stays on the device.
 
         Raises:
             ParameterError: the engine was made without adapters, the name can't be used, or there is no room.
@@ -446,8 +447,8 @@ class Engine:
         self.answer(calls.UnloadLoraAdapter(lora_name))
 
     def loras(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
-        """Adapters that requests can name: lora_name, lora_path, pinned, rank (None while it is not in memory), and
-        whether it is resident on the device."""
+        """Adapters that requests can name: lora_name, lora_path, pinned, rank, and whether it is resident on the
+        device."""
         return self.answer(calls.Loras())
 
     def flush_cache(self) -> int:

@@ -87,6 +87,7 @@ from sglang_lite.runtime.executor.ranks import LeadRunner
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digested_every
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 from sglang_lite.runtime.loading.load_model import LoadedModel
@@ -220,9 +221,10 @@ class EngineCore:
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
         repeat_rules(request.constraint, params.repeats)  # refused here
+        adapted = self.builder.at_hand(params)
         requests = self.builder.build(
             ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids,
-            media=media,
+            media=media, adapted=adapted,
         )  # fmt: skip
         ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
         counted = self.open_requests.track(sink, len(requests), request.rid, ticket)
@@ -233,11 +235,10 @@ class EngineCore:
             sample.output.origin = request.constraint
             sample.times.deadline = None if request.timeout is None else self.loop.clock.now() + request.timeout
         self._context.sessions.join(request.session, requests, request.priority)
-        if request.constraint is None:
-            _start(self._context, requests)
+        if adapted:
+            _start_when_compiled(self._context, requests, request.constraint)
         else:
-            compiled = self.compiler.request_all({request.constraint})
-            compiled.add_done_callback(partial(_start_constrained, self._context, requests, request.constraint))
+            self._context.encoder.submit(_start_adapted, self._context, requests, request)
         return ticket
 
     def _submit_selection(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
@@ -487,6 +488,28 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, _IMAGE_THREADS), "sglang_lite-images")
     preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
     return Encoding(loaded.tower, store, preparer, threads, together)
+
+
+def _start_adapted(context: EngineContext, requests: Sequence[Request], of: GenerateRequest) -> None:
+    """Reads the adapter of requests, and starts them."""
+    try:
+        first = requests[0]
+        space = PrefixSpace.of(of.namespace, context.builder.adapter(first.params))
+        for request in requests:
+            request.space = space.invoked_in(first.tokens[: first.prompt_len])
+        _start_when_compiled(context, requests, of.constraint)
+    except Exception as error:  # any exception: nobody reads the future of the executor
+        failure = error if isinstance(error, SglError) else BackendError(f"the adapter can't be read: {error!r}")
+        for request in requests:
+            context.loop.fail(request, copy(failure))
+
+
+def _start_when_compiled(context: EngineContext, requests: Sequence[Request], constraint: Constraint | None) -> None:
+    if constraint is None:
+        _start(context, requests)
+    else:
+        compiled = context.compiler.request_all({constraint})
+        compiled.add_done_callback(partial(_start_constrained, context, requests, constraint))
 
 
 def _start(

@@ -59,7 +59,7 @@ class RequestBuilder:
         weights: weights that run now, as all requests know them.
         adapters: returns the adapter of a request, which may name none, or raises ParameterError; None where names are
             not checked, as the engine is another process.
-        adapter_at_hand: returns True if `adapters` reads no folder for a name.
+        adapter_at_hand: returns True if `adapters` reads no file for a name.
         media: the argument of this name.
     """
 
@@ -154,6 +154,7 @@ class RequestBuilder:
         score_from: int | None = None,
         output_ids: Sequence[int] = (),
         media: Sequence[MediaItem] = (),
+        adapted: bool = True,
     ) -> list[Request]:
         """Makes the requests of a generation, one per sample; they are not started.
 
@@ -166,13 +167,15 @@ class RequestBuilder:
             score_from: first prompt position to score; None to follow `params`.
             output_ids: ids that the output begins with; if any, `Request.resume` must be called before submission.
             media: images of the virtual ids in the prompt, and maybe others behind them.
+            adapted: whether they get their adapter, which may have to be read; if not, they must get it before
+                submission.
 
         Raises:
             ParameterError: the prompt or the given ids are not valid; see `tokens` and `output`.
         """
         tokens = self.tokens(ids, params, media)
         output = self.output(output_ids, len(tokens), params)
-        space = PrefixSpace.of(namespace, self._adapter(params)).invoked_in(tokens)
+        space = PrefixSpace.of(namespace, self.adapter(params) if adapted else None).invoked_in(tokens)
         start = params.logprob_start_len if params.return_logprob else -1
         ends, limit = self._ends(params), self._limit(len(tokens), params)
         scored = score_from if score_from is not None else start if start >= 0 else None
@@ -211,7 +214,7 @@ class RequestBuilder:
         Raises:
             ParameterError: its adapter is not there.
         """
-        number, space = next(self._ids), PrefixSpace.of(namespace, self._adapter(params))
+        number, space = next(self._ids), PrefixSpace.of(namespace, self.adapter(params))
         return Request(
             id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0,
             output=self._builder(number, params, self._ends(params), sink, stream=stream),
@@ -219,10 +222,15 @@ class RequestBuilder:
         )  # fmt: skip
 
     def at_hand(self, params: ResolvedParams) -> bool:
-        """True if requests with these parameters can be made without reading an adapter's folder."""
+        """True if requests with these parameters can be made without reading an adapter."""
         return self.adapter_at_hand is None or self.adapter_at_hand(_named(params))
 
-    def _adapter(self, params: ResolvedParams) -> Adapter | None:
+    def adapter(self, params: ResolvedParams) -> Adapter | None:
+        """Adapter of requests with these parameters. May read it, so not on the loop's thread unless it is at hand.
+
+        Raises:
+            ParameterError, ModelError: it is not there, or can't be read.
+        """
         return None if self.adapters is None else self.adapters(_named(params))
 
     def _builder(
@@ -243,7 +251,8 @@ class RequestBuilder:
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
         resolved = resolve_params(params, self._vocab_size)
-        self._adapter(resolved)  # refused here
+        if self.at_hand(resolved):
+            self.adapter(resolved)  # refused here if there is none
         for name in resolved.recorded:
             if name not in self._recorded:
                 hint = f"Start it with enable_return_{name}=True."

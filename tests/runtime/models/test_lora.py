@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from concurrent.futures import Future
 
 import msgspec
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sglang_lite as sgl
-from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta
+from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterReader, ProductDelta
 from sglang_lite.runtime.models.lora.cpu_step import AdapterSet, CpuLoraStep
 from tests.runtime.models.adapters import Adapted
 from tests.runtime.models.test_families import FAMILIES, SHAPE, asked, engine, prompts
@@ -193,6 +194,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(kind, llama, running, tmp_pa
     assert running.loras() == []
 
 
+@sgl.function
+def program(s):
+    s += "a" + sgl.gen("own", max_tokens=2, lora_path="new")
+
+
 def test_numbers_that_are_none_are_found_when_they_are_read(llama, running, tmp_path):
     folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
     changed_tensors(lambda tensors: tensors[f"{Q}.lora_B.weight"][0, :1].fill_(torch.nan))(folder)
@@ -203,6 +209,10 @@ def test_numbers_that_are_none_are_found_when_they_are_read(llama, running, tmp_
     (ids,) = prompts(9)
     with pytest.raises(sgl.ModelError, match="lora_B has NaN or infinite elements"):
         running.generate(input_ids=ids, lora_path="new")
+    for push_down in (True, False):
+        state = program.run(backend=running, push_down=push_down)
+        with pytest.raises(sgl.ModelError, match="lora_B has NaN or infinite elements"):
+            state["own"]
     assert farthest(llama[1], ids, None, ask(running, ids, None).result(timeout=30)) <= 1e-4
     running.unload_lora_adapter("new")
 
@@ -218,6 +228,22 @@ def test_a_file_that_has_changed_or_vanished_fails_the_requests_for_it(llama, ru
     with pytest.raises(sgl.ModelError, match=r"can't be read: .*No such file"):
         running.generate(input_ids=ids, lora_path="new")
     running.unload_lora_adapter("new")
+
+
+def test_nobody_waits_for_an_adapter_that_is_read_for_another_request(llama, running, monkeypatch):
+    reading, read = threading.Event(), AdapterReader.read
+    monkeypatch.setattr(AdapterReader, "read", lambda *of: reading.wait(30) and read(*of))
+    running.load_lora_adapter("slow", llama[1].folders["plain"])
+    (ids,) = prompts(9)
+    slow = [ask(running, ids, "slow") for _ in range(2)]  # which returns at once
+    assert farthest(llama[1], ids, None, ask(running, ids, None).result(timeout=30)) <= 1e-4
+    aborted: Future = Future()
+    running.submit(ids, msgspec.structs.replace(asked(most=4), lora_path=("slow",)), sink=aborted.set_result).abort()
+    assert isinstance(aborted.result(timeout=30), sgl.RequestAbortedError)
+    assert not any(each.done() for each in slow)
+    reading.set()
+    assert all(farthest(llama[1], ids, "plain", each.result(timeout=30)) <= 1e-4 for each in slow)
+    running.unload_lora_adapter("slow")
 
 
 def test_a_thousand_adapters_are_registered_by_their_headers(llama, running):
