@@ -82,6 +82,23 @@ def test_answers_name_what_has_answered(http, model):
         assert http.post(path, json=body).json()["model"] == name, path
 
 
+@pytest.mark.parametrize("model", ["poet", "base:poet"])
+def test_ollama_s_protocol_names_one_as_its_model(http, engine, model):
+    options = {"temperature": 0, "num_predict": 8}
+    body = {"prompt": "a quick", "raw": True, "stream": False, "options": options}
+    for name, of in ((model, "poet"), ("base", None)):
+        answer = http.post("/api/generate", json={**body, "model": name}).json()
+        assert answer["response"] == engine.generate("a quick", {**GREEDY, "ignore_eos": False}, lora_path=of)["text"]
+    said = {
+        http.post("/api/chat", json={"model": name, "messages": [{"role": "user", "content": "hello"}], "stream": False,
+                                     "options": options}).json()["message"]["content"]
+        for name in (model, "base")
+    }  # fmt: skip
+    assert len(said) == 2
+    assert [each["name"] for each in http.get("/api/tags").json()["models"]] == ["base", "poet"]
+    assert http.post("/api/show", json={"model": model}).json()["details"]["parent_model"] == "base"
+
+
 def test_an_unknown_model_is_told_which_adapters_there_are(http):
     answer = http.post("/v1/completions", json={"model": "base:clerk", "prompt": "a"})
     assert answer.status_code == 404

@@ -220,6 +220,20 @@ def test_more_adapters_than_slots_wait_and_none_fails(llama, alone):
     assert engine.core.adapters.pool.writes >= 4
 
 
+@pytest.mark.parametrize(("policy", "left"), [("lru", ["one", "four"]), ("fifo", ["two", "four"])])
+def test_the_adapter_that_gives_way_is_the_one_used_or_loaded_longest_ago(policy, left, llama, alone):
+    model, folders = llama
+    engine = AdaptedEngine(
+        model=model, lora_paths={name: str(folders[name]) for name in ("one", "two", "four")}, max_loras_per_batch=2,
+        max_lora_rank=8, lora_eviction_policy=policy,
+    )  # fmt: skip
+    for name in ["one", "two", "one", "four"]:
+        _, events = engine.start([5, 6, 7], params(name))
+        engine.drain()
+        assert list(ended(events).token_ids) == alone(folders[name], [5, 6, 7], 8)
+    assert [each["lora_name"] for each in engine.core.adapters.list() if each["resident"]] == sorted(left)
+
+
 def test_adapters_of_small_ranks_leave_their_pages_to_others(llama, alone):
     model, folders = llama
     engine = AdaptedEngine(

@@ -66,6 +66,35 @@ def test_classes_and_rewards_with_an_adapter(tmp_path):
     np.testing.assert_allclose(shares, np.stack([each.softmax(0) for each in logits]), atol=1e-4)
 
 
+def test_pairs_are_scored_with_an_adapter(tmp_path):
+    model = written(tmp_path / "base", "Llama", "ForSequenceClassification", num_labels=1)
+    reference = Adapted(model, tmp_path, {"it": {"r": 8, "target_modules": ["q_proj", "down_proj"]}})
+    names, documents = ("it", None), ["cats", "dogs"]
+    expected = [  # a decoder reads both texts of a pair as one
+        [
+            float(reference.output(ids_of(tmp_path / "base", "the-sea" + each), name).logits[0].sigmoid())
+            for each in documents
+        ]
+        for name in names
+    ]
+    paths = {"it": str(reference.folders["it"])}
+    with running(tmp_path / "base", lora_paths=paths) as engine, serving(engine, served_model_name="base") as url:
+        for name, scores in zip(names, expected):
+            pairs = [("the-sea", each) for each in documents]
+            assert engine.score_pairs(pairs, lora_path=name) == pytest.approx(scores, abs=1e-4)
+            body = {"query": "the-sea", "documents": documents, "model": name and f"base:{name}"}
+            answer = httpx2.post(f"{url}/v1/rerank", json=body).json()
+            assert answer["model"] == (name or "base")
+            found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+            assert [found[i] for i in range(2)] == pytest.approx(scores, abs=1e-4)
+            answer = httpx2.post(f"{url}/classify", json={"input": ["the-seacats"], "model": name or "base"}).json()
+            assert (answer["model"], answer["data"][0]["probs"]) == (
+                name or "base",
+                pytest.approx([scores[0]], abs=1e-4),
+            )
+    assert expected[0] != pytest.approx(expected[1], abs=0.01)
+
+
 def test_a_late_adapter_reads_a_text_from_its_invocation_on(tmp_path):
     base = tmp_path / "base"
     causal = written(base, "Llama", "ForCausalLM")  # peft has late adapters of language models alone

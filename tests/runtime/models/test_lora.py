@@ -150,6 +150,14 @@ REFUSED = {
     "unknown projection": (renamed(f"{Q}.lora_A.weight", f"{Q}x.lora_A.weight"), "changes .*q_projx, which .* does not have"),
     "no A": (changed_tensors(lambda t: t.pop(f"{Q}.lora_A.weight")), "q_proj has no lora_A"),
     "no B": (changed_tensors(lambda t: t.pop(f"{Q}.lora_B.weight")), "q_proj has no lora_B"),
+    "twice": (
+        changed_tensors(lambda t: t.update({f"model.layers.0.self_attn.q_proj.{name}.weight": t[f"{Q}.{name}.weight"] + 1
+                                            for name in ("lora_A", "lora_B")})), "q_proj.lora_[AB] is there twice",
+    ),
+    "eight bits": (
+        changed_tensors(lambda t: t.update({name: each.to(torch.float8_e4m3fn) for name, each in t.items()})),
+        "is stored as torch.float8_e4m3fn; matrices of adapters are float32, bfloat16 or float16",
+    ),
     "head": (renamed(f"{Q}.lora_A.weight", "base_model.model.lm_head.lora_A.weight"), "lm_head: embeddings and heads"),
     "no matrix": (renamed(f"{Q}.lora_A.weight", f"{Q}.weight"), "q_proj.weight is no matrix of an adapter"),
     "target": (changed_config(target_modules=["q_proj", "w1"]), "target_modules has 'w1', which has no matrices"),

@@ -25,7 +25,7 @@ from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_c
 from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
-from sglang_lite.runtime.models.weights.ranges import LocalRanges, read_header
+from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
 from sglang_lite.runtime.models.weights.source import canonical
 
 logger = logging.getLogger("sglang_lite")
@@ -261,7 +261,16 @@ class AdapterReader:
             match = _NAME.fullmatch(name)
             if match is None:
                 raise ModelError(f"{file}: {name} is no matrix of an adapter.")
-            found.setdefault(canonical(match[1] + ".weight").removesuffix(".weight"), {})[match[2]] = tensor
+            if tensor.dtype not in _FLOATS:
+                raise ModelError(
+                    f"{file}: {name} is stored as {tensor.dtype}; matrices of adapters are float32, bfloat16 or "
+                    "float16.",
+                    hint="Save the adapter in one of these.",
+                )
+            module = canonical(match[1] + ".weight").removesuffix(".weight")
+            if match[2] in found.setdefault(module, {}):
+                raise ModelError(f"{file}: {module}.{match[2]} is there twice.", hint="Save the adapter again.")
+            found[module][match[2]] = tensor
         if not found:
             raise ModelError(f"{file}: the adapter has no matrices.")
         for module in found:
@@ -298,7 +307,7 @@ class AdapterReader:
                 f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can.",
                 hint="Merge it into its base model with peft's merge_and_unload().",
             )
-        if module.endswith(("embed_tokens", "lm_head", "embed_in", "embed_out")):
+        if module.endswith(("embed_tokens", "lm_head", "embed_in", "embed_out", "score")):
             return ModelError(f"{file}: the adapter changes {module}: embeddings and heads are not supported.")
         return ModelError(
             f"{file}: the adapter changes {module}, which {self._model_name} does not have.",
@@ -332,8 +341,7 @@ def _rows(b: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
 
 def _check_finite(file: Path, module: str, a: torch.Tensor, b: torch.Tensor) -> None:
     for name, matrix in (("lora_A", a), ("lora_B", b)):
-        ends = (matrix if matrix.dtype in _FLOATS else matrix.float()).aminmax()  # in a tenth of `isfinite`'s time
-        if not all(end.isfinite() for end in ends):
+        if not all(end.isfinite() for end in matrix.aminmax()):  # in a tenth of `isfinite`'s time
             raise ModelError(f"{file}: {module}.{name} has NaN or infinite elements.", hint="Train it again.")
 
 
@@ -350,7 +358,8 @@ def _headers(file: Path) -> dict[str, torch.Tensor]:
     if file.suffix == ".bin":
         return pickled_tensors(file, "meta")
     found = read_header(LocalRanges(), file)
-    return {name: torch.empty(each.shape, device="meta") for name, each in found.items()}
+    dtypes = {name: DTYPES.get(each.format, torch.uint8) for name, each in found.items()}  # others are refused, too
+    return {name: torch.empty(each.shape, dtype=dtypes[name], device="meta") for name, each in found.items()}
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
