@@ -191,7 +191,7 @@ class OutputBuilder:
         if self.params.scores_next_token:
             return Finish("length", None)
         ends = self._ends_at(token)
-        complete = self.matcher is not None and _accept(self.matcher, token)
+        complete = self.matcher is not None and _accept(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens) if self._number is None else self._number.take()
@@ -213,7 +213,7 @@ class OutputBuilder:
         """Processes the next token as `process`, but only advances the grammar: its text is not needed yet."""
         assert self.matcher is not None
         ends = self._ends_at(token)
-        complete = _accept(self.matcher, token)
+        complete = _accept(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
@@ -246,6 +246,9 @@ class OutputBuilder:
 
     def _append(self, forced: list[int], *, masked: bool) -> tuple[list[int], Finish | None]:
         finish: Finish | None = None
+        if masked and forced and self.matcher is not None and self.ends.isdisjoint(forced):
+            self.forced_tokens += len(forced)
+            return forced, Finish("stop", None) if _accept(self.matcher, forced) else None
         for count, token in enumerate(forced, 1):
             finish = self.advance_grammar(token) if masked else self.process((token,), None)
             if finish is not None:
@@ -478,10 +481,10 @@ def _last_bytes(params: ResolvedParams) -> list[int]:
     return [stop.encode("utf-8", "surrogatepass")[-1] for stop in params.stop]
 
 
-def _accept(matcher: Matcher, token: int) -> bool:
-    """Advances the matcher by a token. Returns True if the grammar then allows nothing but the end."""
+def _accept(matcher: Matcher, tokens: Sequence[int]) -> bool:
+    """Advances the matcher by tokens. Returns True if the grammar then allows nothing but the end."""
     try:
-        if matcher.accept(token):
+        if matcher.accept_all(tokens) if len(tokens) > 1 else matcher.accept(tokens[0]):
             return matcher.finished
     except Exception as error:  # raised by the grammar engine's library; must not end the loop
         raise engine_failed(matcher, error) from error

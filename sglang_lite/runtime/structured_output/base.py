@@ -166,6 +166,11 @@ class Matcher(Protocol):
         """Advances by a token. Returns False if the grammar does not allow the token."""
         ...
 
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        """Advances by tokens, of which only the last may end the text. Returns False if the grammar does not allow
+        one."""
+        ...
+
     def advance(self, text: bytes) -> bool:
         """Advances by a non-empty text in any tokenisation. Returns False if the text is not allowed or can't be
         spelled."""
@@ -214,6 +219,12 @@ class LoneMatcher:
     def copy(self) -> Self | None:
         return None
 
+    def accept(self, token: int) -> bool:
+        raise NotImplementedError
+
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        return all(map(self.accept, tokens))
+
     def forced(self) -> list[int]:
         return []
 
@@ -250,6 +261,12 @@ class DelegatingMatcher:
 
     def set_mask(self, mask: Mask) -> None:
         self._inner.set_mask(mask)
+
+    def accept(self, token: int) -> bool:
+        return self._inner.accept(token)
+
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        return all(map(self.accept, tokens))
 
     def forced(self) -> list[int]:
         return self._inner.forced()

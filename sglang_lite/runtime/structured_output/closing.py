@@ -148,6 +148,14 @@ class ClosingMatcher(DelegatingMatcher):
             self._give_up()
         return True
 
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        if not self._sleeps(len(tokens)):
+            return super().accept_all(tokens)
+        if not self._inner.accept_all(tokens):
+            return False
+        self._pass(tokens)
+        return True
+
     def skip(self, tokens: Sequence[int], inner: Matcher) -> bool:
         """Moves behind tokens at once, as `refuses` and `accept` of each would. Returns False, unmoved, if one needs a
         look.
@@ -156,14 +164,22 @@ class ClosingMatcher(DelegatingMatcher):
             tokens: tokens that the grammar allows, none of which ends the text.
             inner: a `copy` that has accepted them.
         """
-        awake = self._state is not None and self._sleep <= len(tokens)
-        if awake or self._left <= len(tokens) or self.repeats is not None:
+        if not self._sleeps(len(tokens)):
             return False
-        self._inner, self._left = inner, self._left - len(tokens)
+        self._inner = inner
+        self._pass(tokens)
+        return True
+
+    def _sleeps(self, count: int) -> bool:
+        """True if none of the next tokens needs a look."""
+        awake = self._state is not None and self._sleep <= count
+        return not awake and self._left > count and self.repeats is None
+
+    def _pass(self, tokens: Sequence[int]) -> None:
+        self._left -= len(tokens)
         if self._sleep:
             self._sleep -= len(tokens)
             self._unseen += tokens
-        return True
 
     def close_within(self, steps: float) -> int | None:
         """Lets only the shortest completion follow if hardly more fits into some steps of a token each.

@@ -88,6 +88,14 @@ class LanguageStates:
         after = self._steps[key] = self._run(state, self.token_bytes[token]) if spelled else None
         return after
 
+    def after_all(self, state: State, tokens: Sequence[int]) -> State | None:
+        """State after tokens, or None if the state is unknown or one is not allowed."""
+        at: State | None = state
+        for token in tokens:
+            if at is not None:
+                at = self.after(at, token)
+        return at
+
     def after_drawn(self, state: State, token: int) -> State | None:
         """State after a token that a mask has allowed, also if no more transitions are kept; None if the token has no
         text, or the state is unknown."""

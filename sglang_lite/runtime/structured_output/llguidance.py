@@ -190,6 +190,17 @@ class LlguidanceMatcher:
         self._lexer.tokens += 1
         return bool(self.inner.consume_token(token))
 
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        forced, state = self._forced[: len(tokens)] == tokens, self.state
+        if forced and self.states is not None and state is not None and self.states.worth_tracking:
+            state = self.states.after_all(state, tokens)
+            if state is not None:
+                self._mask, self._last, self.state = None, tokens[-1], state
+                self._forced = self._forced[len(tokens) :]
+                self._unconsumed += tokens
+                return True
+        return all(map(self.accept, tokens))
+
     def advance(self, text: bytes) -> bool:
         self._mask, self._forced = None, []
         tokens = self.engine.spell(text)

@@ -289,6 +289,9 @@ class QuoteMatcher:
     def accept(self, token: int) -> bool:
         return self.strings.accept(token) and self._moved(self.engine.after(self.place, token))
 
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        return all(map(self.accept, tokens))
+
     def advance(self, text: bytes) -> bool:
         return self.strings.advance(text) and self._moved(self.engine.advance(self.place, text))
 
