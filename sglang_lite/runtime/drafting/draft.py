@@ -17,6 +17,7 @@ class DraftedGuess(NamedTuple):
 
     Attributes:
         place: its index in the draft.
+        token: its id.
         drafter: name of the drafter that guessed it.
         evidence: the drafter's evidence for it.
         chance: share of such guesses that were right.
@@ -24,6 +25,7 @@ class DraftedGuess(NamedTuple):
     """
 
     place: int
+    token: int
     drafter: str
     evidence: int
     chance: float
@@ -92,18 +94,15 @@ class DraftWriter:
         return None if self._matcher is None else self._matcher.state_key
 
     def append(self, token: int) -> list[int]:
-        """Appends a token, and what the grammar forces behind it. Returns them; none if the grammar forbids the token
-        or its matcher can't be copied."""
+        """Appends a token, and what the grammar forces behind it. Returns them; none if the grammar forbids one of them
+        or fails, or its matcher can't be copied."""
         forced: list[int] = []
         if self._matcher is not None:
-            matcher = self._matcher.copy() if _allows(self._matcher, token) else None
-            if matcher is None or not matcher.accept(token):
+            moved = self._moved(self._matcher, token)
+            if moved is None:
                 return []
-            if self._jump and not matcher.finished:
-                forced = matcher.forced()
-            forced = forced if len(forced) > 1 and all(map(matcher.accept, forced)) else []
-            self._matcher = matcher
-            self.is_open = not matcher.finished and not matcher.error
+            self._matcher, forced = moved
+            self.is_open = not self._matcher.finished and not self._matcher.error
         new = [token, *forced]
         self.tokens += new
         self.is_open = self.is_open and len(self.tokens) <= self._room
@@ -113,6 +112,19 @@ class DraftWriter:
                 self._matchers.append(self._matcher)
             self.is_open = len(self.tokens) < self._room
         return new
+
+    def _moved(self, before: Matcher, token: int) -> tuple[Matcher, list[int]] | None:
+        """Matcher behind a token and what is forced there, and that text."""
+        try:
+            matcher = before.copy() if _allows(before, token) else None
+            if matcher is None or not matcher.accept(token):
+                return None
+            forced = matcher.forced() if self._jump and not matcher.finished else []
+            if len(forced) < 2:
+                return matcher, []
+            return (matcher, forced) if matcher.accept_all(forced) else None
+        except Exception:  # raised by the grammar engine's library, which the row itself reports once it comes there
+            return None
 
     def draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
         """The draft that was written, of these guesses."""

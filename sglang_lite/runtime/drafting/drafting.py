@@ -45,6 +45,24 @@ class _Record:
     tried: float = 0.0
 
 
+class _AskedRow(NamedTuple):
+    """Row whose guesses are asked for.
+
+    Attributes:
+        writer: writer of its draft.
+        candidates: guesses that come next.
+        guesses: those that are written.
+    """
+
+    writer: DraftWriter
+    candidates: Iterator[DraftedGuess]
+    guesses: list[DraftedGuess]
+
+    def draft(self, count: int) -> Draft:
+        """The draft of the first `count` guesses."""
+        return self.writer.draft(tuple(self.guesses)).first(count)
+
+
 class OpenRow(NamedTuple):
     """Row of a step that may have a draft.
 
@@ -105,71 +123,72 @@ class Drafting:
             tokens: number of tokens of the step without drafts.
             budget: maximum number of drafted tokens.
         """
-        writers = [self._writer(row) for row in rows]
-        candidates = [self._candidates(row, writer) for row, writer in zip(rows, writers)]
-        first = (next(each, None) for each in candidates)
-        heap = [(-guess.likely, i, guess) for i, guess in enumerate(first) if guess is not None]
+        likeliest = self.likeliest()
+        bounds = [min(likeliest * _luck(row.request.output.draft), 1.0) for row in rows]
+        heap: list[tuple[float, int, DraftedGuess | None]] = [(-bound, i, None) for i, bound in enumerate(bounds)]
         heapify(heap)
-        guesses: list[list[DraftedGuess]] = [[] for _ in rows]
+        asked: dict[int, _AskedRow] = {}
         order: list[int] = []  # row of each guess
         expected, best, taken, most = float(drawn), drawn / self.cost.seconds(tokens), 0, tokens
         while heap and budget >= 0:
             _, i, guess = heap[0]
+            if guess is None:  # asked for once no other can be likelier
+                row = asked.get(i) or asked.setdefault(i, self._asked(rows[i]))
+                guess = next(row.candidates, None)
+                if guess is None:
+                    heappop(heap)
+                else:
+                    heapreplace(heap, (-guess.likely, i, guess))
+                continue
             if tokens >= most:
                 most = self.cost.worth_asking(tokens, expected, guess.likely, best)
                 if not most:
                     break
-            before = len(writers[i].tokens)
-            following = next(candidates[i], None)  # writes the guess
-            if following is None:
-                heappop(heap)
-            else:
-                heapreplace(heap, (-following.likely, i, following))
-            if not (size := len(writers[i].tokens) - before):
+            row = asked[i]
+            size = len(row.writer.append(guess.token))
+            heapreplace(heap, (-guess.likely * bounds[i], i, None))
+            if not size:
                 continue  # its grammar forbids it
-            guesses[i].append(guess)
+            row.guesses.append(guess)
             order.append(i)
             tokens, budget, expected = tokens + size, budget - size, expected + guess.likely
             if budget >= 0 and (rate := expected / self.cost.seconds(tokens)) >= best:
                 best, taken = rate, len(order)
         counts, unwritten = Counter(order[:taken]), {i: guess for _, i, guess in heap}
-        for i, each in enumerate(guesses):
-            left_out = each[counts[i]] if counts[i] < len(each) else unwritten.get(i)
+        for i, row in asked.items():
+            left_out = row.guesses[counts[i]] if counts[i] < len(row.guesses) else unwritten.get(i)
             if left_out is not None:
                 self._leave_out(left_out)
-        return {
-            row.request.id: writers[i].draft(tuple(guesses[i])).first(counts[i])
-            for i, row in enumerate(rows)
-            if counts[i]
-        }
+        return {rows[i].request.id: asked[i].draft(count) for i, count in counts.items()}
 
-    def _writer(self, row: OpenRow) -> DraftWriter:
+    def _asked(self, row: OpenRow) -> _AskedRow:
         params = row.request.params
         drafts = params.speculation and row.request.processor is None
         jump = self._jump and not params.scores_tokens
-        return DraftWriter(row.request.output.matcher, row.room if drafts else 0, jump=jump)
+        writer = DraftWriter(row.request.output.matcher, row.room if drafts else 0, jump=jump)
+        return _AskedRow(writer, self._candidates(row, writer), [])
 
     def _candidates(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
-        """Guesses of a row one by one, the likeliest ones. When the next is asked for, the one before is written, if
-        the grammar allows it; else the next likely one is for the same place."""
+        """Guesses of a row one by one, the likeliest ones. Once one is written, the next is for the place behind it;
+        else for the same place."""
         self.observe(row.request, row.known)
         if not writer.is_open:
             return
         output, text = row.request.output, row.known[-TAIL:].tolist()
         guessers, luck, likely = self._guessers(row.request, row.known), _luck(output.draft), 1.0
         for _ in range(self.most):
-            written: list[int] = []
+            place = len(writer.tokens)
             for chance, name, (token, evidence) in self._guesses(guessers, text, writer.state):
                 if not 0 <= token < self._vocab_size or token in self._eos_ids or token in output.ends:
                     continue  # nothing may follow it
-                guess = DraftedGuess(len(writer.tokens), name, evidence, chance, likely * min(chance * luck, 1.0))
+                guess = DraftedGuess(place, token, name, evidence, chance, likely * min(chance * luck, 1.0))
                 yield guess
-                if written := writer.append(token):
+                if len(writer.tokens) > place:
                     likely = guess.likely
                     break
-            if not written or not writer.is_open:
+            if len(writer.tokens) == place or not writer.is_open:
                 return
-            text += written
+            text += writer.tokens[place:]
 
     def _leave_out(self, guess: DraftedGuess) -> None:
         """Lets the evidence fade for which a guess was too unlikely, so that such guesses are tried again."""
@@ -178,8 +197,11 @@ class Drafting:
 
     def chance(self, drafter: str, evidence: int) -> float:
         """Share of a drafter's guesses of the same evidence that were right."""
-        record = self._records[drafter, evidence]
-        return (record.right + 1) / (record.tried + 2)
+        return _share(self._records[drafter, evidence])
+
+    def likeliest(self) -> float:
+        """Share of guesses that were right, of the evidence with most."""
+        return max((_UNKNOWN, *map(_share, self._records.values())))
 
     def record(self, draft: Draft, matched: int, came: int, progress: DraftProgress) -> None:
         """Records what came in the place of a draft, also in the progress of its request.
@@ -226,24 +248,25 @@ class Drafting:
                 self._ask(drafter, partial(drafter.learn, request, text, start))
         self._unlearned = []
 
-    def _guessers(self, request: Request, known: Ints) -> dict[Drafter, Guesser]:
-        found: dict[Drafter, Guesser] = {}
+    def _guessers(self, request: Request, known: Ints) -> list[tuple[Drafter, Guesser]]:
+        found: list[tuple[Drafter, Guesser]] = []
         for drafter in self._drafters:
-            if drafter.drafts(request):
-                guesser = self._ask(drafter, partial(drafter.guesser, request, known, self._chances[drafter.name]))
-                if guesser is not None:
-                    found[drafter] = guesser
+            try:  # not by `_ask`, which takes longer
+                if drafter.drafts(request):
+                    found.append((drafter, drafter.guesser(request, known, self._chances[drafter.name])))
+            except Exception:
+                self._turn_off(drafter)
         return found
 
     def _guesses(
-        self, guessers: Mapping[Drafter, Guesser], text: Sequence[int], state: Hashable
+        self, guessers: Sequence[tuple[Drafter, Guesser]], text: Sequence[int], state: Hashable
     ) -> list[tuple[float, str, Guess]]:
         """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""
         found: list[tuple[float, str, Guess]] = []
-        for drafter, guesser in guessers.items():
+        for drafter, guesser in guessers:
             try:
                 guess = guesser(text, state)
-            except Exception:  # as in `_ask`, which takes longer
+            except Exception:
                 self._turn_off(drafter)
                 continue
             if guess is not None:
@@ -264,6 +287,14 @@ class Drafting:
         """Reports the exception that a drafter has raised, and asks it no more."""
         logger.exception("the drafter %r failed, and is off from now on", drafter.name)
         self._drafters = [other for other in self._drafters if other is not drafter]
+
+
+def _share(record: _Record) -> float:
+    """Share of right guesses, as expected of the next one."""
+    return (record.right + 1) / (record.tried + 2)
+
+
+_UNKNOWN = _share(_Record())
 
 
 def _luck(progress: DraftProgress) -> float:

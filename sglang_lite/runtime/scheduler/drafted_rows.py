@@ -50,6 +50,7 @@ class DraftedRows:
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
         self._steps = self._saved = 0  # drafts that were checked, and draws behind them that counted
+        self._skipped = 0  # the latter that were taken at once
         self._checked: list[Callable[[], None]] = []  # record what came of drafts
 
     @property
@@ -81,10 +82,13 @@ class DraftedRows:
         turns.record(tokens * self.drafting.cost.seconds(rows) / rows, seconds)
 
     def stats(self) -> dict[str, object]:
-        """Counts by drafter, and SGLang's average number of tokens that a row has of a step that checks a draft."""
+        """Counts by drafter, SGLang's average number of tokens that a row has of a step that checks a draft, and the
+        number of draws before right drafts that nobody looked at one by one."""
         self.record_checked()
         length = 1 + self._saved / max(self._steps, 1)
-        return {"drafters": self.drafting.stats(), "avg_spec_accept_length": length}
+        return {
+            "drafters": self.drafting.stats(), "avg_spec_accept_length": length, "draws_taken_at_once": self._skipped,
+        }  # fmt: skip
 
     def plan(
         self, decoding: Sequence[Request], chunks: Sequence[tuple[Request, int, int]], budget: int
@@ -156,6 +160,7 @@ class DraftedRows:
             if not request.skip(start, tokens, places, draft.matchers[count - 1]):
                 return False
         table.known[slot] += places[-1]
+        self._skipped += count
         self.accept(request, count)
         return True
 

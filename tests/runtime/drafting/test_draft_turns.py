@@ -88,11 +88,19 @@ def test_a_step_has_the_drafts_that_give_the_most_tokens_a_second():
     assert not written([[0.4]], tokens=16, budget=100)
 
 
-def written(likely, tokens, budget):
+def test_only_rows_that_may_get_a_draft_are_asked():
+    asked: set[int] = set()
+    assert len(written([[0.9, 0.8]] * 60, tokens=60, budget=4, likeliest=0.9, asked=asked)) == 4
+    assert len(asked) == 5  # one more, whose guess finds no room
+
+
+def written(likely, tokens, budget, likeliest=1.0, asked=None):
     """Number of drafted tokens by row of a step that draws as many tokens as it has without drafts.
 
     Args:
         likely: by row, the chance of each guess that it and all before it are right.
+        likeliest: largest chance of a guess.
+        asked: set that the rows are added to that are asked for guesses, or None.
     """
 
     class Told:
@@ -103,6 +111,8 @@ def written(likely, tokens, budget):
 
         def guesser(self, request, known, chance):
             chances = likely[request.id]
+            if asked is not None:
+                asked.add(request.id)
 
             def guess(text, state):
                 at = len(text) - len(known)
@@ -115,6 +125,7 @@ def written(likely, tokens, budget):
 
     drafting = Drafting([Told()], 8, 100, frozenset(), jump=False)
     drafting.chance = lambda drafter, evidence: evidence  # type: ignore[method-assign]  # each is told
+    drafting.likeliest = lambda: likeliest  # type: ignore[method-assign]  # of those told
     drafting.cost.set_measured({16: 0.010, 64: 0.015})
     params = SimpleNamespace(speculation=True, scores_tokens=False)
     rows = []

@@ -9,9 +9,11 @@ import pytest
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Delta, Generation, Number, ParameterError, Regex, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.drafting.draft import DraftWriter
 from sglang_lite.runtime.drafting.drafting import TAIL
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.scheduler.drafted_rows import DraftedRows
+from sglang_lite.runtime.structured_output.base import LoneMatcher
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import Guesses, SteppedEngine, ended
 from tests.runtime.structured_output.test_distribution import byte_model
@@ -201,6 +203,69 @@ def test_right_drafts_take_fewer_steps(off):
     _, answers, steps = off
     _, engine = outcomes(drafter=Oracle(answers, "right"), max_running=4, max_total_tokens=640)
     assert engine.loop.steps < 0.4 * steps
+
+
+def test_right_drafts_of_a_grammar_are_taken_at_once():
+    """Also as far as they are right, with what the grammar forces; not where each token has to be looked at."""
+
+    def taken(kind, **values):
+        engine = SteppedEngine(
+            drafter=drafter[kind], draft_tokens=4, model=byte_model(), context_length=400, max_total_tokens=1600
+        )
+        engine.compile_grammar(json_schema(OBJECT))
+        params = SamplingParams(**{"max_tokens": 300, "seed": 3, **values})
+        started = [engine.start([5, 6, 7 + i], params, constraint=json_schema(OBJECT))[1] for i in range(4)]
+        engine.drain()
+        found = [ended(events) for events in started]
+        return found, engine.scheduler.drafts.stats()["draws_taken_at_once"]
+
+    drafter = {"none": None}
+    plain, _ = taken("none")
+    answers = {((5, 6, 7 + i), 3): each.token_ids for i, each in enumerate(plain)}
+    drafter |= {kind: Oracle(answers, kind) for kind in ("right", "random", "wrong")}
+    counts = {kind: taken(kind) for kind in ("right", "random", "wrong")}
+    assert all([each.token_ids for each in found] == [each.token_ids for each in plain] for found, _ in counts.values())
+    right = sum(each.meta["spec_accept_token_num"] for each in counts["right"][0])
+    assert counts["right"][1] > 0.5 * right > 10
+    assert counts["right"][1] > counts["random"][1] > 5
+    assert counts["wrong"][1] == 0
+    assert taken("right", return_logprob=True)[1] == 0
+
+
+class Halfway(LoneMatcher):
+    """Matcher that forces tokens of which it takes the first `taken` alone, or whose engine fails there."""
+
+    finished, complete, error = False, False, ""
+
+    def __init__(self, taken, fails=False):
+        self.taken, self.fails, self.accepted = taken, fails, []
+
+    def cached_mask(self):
+        return None
+
+    def copy(self):
+        return Halfway(self.taken, self.fails)
+
+    def accept(self, token):
+        self.accepted.append(token)
+        if self.fails and len(self.accepted) > self.taken + 1:
+            raise RuntimeError("out of fuel")
+        return len(self.accepted) <= self.taken + 1
+
+    def forced(self):
+        return [7, 8, 9]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("taken", [0, 1, 2, 3])
+def test_a_guess_whose_forced_text_the_grammar_refuses_is_not_drafted(taken, fails):
+    matcher: Any = Halfway(taken, fails)  # as much of a Matcher as is used
+    writer = DraftWriter(matcher, 20, jump=True)
+    before = writer.state
+    assert writer.append(5) == ([5, 7, 8, 9] if taken == 3 else [])
+    assert writer.tokens == ([5, 7, 8, 9] if taken == 3 else [])
+    assert (writer.state == before) == (taken < 3)
+    assert writer.draft(()).drawn == ((4,) if taken == 3 else ())
 
 
 def greedy(drafter, **config):
