@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, CapabilityError, SglError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.server import playground
+from sglang_lite.server import log, playground
 from sglang_lite.server.absent import absent_error
 from sglang_lite.server.endpoint import UNUSED, AccessControl, Endpoint, refusal, request_id_of
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
@@ -185,10 +183,7 @@ def serve(
         The exit status.
     """
     listening = listening or bound(settings.host, settings.port)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if settings.log_format == "json":
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonFormatter())
+    log.configure(settings)
     warn_if_exposed(settings)
     host, port = listening.getsockname()[:2]
     with contextlib.ExitStack() as stack:
@@ -210,18 +205,3 @@ def serve(
             announce(f"Playground: {settings.scheme}://{host}:{port}/?token={token}")
         server.run(sockets=[listening])
     return 0
-
-
-class JsonFormatter(logging.Formatter):
-    """Formatter of a line of JSON for each message: `time` (UTC), `level`, `logger`, `message`; of a request also
-    `method`, `route`, `status`, `ms` and `request_id`; of an exception `exception`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told = {
-            "time": f"{at}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name,
-            "message": record.getMessage(), **getattr(record, "request", {}),
-        }  # fmt: skip
-        if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)

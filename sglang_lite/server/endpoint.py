@@ -238,7 +238,7 @@ class Endpoint:
             await send(message)
 
         path, spans = self._route.path, self._service().spans
-        polls = self._route.access == "open"
+        polls = self._route.access == "open" or path in _POLLED
         try:
             attributes = {"http.request.method": request.method, "http.route": path}
             with (
@@ -327,6 +327,7 @@ def _header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
 
 
+_POLLED = ("/v1/loads", "/get_load")  # by gateways, as open routes are by others
 _CLIENT_LEFT = 499  # nginx's status for a client that was gone before there was one
 _KEY = "sglang_lite.key"  # of a request's scope, once its key is checked
 _OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers by which browsers tell a page's requests

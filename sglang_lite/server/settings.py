@@ -85,7 +85,7 @@ class ServerSettings:
         health_timeout_s: seconds that the engine's loop may be silent before `/health` answers 503.
         drain_s: seconds that open requests may continue after SIGTERM.
         log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys; polls
-            of health and metrics at "debug".
+            of health, load and metrics at "debug".
         log_format: "json" logs a line of JSON for each message.
         ssl_certfile: file of the certificate for HTTPS, with those that signed it; None for HTTP.
         ssl_keyfile: file of its private key; None if the certificate's file has it.

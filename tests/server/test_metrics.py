@@ -165,6 +165,7 @@ def test_names_of_vllm(engine):
 def test_polls_are_logged_at_debug(engine, caplog):
     with caplog.at_level("DEBUG", "sglang_lite.server"), serving(engine) as url:
         httpx2.get(f"{url}/health", timeout=60)
+        httpx2.get(f"{url}/v1/loads", timeout=60)  # which gateways ask once a second
         httpx2.post(f"{url}/generate", json={"text": 3}, timeout=60)
     levels = {record.args[1]: record.levelname for record in caplog.records if record.msg.startswith("%s %s %d")}
-    assert levels == {"/health": "DEBUG", "/generate": "INFO"}
+    assert levels == {"/health": "DEBUG", "/v1/loads": "DEBUG", "/generate": "INFO"}

@@ -13,8 +13,8 @@ import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.commands.config_file import ConfigFile
 from sglang_lite.commands.parser import CommandParser
-from sglang_lite.server import flags
-from sglang_lite.server.app import JsonFormatter
+from sglang_lite.server import flags, log
+from sglang_lite.server.log import JsonFormatter
 from sglang_lite.server.settings import ServerSettings
 from tests.server.conftest import serving
 
@@ -116,6 +116,17 @@ def test_the_log_as_json(engine, caplog):
     assert told["time"].endswith("Z")
     expected = {"level": "info", "method": "POST", "route": "/generate", "status": 400, "request_id": "mine"}
     assert expected.items() <= told.items()
+
+
+def test_the_log_of_a_command_is_json_too_without_its_polls_of_other_servers(monkeypatch, capsys):
+    root, client = logging.getLogger(), logging.getLogger("httpx2")
+    for logger in (root, client):
+        monkeypatch.setattr(logger, "level", logger.level)  # and back
+    monkeypatch.setattr(root, "handlers", [])
+    log.configure(ServerSettings(log_format="json"))
+    client.info("GET /health 200")
+    logging.getLogger("sglang_lite.server").info("it is there")
+    assert json.loads(capsys.readouterr().err)["message"] == "it is there"
 
 
 def test_an_exception_in_the_log_is_one_line_of_json():

@@ -87,6 +87,7 @@ class Gateway:
             "api_key": self._key,
             "control_plane_api_keys": [("sglang-lite", "sglang-lite", self._admin, "admin")],
             "log_level": {"warning": "warn", "error": "error"}.get(settings.log_level, "warn"),
+            "log_json": settings.log_format == "json",
             "max_payload_size": int(settings.max_body_mb * 2**20),
             "max_buffered_request_bytes": int(settings.max_body_mb * 2**20),  # smg retries only buffered requests
             "max_concurrent_requests": -1,  # the workers limit their own

@@ -19,6 +19,7 @@ import httpx2
 
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.server import log
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.discovery import found_by
 from sglang_lite.server.replicas.gateway import Gateway
@@ -56,7 +57,7 @@ def serve(
     Returns:
         The exit status.
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log.configure(settings)
     warn_if_exposed(settings)
     devices = _devices(engine.get("device", "auto"), replicas.replicas)
     if devices is None and engine.get("threads") is None and replicas.replicas > 1:

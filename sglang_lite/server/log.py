@@ -1,0 +1,34 @@
+"""The log of a server, or of several behind a gateway: as text, or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from sglang_lite.server.settings import ServerSettings
+
+
+def configure(settings: ServerSettings) -> None:
+    """Logs to stderr, by the settings, unless somebody has configured logging before."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if settings.log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
+    if settings.log_level != "debug":
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # which has a line for each poll of another server
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter of a line of JSON for each message: `time` (UTC), `level`, `logger`, `message`; of a request also
+    `method`, `route`, `status`, `ms` and `request_id`; of an exception `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told = {
+            "time": f"{at}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name,
+            "message": record.getMessage(), **getattr(record, "request", {}),
+        }  # fmt: skip
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
