@@ -35,9 +35,10 @@ _FORMATS = {
     "ogg": (0, (b"OggS",), "", "audio/ogg"),
     "mp3": (0, (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "", "audio/mpeg"),
 }
-# Bytes of a WAV file and samples that are taken at once: other threads that compute may run between two frames, and a
-# compressed sound has some 40 a second.
-_PACKET, _JOINED = 2**18, 2**18
+# Options for WAV files, of which so many bytes are taken at once, and samples that are: other threads that compute may
+# run between two frames, and a compressed sound has some 40 a second. In 16 bits, libav would look for DTS in a whole
+# file.
+_WAV, _JOINED = {"max_size": str(2**18), "max_probe_packets": "1"}, 2**18
 _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
 
 
@@ -186,7 +187,7 @@ def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # cont
         name = _format(media.data, kind)[0]
         if name == "mov":
             _check_tables(media.data, kind)
-        options = {"max_size": str(_PACKET)} if name == "wav" else {}
+        options = _WAV if name == "wav" else {}
         # Titles may be in any encoding.
         with av.open(io.BytesIO(media.data), format=name, options=options, metadata_errors="ignore") as container:
             streams = container.streams.video if kind == "video" else container.streams.audio
