@@ -106,8 +106,8 @@ class CudaGraphs:
 
     def can_run(self, record: StepRecord) -> bool:
         """True if a graph can run the step, provided that all its tokens are decoded. Graphs return the logits of last
-        tokens only, so a step that scores prompts can't run, nor one whose tokens see later ones."""
-        alone = record.scores or record.limits.size
+        tokens only, so a step that scores prompts can't run, nor one whose tokens see later ones or are of images."""
+        alone = record.scores or record.limits.size or record.features
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def find(
@@ -178,6 +178,7 @@ class CudaGraphs:
             separate=not multi_token_rows,
             lora=lora,
             rotary=slots.rotary(static[4:, :tokens]),
+            features=False,
         )
 
         last_only = multi_token_rows and not self._drafts

@@ -123,6 +123,11 @@ class StepRecord(msgspec.Struct, frozen=True):
         return self.slots if len(self.ids) == len(self.slots) else np.repeat(self.slots, self.ends - self.starts)
 
     @property
+    def features(self) -> bool:
+        """True if a token stands for features of an image or a sound."""
+        return self.decoding < len(self.slots) and int(self.ids.min()) < -1
+
+    @property
     def last(self) -> Ints:
         """Index of each row's last token, int32 [R]."""
         return np.cumsum(self.ends - self.starts, dtype=np.int32) - np.int32(1)

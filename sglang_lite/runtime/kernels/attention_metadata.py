@@ -151,6 +151,7 @@ class DevicePlan:
         lora: adapters of the slots; None if no token has one.
         rotary: positions that rotate queries and keys, of a model that has three a token; None if `positions` do.
         limits: int32 [T], number of tokens that each token in blocks sees; None if it sees those up to itself.
+        features: whether a token may stand for features.
     """
 
     ids: torch.Tensor
@@ -169,6 +170,7 @@ class DevicePlan:
     lora: LoraStep | None = None
     rotary: RotaryPositions | None = None
     limits: torch.Tensor | None = None
+    features: bool = True
 
     @property
     def token_slots(self) -> torch.Tensor:

@@ -144,11 +144,13 @@ class WhisperDecoder:
         from sglang_lite.runtime.kernels.kv_store import kv_store  # needs Triton
 
         ids = torch.where(plan.ids == -1, plan.last_tokens[plan.slots], plan.ids)
-        is_sound, heard = (ids < 0)[:, None, None], self._heard(ids.clamp(max=-2))
+        if plan.features:
+            is_sound, heard = (ids < 0)[:, None, None], self._heard(ids.clamp(max=-2))
         store_at = token_slots(plan, plan.slots, plan.positions)
 
         def over_text(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            k, v = (torch.where(is_sound, *each) for each in zip(self._cross_kv(layer, heard), (k, v)))
+            if plan.features:
+                k, v = (torch.where(is_sound, *each) for each in zip(self._cross_kv(layer, heard), (k, v)))
             kv_store(k, v, store_at, cache, layer)
             attention.attend(q, cache, layer, out := torch.empty_like(q), self._over_text)
             return out
