@@ -19,7 +19,7 @@ _Gated: TypeAlias = Callable[[torch.Tensor, str], torch.Tensor]
 # Attention [T, heads, dim] of queries, keys and values [T, heads, dim] within windows: window i has the patches from
 # borders[i] to borders[i + 1], int32 [windows + 1].
 _Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-_ALIGNED = 8  # elements: matrix products are several times faster if rows begin at multiples of 16 bytes
+_ALIGNED = 8  # elements: matrix products are several times faster if rows are multiples of 16 bytes
 
 
 def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # transformers' module
@@ -149,8 +149,8 @@ class _WindowAttention(torch.nn.Module):
 
 
 class _GatedLayer(torch.nn.Module):
-    """Feed-forward layer down(silu(gate(x)) * up(x)) with gate and up in one product. All rows of matrices begin at
-    multiples of 16 bytes; what is between them is never read.
+    """Feed-forward layer down(silu(gate(x)) * up(x)) with gate and up in one product. Its width is padded with zeros to
+    rows of whole 16 bytes.
 
     Args:
         layer: transformers' module.
@@ -160,20 +160,21 @@ class _GatedLayer(torch.nn.Module):
     def __init__(self, layer: Any, gated: _Gated) -> None:
         super().__init__()
         self._of, self._gated = layer, gated
-        self._size = layer.gate_proj.weight.shape[0]
-        self._rows = -(-self._size // _ALIGNED) * _ALIGNED
+        size = layer.gate_proj.weight.shape[0]
+        self._rows = -(-size // _ALIGNED) * _ALIGNED
         for name in ("weight", "bias"):
             parts = [getattr(each, name) for each in (layer.gate_proj, layer.up_proj)]
             both = parts[0].data.new_zeros((2, self._rows, *parts[0].shape[1:]))
             for part, whole in zip(parts, both):
-                part.data = whole[: self._size].copy_(part.data)
+                part.data = whole[:size].copy_(part.data)
         down = layer.down_proj.weight
-        down.data = F.pad(down.data, (0, self._rows - self._size))[:, : self._size]
+        down.data = F.pad(down.data, (0, self._rows - size))[:, :size]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = self._of.gate_proj
+        gate, down = self._of.gate_proj, self._of.down_proj
         both = F.linear(x, self._with_up(gate.weight), self._with_up(gate.bias))
-        return self._of.down_proj(self._gated(both, "silu")[:, : self._size])  # type: ignore[no-any-return] # of transformers
+        padded = down.weight.as_strided((len(down.weight), self._rows), (self._rows, 1))
+        return F.linear(self._gated(both, "silu"), padded, down.bias)
 
     def _with_up(self, gate: torch.Tensor) -> torch.Tensor:
         """The tensor that begins with a gate's; new weights are written into its parts, and it may be moved."""

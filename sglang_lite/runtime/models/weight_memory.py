@@ -96,11 +96,11 @@ class WeightMemory:
         self._arena.release()
 
     def restore(self, *, kept: bool) -> None:
-        """Takes memory again, with the weights if a copy was kept; else their values are undefined."""
+        """Takes memory again, with the weights if a copy was kept; else they are zeros, as an encoder's padding is."""
         self._arena.restore()
         for region, copy in zip(self._regions, self._copies) if kept else ():
             region.copy_(copy, non_blocking=True)
-        for made in self._zeros:
+        for made in (*self._zeros, *(() if kept else self._regions)):
             made.zero_()
         torch.cuda.synchronize()
 
