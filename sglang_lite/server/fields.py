@@ -129,6 +129,12 @@ CHAT_REFUSED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1.0, 1),
 }  # fmt: skip
 
+# Fields of the object with a medium's bytes or address, in a part of a message.
+MEDIA_NEUTRAL = {
+    "detail": "The model's processor scales images, by the settings of the server.",
+    "format": "The first bytes of a file tell its format.",
+}
+
 DECISIONS_NEUTRAL = {
     **GATEWAY_NEUTRAL,
     "prompt_cache_key": _CACHE,
@@ -172,7 +178,7 @@ NATIVE_NEUTRAL = {
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name not in ("session_params", "lora_path")},
-    **dict.fromkeys(("modalities", "mm_hashes"), ([],)),
+    "mm_hashes": ([],),
     **dict.fromkeys((
         "input_embeds", "session_id", "custom_logit_processor", "max_thinking_tokens", "sampling_logprobs_mode",
         "kv_hints",

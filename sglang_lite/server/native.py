@@ -67,6 +67,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     image_data: Any = None  # texts, in lists of up to two levels; so the next two
     video_data: Any = None
     audio_data: Any = None
+    modalities: list[str | list[str]] | None = None
     cache_salt: str | list[str] | None = None
     output_ids: list[int | list[int] | None] | None = None
     prompt: dict[str, Any] | None = None

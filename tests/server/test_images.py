@@ -147,6 +147,29 @@ def test_text_that_spells_a_placeholder_is_plain_text(running):
     assert answer["usage"]["prompt_tokens"] == len("u:<image>;a:") + 16
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "why"),
+    [
+        ("/generate", {"modalities": ["image"]}, None), ("/generate", {"modalities": ["video"]}, "modalities: 'video' is"),
+        ("/generate", {"modalities": ["multi-images"]}, "modalities: 'multi-images' is not the kind of what is given"),
+        ("/generate", {"image_data": {"url": _url(png(9, 9)), "format": "processor_output"}}, "image_data.format: is not"),
+        ("part", {"modalities": "image"}, None), ("part", {"modalities": "multi-images"}, "modalities"),
+        ("source", {"detail": "high"}, None), ("source", {"max_dynamic_patch": None}, None),
+        ("source", {"max_dynamic_patch": 4}, "messages[0].content[0].max_dynamic_patch: is not supported"),
+    ],
+)  # fmt: skip
+def test_what_is_said_beside_an_image_is_honoured_or_refused(running, path, more, why):
+    server, _ = running
+    source = {"url": _url(png(9, 9)), **(more if path == "source" else {})}
+    part = {"type": "image_url", "image_url": source, **(more if path == "part" else {})}
+    chat = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]}
+    native = {"text": "<image>", "image_data": source, "sampling_params": {"max_new_tokens": 1}, **more}
+    native, path = (native, path) if path == "/generate" else (chat, "/v1/chat/completions")
+    answer = httpx2.post(f"{server.url}{path}", json=native)
+    assert answer.status_code == (200 if why is None else 400), answer.text
+    assert why is None or why in answer.text
+
+
 def test_an_image_that_is_a_file_is_told_when_it_is_not_there(running):
     server, engine = running
     with pytest.raises(ParameterError, match=r"'missing\.png' can't be read"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from sglang_lite.protocol import CapabilityError, Media, MediaKind
+from sglang_lite.protocol import CapabilityError, Media, MediaKind, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.media.data_url import medium_from
 from sglang_lite.runtime.media.placeholders import NAMES
+from sglang_lite.server.fields import MEDIA_NEUTRAL
 
 Part: TypeAlias = str | dict[str, Any]  # text, or {"type": "image"} …
 
@@ -33,7 +34,7 @@ class RequestImages:
         """Part of a message that stands for an image, a video or a sound.
 
         Args:
-            source: data URL, or base64 of the bytes.
+            source: data URL, or base64 of the bytes; or an object with it as `url` or `data`.
             name: name of the part in its protocol.
             where: place in the request.
             role: role of the message.
@@ -42,7 +43,7 @@ class RequestImages:
         Raises:
             CapabilityError: the model takes none of this kind, the message is no user's, or the source is an address
                 of another place than the web.
-            ParameterError: the source is none of this kind.
+            ParameterError: the source is none of this kind, or its object has a field that is not supported.
         """
         if kind not in self._accepted:
             reads = "reads" if self._accepted else "reads only text,"
@@ -50,8 +51,17 @@ class RequestImages:
         if role != "user":
             problem = f"only a user's message can have {NAMES[kind]}s, not one of role {role!r}."
             raise CapabilityError(problem, parameter=where)
-        self.found.append(medium_from(source, where, kind))
+        self.found.append(medium_from(_source(source, where), where, kind))
         return {"type": kind}
+
+
+def _source(given: object, where: str) -> object:
+    if not isinstance(given, dict):
+        return given
+    for name, value in given.items():
+        if name not in ("url", "data", *MEDIA_NEUTRAL) and value is not None:
+            raise ParameterError(f"{where}.{name}", "is not supported by this server.", hint="Leave it out.")
+    return given.get("url", given.get("data"))
 
 
 def unread_part(kind: str, where: str) -> CapabilityError:

@@ -47,6 +47,7 @@ class RefusalPart(_Part, tag="refusal"):
 
 class ImageUrlPart(_Part, tag="image_url"):
     image_url: Any
+    modalities: Literal["image"] = "image"  # of SGLang, whose other values change how some models see images
 
 
 class AudioPart(_Part, tag="input_audio"):
@@ -390,17 +391,12 @@ def _content(content: Content | None, where: str, role: str, images: RequestImag
         elif isinstance(part, RefusalPart):
             parts.append(part.refusal)
         elif isinstance(part, ImageUrlPart):
-            given = part.image_url
-            url = given.get("url") if isinstance(given, dict) else given
-            parts.append(images.part(url, "image_url", f"{where}.content[{i}]", role=role))
+            parts.append(images.part(part.image_url, "image_url", f"{where}.content[{i}]", role=role))
         elif isinstance(part, VideoUrlPart):
-            given = part.video_url
-            url = given.get("url") if isinstance(given, dict) else given
-            parts.append(images.part(url, "video_url", f"{where}.content[{i}]", role=role, kind="video"))
+            parts.append(images.part(part.video_url, "video_url", f"{where}.content[{i}]", role=role, kind="video"))
         elif isinstance(part, AudioPart):
-            given = part.input_audio
-            data = given.get("data") if isinstance(given, dict) else given
-            parts.append(images.part(data, "input_audio", f"{where}.content[{i}]", role=role, kind="audio"))
+            sound = part.input_audio
+            parts.append(images.part(sound, "input_audio", f"{where}.content[{i}]", role=role, kind="audio"))
         else:
             raise unread_part(str(part.__struct_config__.tag), f"{where}.content[{i}]")
     return joined(parts)

@@ -218,7 +218,11 @@ def _check_modalities(given: object, media: Sequence[Sequence[Media]]) -> None:
 def _medium(kind: MediaKind, given: object) -> Media:
     if isinstance(given, Media):
         return given
-    return medium_from(given.get("url") if isinstance(given, dict) else given, f"{kind}_data", kind)
+    if isinstance(given, dict):
+        for name in given.keys() - {"url", "detail"}:
+            raise ParameterError(f"{kind}_data.{name}", "is not supported by this engine.", hint="Leave it out.")
+        given = given.get("url")
+    return medium_from(given, f"{kind}_data", kind)
 
 
 def plain_ids(given: Any) -> Any:  # any value of a user
