@@ -45,19 +45,25 @@ def encoded_together(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
     return alike[: max(most_numbers // max(numbers, 1), 1)]
 
 
-def encode(encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Iterable[Pixels]) -> Sequence[torch.Tensor]:
+def encode(
+    encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Iterable[Pixels], *, fetch: bool = False
+) -> Sequence[torch.Tensor]:
     """Features [count, size] of media whose inputs have equal shapes.
 
     Args:
         pixels: inputs of each. What is raised while they are read counts as an error of the encoder.
+        fetch: whether to wait for a GPU, and return features in the host's memory. If not, those that are NaN are found
+            where they make logits so.
 
     Raises:
         SglError: an input was refused.
         OverloadedError: there is too little memory.
-        BackendError: the encoder fails.
+        BackendError: the encoder fails, or features are NaN or infinite.
     """
     try:
         found = encoder.encode([*pixels])
+        if fetch:
+            found = [each.contiguous().cpu() for each in found]
     except SglError:
         raise
     except Exception as error:  # of transformers' code, of any kind
@@ -70,4 +76,6 @@ def encode(encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Iterable[P
     for item, features in zip(items, found):
         if len(features) != item.count:
             raise BackendError(f"the image has {len(features):,} features, not {item.count:,}.")
+        if features.device.type == "cpu" and not features.isfinite().all():
+            raise BackendError("the image has features that are NaN or infinite.", hint="Check the encoder's weights.")
     return found

@@ -50,6 +50,7 @@ class Encoding:
         self._waiting: deque[Request] = deque()  # for room in the store, in order
         self._claimed: dict[Request, list[Features]] = {}  # their rows are reserved
         self._pixels: dict[bytes, Future[Pixels]] = {}  # by key of images that are not encoded yet
+        self._lost: list[Features] = []  # of requests that run, to be encoded again
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._waiting
@@ -60,7 +61,12 @@ class Encoding:
         """True if a step has something to do."""
         if self._waiting and (self._waiting[0].ended or self.store.has_room(self._waiting[0])):
             return True
-        return any(map(self._ready, self._claimed.values()))
+        return any(map(self._is_decoded, self._lost)) or any(map(self._ready, self._claimed.values()))
+
+    @property
+    def renewing(self) -> bool:
+        """True while features are not there that requests need which run."""
+        return bool(self._lost)
 
     def stats(self) -> dict[str, int]:
         """Counts for `Engine.stats`."""
@@ -106,24 +112,22 @@ class Encoding:
             del self._claimed[request]
         if batch := self._batch():
             self._encode(batch, fail)
+        self._lost = [each for each in self._lost if each.used and not each.filled]
         complete = [request for request, entries in self._claimed.items() if all(each.filled for each in entries)]
         for request in complete:
             del self._claimed[request]
         if self._pixels:  # some perhaps of requests that have ended
-            needed = {entry.item.key for entries in self._claimed.values() for entry in entries}
-            self._pixels = {key: pixels for key, pixels in self._pixels.items() if key in needed}
+            needed = {entry.item.key for entries in (self._lost, *self._claimed.values()) for entry in entries}
+            for key in self._pixels.keys() - needed:
+                self._pixels.pop(key).cancel()
         return complete
 
-    def renew(self, fail: Callable[[Request, SglError], None]) -> None:
-        """Encodes again what requests need, as its memory was given back or the encoder has other weights.
-
-        Args:
-            fail: as of `step`.
-        """
-        lost = self.store.forget()
-        self._pixels |= {each.item.key: self._pool.submit(self._preparer.prepare, each.item) for each in lost}
-        for entry in lost:
-            self._encode([entry], fail)
+    def renew(self) -> None:
+        """Lets later steps encode again what requests need, as its memory was given back or the encoder has other
+        weights."""
+        self._lost = [*self._lost, *self.store.forget()]
+        for entry in self._lost:
+            self._fetch(entry)
 
     def close(self) -> None:
         """Ends the threads, when they have decoded what they have begun."""
@@ -139,14 +143,20 @@ class Encoding:
             return False
         self._claimed[request] = entries
         for entry in entries:
-            if not entry.filled and entry.item.key not in self._pixels:
-                try:
-                    pixels = self._pool.submit(self._preparer.prepare, entry.item)
-                except RuntimeError:  # the executor has been shut down: the loop is about to end
-                    pixels = Future()
-                self._pixels[entry.item.key] = pixels
-                pixels.add_done_callback(lambda _: self.wake())
+            if not entry.filled:
+                self._fetch(entry)
         return True
+
+    def _fetch(self, entry: Features) -> None:
+        """Starts to decode an image, unless that has begun."""
+        if entry.item.key in self._pixels:
+            return
+        try:
+            pixels = self._pool.submit(self._preparer.prepare, entry.item)
+        except RuntimeError:  # the executor has been shut down: the loop is about to end
+            pixels = Future()
+        self._pixels[entry.item.key] = pixels
+        pixels.add_done_callback(lambda _: self.wake())
 
     def _ready(self, entries: list[Features]) -> bool:
         return all(each.filled for each in entries) or any(map(self._is_decoded, entries))
@@ -157,7 +167,8 @@ class Encoding:
 
     def _batch(self) -> list[Features]:
         """Images that are encoded next: the first that is decoded, and others of its size that are."""
-        decoded = dict.fromkeys(e for entries in self._claimed.values() for e in entries if self._is_decoded(e))
+        waiting = (self._lost, *self._claimed.values())
+        decoded = dict.fromkeys(e for entries in waiting for e in entries if self._is_decoded(e))
         if not decoded or self._pixels[next(iter(decoded)).item.key].exception() is not None:
             return [*decoded][:1]
         ready = [entry for entry in decoded if self._pixels[entry.item.key].exception() is None]

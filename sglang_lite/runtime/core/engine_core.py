@@ -107,7 +107,7 @@ from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 _MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
 _FEATURES_PER_TOKEN = 4  # of the KV pool: more features than that are not worth their memory
-_IMAGE_THREADS = 16  # most images that are decoded at the same time
+IMAGE_THREADS = 16  # most images that are decoded at the same time
 _OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration, RecordExperts}
 _ONE_RANK = "Use an engine with one rank, or start another engine."
 _ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
@@ -483,9 +483,9 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
         from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
 
         assert isinstance(loaded.tower, EncoderClient), "no encoder is loaded"
-        fetching = ThreadPoolExecutor(_IMAGE_THREADS, "sglang_lite-images")  # which wait for other machines
+        fetching = ThreadPoolExecutor(IMAGE_THREADS, "sglang_lite-images")  # which wait for other machines
         return Encoding(loaded.tower, store, loaded.tower, fetching, together, loaded.tower.close)
-    threads = ThreadPoolExecutor(min(os.cpu_count() or 1, _IMAGE_THREADS), "sglang_lite-images")
+    threads = ThreadPoolExecutor(min(os.cpu_count() or 1, IMAGE_THREADS), "sglang_lite-images")
     preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
     return Encoding(loaded.tower, store, preparer, threads, together)
 

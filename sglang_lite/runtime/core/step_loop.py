@@ -207,8 +207,13 @@ class StepLoop:
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
         encodes = self.encoding is not None and self.encoding.due
-        due = (not self.scheduler.idle or encodes) and not self.holds
+        due = (encodes and not self.holds) or (not self.scheduler.idle and not self._held)
         return due or self._in_flight is not None or bool(self.postponed)
+
+    @property
+    def _held(self) -> bool:
+        """True if no step may be planned now."""
+        return bool(self.holds) or (self.encoding is not None and self.encoding.renewing)
 
     def receive(self, request: Request) -> None:
         """Starts a request, as `submit` does, but on the loop's own thread."""
@@ -249,14 +254,15 @@ class StepLoop:
             self.clock.record(self.clock.now() - began)
 
     def renew_features(self) -> None:
-        """Encodes the images again that requests need, as their features are lost or are those of other weights."""
+        """Encodes the images again that requests need, as their features are lost or are those of other weights. No
+        step is planned until then."""
         if self.encoding is not None:
-            self.encoding.renew(partial(self._end, state=State.FAILED))
+            self.encoding.renew()
 
     def _plan(self) -> Batch | None:
         self._planned = time.perf_counter()
-        batch = None if self.holds else self.scheduler.plan()
-        stuck = batch is None and self._in_flight is None and not self.holds
+        batch = None if self._held else self.scheduler.plan()
+        stuck = batch is None and self._in_flight is None and not self._held
         if stuck and not self.scheduler.queues.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch

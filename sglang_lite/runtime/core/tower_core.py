@@ -190,7 +190,8 @@ class TowerLoop:
     def _encode(self, batch: Sequence[_Waiting]) -> None:
         """Encodes media of equal size together; one by one if that fails."""
         try:
-            found = encode(self._loaded.tower, [each.item for each in batch], (each.pixels for each in batch))
+            items, pixels = [each.item for each in batch], (each.pixels for each in batch)
+            found = encode(self._loaded.tower, items, pixels, fetch=True)
         except SglError as error:
             for each in batch if len(batch) > 1 else ():
                 self._encode([each])
@@ -199,7 +200,7 @@ class TowerLoop:
             return
         self.steps, self.runs = self.steps + 1, self.runs + len(batch)
         for each, features in zip(batch, found):
-            self._kept[each.item.key] = features.contiguous().cpu()
+            self._kept[each.item.key] = features
             self._answered(each.of, each.item)
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > self._most_bytes:
             self._kept.popitem(last=False)

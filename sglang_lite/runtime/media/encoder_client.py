@@ -104,6 +104,8 @@ class EncoderClient:
             raise _UnusableError(f"has {shape} numbers for it, not {item.count} x {self.width}: of another model.")
         if not features.is_floating_point():
             raise _UnusableError(f"has numbers of {features.dtype} for it, which are no features.")
+        if not features.isfinite().all():
+            raise _UnusableError("has numbers for it that are NaN or infinite.")
         return features.pin_memory() if self.device.type == "cuda" else features
 
     def _answer(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_lite.media_files import MAX_SECONDS
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.media.image_families import Config, Part
 
@@ -42,7 +42,12 @@ class SoundFormat:
 def _spectrogram(
     settings: Config, count: Callable[[int], int], most_seconds: float = 0, named: str = ""
 ) -> SoundFormat:
-    """Whisper's spectrogram, of a window if a sound may not be longer."""
+    """Whisper's spectrogram, of a window if a sound may not be longer. Raises ModelError if it is not of the samples
+    alone."""
+    for name in ("dither", "padding_value"):
+        if settings.get(name):
+            hint = "Set it to 0: sounds are read without noise, and with silence behind them."
+            raise ModelError(f"preprocessor_config.json: {name} {settings[name]!r} is not supported.", hint=hint)
     rate, seconds = settings.get("sampling_rate", 16000), settings.get("chunk_length", 30)
     return SoundFormat(rate, settings.get("hop_length", 160), most_seconds or seconds, rate * seconds, count, named)
 

@@ -80,14 +80,14 @@ class _Spectrograms:
 
         try:
             made: Any = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
-            self._filters = torch.from_numpy(made.mel_filters.T).to(device, torch.float32)  # [mel bins, frequencies]
-            self._window, self._columns = torch.hann_window(made.n_fft, device=device), made.nb_max_frames
-            self.hop: int = made.hop_length
+            filters, length = torch.from_numpy(made.mel_filters.T), made.n_fft  # [mel bins, frequencies]
+            self._columns, self.hop = int(made.nb_max_frames), int(made.hop_length)
         except Exception as error:  # of transformers, of many kinds
             raise ModelError(
                 f"{folder}: transformers can't make its extractor of sounds: {error}",
                 hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",
             ) from error
+        self._filters, self._window = filters.to(device, torch.float32), torch.hann_window(length, device=device)
 
     def of(self, samples: torch.Tensor) -> torch.Tensor:
         """Spectrograms [all windows, mel bins, columns] of sounds [sounds, n] of whole windows: the logarithm of the

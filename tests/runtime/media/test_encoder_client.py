@@ -48,7 +48,7 @@ class Answering(BaseHTTPRequestHandler):
 def server() -> Iterator[Any]:
     found: Any = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     found.daemon_threads, found.status, found.sent, found.encodings, found.left = True, 200, 0, [], threading.Event()
-    thread = threading.Thread(target=found.serve_forever)
+    thread = threading.Thread(target=found.serve_forever, args=(0.01,))
     thread.start()
     yield found
     found.shutdown()
@@ -71,6 +71,7 @@ def named(dtype: str, shape: list[int], data: bytes) -> bytes:
         (200, named("F4", [2, 3], bytes(3)), "answers no features"),
         (200, save({ITEM.key.hex(): torch.zeros(2, 3, dtype=torch.int64)}), "numbers of torch.int64"),
         (200, save({ITEM.key.hex(): torch.zeros(3, 2)}), "has 3 x 2 numbers"),
+        (200, save({ITEM.key.hex(): torch.full((2, 3), float("nan"))}), "NaN or infinite"),
         (200, save({"another": torch.zeros(2, 3)}), "in another way"),
         (502, b"[" * 100_000, "answers 502"),
     ],

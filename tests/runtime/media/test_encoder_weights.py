@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams, SglError
+from sglang_lite.runtime.media.encoder_client import EncoderClient
+from sglang_lite.runtime.tokens.image_span import MediaItem
 from tests.media_files import wav
 from tests.runtime.media.seeing import GREEDY, engine_of, png, save_seeing, seen
 
@@ -76,9 +79,8 @@ def test_new_weights_equal_those_of_an_engine_that_loads_them(family: str, tmp_p
         assert told(engine, family) == expected
 
 
-@pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_requests_under_way_read_features_of_the_new_weights(mode: str, tmp_path: Path) -> None:
-    old, new = pair("llava", tmp_path)
+def begun(engine: sgl.Engine) -> Future[Generation | SglError]:
+    """Future of a long answer whose first token has arrived."""
     first: Future[Any] = Future()
     end: Future[Generation | SglError] = Future()
 
@@ -88,18 +90,51 @@ def test_requests_under_way_read_features_of_the_new_weights(mode: str, tmp_path
         elif not first.done():
             first.set_result(event)
 
+    engine.submit(PROMPTS["llava"], LONG, sink=take, stream=True)
+    first.result(60)
+    return end
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_requests_under_way_read_features_of_the_new_weights(mode: str, tmp_path: Path) -> None:
+    old, new = pair("llava", tmp_path)
     with engine_of(new) as engine:
         expected = told(engine, "llava")
     with engine_of(old) as engine:
         told(engine, "llava")
-        engine.submit(PROMPTS["llava"], LONG, sink=take, stream=True)
-        first.result(60)
+        end = begun(engine)
         engine.pause_generation(mode)
         engine.update_weights_from_tensor(tensors_of(new))
         encoded = engine.stats()["images_encoded"]
         engine.continue_generation()
-        assert engine.stats()["images_encoded"] == encoded + 1
         answer = end.result(60)
+        assert engine.stats()["images_encoded"] == encoded + 1
         assert isinstance(answer, Generation)
         assert len(answer.token_ids) == 60
         assert told(engine, "llava") == expected
+
+
+def test_an_engine_answers_while_other_servers_encode_for_its_new_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = pair("llava", tmp_path)
+    allowed = threading.Event()
+
+    def prepare(client: EncoderClient, item: MediaItem) -> dict[str, torch.Tensor]:
+        assert allowed.wait(60)
+        return {"features": torch.ones(item.count, client.width)}
+
+    monkeypatch.setattr(EncoderClient, "prepare", prepare)
+    elsewhere: dict[str, Any] = {"language_only": True, "encoder_urls": ["http://127.0.0.1:9"]}
+    with engine_of(old, **elsewhere) as engine:
+        allowed.set()
+        end = begun(engine)
+        allowed.clear()
+        engine.pause_generation("retract")
+        engine.update_weights_from_tensor(tensors_of(new))
+        engine.continue_generation()
+        assert engine.stats()["images_stored"] == 1
+        allowed.set()
+        answer = end.result(60)
+        assert isinstance(answer, Generation)
+        assert len(answer.token_ids) == 60
