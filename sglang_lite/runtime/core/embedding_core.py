@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeAlias
@@ -17,27 +15,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import BackendError, CapabilityError, SglError
+from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.runtime.calls import (
-    CompileGrammar,
     EngineCall,
     FlushCache,
     LoadLoraAdapter,
     Loras,
-    R,
     Stats,
     UnloadLoraAdapter,
 )
-from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.adapters import EngineAdapters, make_encoder_adapters, no_adapter, no_adapters
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.core.open_requests import OpenRequests
+from sglang_lite.runtime.core.reading_core import ReadingCore, fail
 from sglang_lite.runtime.core.step_turns import run_turns
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.load import LoadedEncoder
-from sglang_lite.runtime.embedding.request import EncodeRequest, not_a_generator_error
+from sglang_lite.runtime.embedding.request import EncodeRequest
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.models.lora.adapter import Adapter
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters, CpuLoraStep
@@ -127,13 +122,13 @@ class EmbeddingLoop:
         """Runs the loop until its inbox is closed. Must be called once, on the thread that the encoder was loaded
         on."""
 
-        def fail(error: SglError) -> None:
+        def end(error: SglError) -> None:
             for text in self._waiting:
-                _fail(text.of.future, error)
+                fail(text.of.future, error)
             if self._adapters is not None:
                 self._adapters.pool.close()
 
-        run_turns(self.inbox, lambda: not self._waiting, self._step, fail)
+        run_turns(self.inbox, lambda: not self._waiting, self._step, end)
 
     def _step(self) -> None:
         self._settle()
@@ -150,7 +145,7 @@ class EmbeddingLoop:
         except Exception as error:  # out of memory, for example: later steps may succeed
             logger.exception("a step of the encoder failed")
             for text in texts:
-                _fail(text.of.future, BackendError(f"the model could not read the texts: {error}"))
+                fail(text.of.future, BackendError(f"the model could not read the texts: {error}"))
             return
         except BaseException:  # a panic of a library, for example: `run` fails all waiting texts
             self._waiting.extendleft(texts)
@@ -203,15 +198,10 @@ class EmbeddingLoop:
         return memory.of_tokens(np.concatenate(of_tokens))
 
 
-def _fail(future: Future[Vectors], error: BaseException) -> None:
-    with contextlib.suppress(InvalidStateError):  # another text of the request has failed, or the future was cancelled
-        future.set_exception(error)
-
-
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
 
 
-class EmbeddingCore:
+class EmbeddingCore(ReadingCore):
     """Core of an engine with an encoder. Must be made on the thread that runs its loop.
 
     Args:
@@ -221,50 +211,23 @@ class EmbeddingCore:
     Attributes: see `Core` in engine/core.py.
     """
 
-    eos_ids: frozenset[int] = frozenset()
-    responds = True  # unlike a process that is stopped
-    generates = False
+    _reads_media = False
 
     def __init__(self, config: EngineConfig, loaded: LoadedEncoder) -> None:
-        self.thread = threading.current_thread()
-        self.config, self.model_name, self.encoder = config, loaded.name, loaded.model.spec
+        self.encoder, self.device = loaded.model.spec, loaded.model.device
         self.tokenizer, self.vocab_size = loaded.tokenizer, self.encoder.vocab_size
-        self.device = loaded.model.device
-        tokens = config.step_tokens or _STEP_TOKENS[self.device.type]
-        limit = self.encoder.limit
-        self.capacity = Capacity(Sizes(config.max_queued, tokens, 1), limit, 0, limit)
-        kind = str(loaded.model.dtype).removeprefix("torch.")
-        self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
-        self.open_requests = OpenRequests(config.max_queued)
+        tokens, limit = config.step_tokens or _STEP_TOKENS[self.device.type], self.encoder.limit
         self.adapters = make_encoder_adapters(config, loaded)
         self.loop = EmbeddingLoop(loaded.model, tokens, self.adapters)
+        super().__init__(config, loaded.name, limit, tokens, self.loop.inbox)
+        kind = str(loaded.model.dtype).removeprefix("torch.")
+        self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for files
-        self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
 
     @property
     def builder(self) -> NoReturn:
-        """Raises CapabilityError, as the model generates no text; so do `submit` and `open_program`."""
-        raise not_a_generator_error(self.model_name)
-
-    def submit(self, *_: object) -> NoReturn:
-        raise not_a_generator_error(self.model_name)
-
-    open_program = submit
-
-    def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Future of the answer to a call.
-
-        Raises:
-            OverloadedError: too many requests are waiting.
-            EngineClosedError: the engine is closed.
-            CapabilityError: the call is for a model that generates text.
-        """
-        self.gate.check_open()
-        if type(call) is CompileGrammar:
-            raise not_a_generator_error(self.model_name)
-        if type(call) not in self._answers:
-            raise CapabilityError("an engine of an embedding model can't do that.", hint="Start another engine.")
-        return self._answers[type(call)](self, call)
+        """Raises CapabilityError, as `submit` does."""
+        self.submit()
 
     def _encode(self, request: EncodeRequest) -> Future[Vectors]:
         self.open_requests.acquire()
@@ -283,7 +246,7 @@ class EmbeddingCore:
             names = request.adapters or (None,) * len(request.lengths)
             self.loop.submit(request, [by_name[name] for name in names], found)
         except BaseException as error:
-            _fail(found, error)
+            fail(found, error)
 
     def _load_lora(self, call: LoadLoraAdapter) -> Future[None]:
         load = no_adapters if self.adapters is None else self.adapters.load
@@ -315,11 +278,7 @@ class EmbeddingCore:
     }
 
     def close(self) -> None:
-        """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
         self.gate.reason = CLOSED
-        if self.gate.is_copy:
-            return
-        self._calls.shutdown(wait=False)
-        self.loop.inbox.close()
-        if threading.current_thread() is not self.thread:
-            self.thread.join()
+        if not self.gate.is_copy:
+            self._calls.shutdown(wait=False)
+        super().close()

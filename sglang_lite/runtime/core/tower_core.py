@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 
 from sglang_lite.protocol import (
     BackendError,
-    CapabilityError,
     EngineClosedError,
     Media,
     ParameterError,
     SglError,
 )
-from sglang_lite.runtime.calls import EncodeMedia, EngineCall, FlushCache, R, Stats
-from sglang_lite.runtime.capacity import Capacity, Sizes
+from sglang_lite.runtime.calls import EncodeMedia, EngineCall, FlushCache, Stats
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER, encode, encoded_together, shapes_of
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.core.open_requests import OpenRequests
+from sglang_lite.runtime.core.reading_core import ReadingCore, fail
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_turns import run_turns
-from sglang_lite.runtime.embedding.request import not_a_generator_error
 from sglang_lite.runtime.loading.load_model import LoadedTower
 from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -99,7 +95,7 @@ class TowerLoop:
             try:
                 self._pool.submit(self._prepare, asked, each)
             except RuntimeError:  # the executor has been shut down
-                _fail(asked, EngineClosedError(CLOSED))
+                fail(asked.answer, EngineClosedError(CLOSED))
         return asked.answer
 
     @property
@@ -117,15 +113,15 @@ class TowerLoop:
     def run(self) -> None:
         """Runs the loop until its inbox is closed. Must be called once, on the thread that loaded the encoder."""
 
-        def fail(error: SglError) -> None:
+        def end(error: SglError) -> None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             with self._room:
                 self._ended = True
                 self._room.notify_all()
             for each in list(self._asked):
-                _fail(each, error)
+                fail(each.answer, error)
 
-        run_turns(self.inbox, lambda: not self._waiting, self._step, fail)
+        run_turns(self.inbox, lambda: not self._waiting, self._step, end)
 
     def _prepare(self, asked: _Asked, medium: Media) -> None:
         """Decodes a medium, if its features are not there, on a thread of the pool."""
@@ -143,9 +139,9 @@ class TowerLoop:
                 self._decoded += size
             self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels, size)))
         except SglError as error:
-            _fail(asked, error)
+            fail(asked.answer, error)
         except Exception as error:  # of transformers' code, of any kind
-            _fail(asked, BackendError(f"the {medium.kind} can't be prepared: {error!r}"))
+            fail(asked.answer, BackendError(f"the {medium.kind} can't be prepared: {error!r}"))
 
     def _receive(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
@@ -196,7 +192,7 @@ class TowerLoop:
             for each in batch if len(batch) > 1 else ():
                 self._encode([each])
             if len(batch) == 1:
-                _fail(batch[0].of, error)
+                fail(batch[0].of.answer, error)
             return
         self.steps, self.runs = self.steps + 1, self.runs + len(batch)
         for each, features in zip(batch, found):
@@ -212,17 +208,12 @@ def _settle(asked: _Asked) -> None:
     size = sum(each.nbytes for each in asked.found.values())
     if size > _MAX_BYTES:
         problem = f"have {size:,} bytes of features; the limit is {_MAX_BYTES:,}."
-        _fail(asked, ParameterError("media", problem, hint="Ask for fewer at once, or for smaller ones."))
+        fail(asked.answer, ParameterError("media", problem, hint="Ask for fewer at once, or for smaller ones."))
     elif asked.answer.set_running_or_notify_cancel():
         asked.answer.set_result(save(asked.found))
 
 
-def _fail(asked: _Asked, error: SglError) -> None:
-    with contextlib.suppress(InvalidStateError):  # another medium has failed, or the future was cancelled
-        asked.answer.set_exception(error)
-
-
-class TowerCore:
+class TowerCore(ReadingCore):
     """Core of an engine with an encoder of media alone. Must be made on the thread that runs its loop.
 
     Args:
@@ -232,43 +223,18 @@ class TowerCore:
     Attributes: see `Core` in engine/core.py.
     """
 
-    eos_ids: frozenset[int] = frozenset()
-    responds = True  # unlike a process that is stopped
     encoder = None  # of texts
-    generates = False
+    _reads_media = True
 
     def __init__(self, config: EngineConfig, loaded: LoadedTower) -> None:
-        self.thread = threading.current_thread()
-        self.config, self.model_name, self.device = config, loaded.name, loaded.device
-        self.tokenizer, self.vocab_size = loaded.tokenizer, loaded.media.vocab_size
-        longest = loaded.longest
-        self.capacity = Capacity(Sizes(config.max_queued, longest, 1), longest, 0, longest)
+        self.loop = TowerLoop(loaded, config.image_cache_mb << 20)
+        super().__init__(config, loaded.name, loaded.longest, loaded.longest, self.loop.inbox)
+        self.tokenizer, self.vocab_size, self.device = loaded.tokenizer, loaded.media.vocab_size, loaded.device
         size = sum(each.nbytes for each in loaded.tower.parameters.values()) >> 20
         self.description = f"{loaded.name} on {self.device}, its encoder of media alone, {size:,} MB"
-        self.open_requests = OpenRequests(config.max_queued)
         self.builder = RequestBuilder(
-            loaded.name, loaded.tokenizer, self.vocab_size, self.eos_ids, longest, None, media=loaded.media
+            loaded.name, loaded.tokenizer, self.vocab_size, self.eos_ids, loaded.longest, None, media=loaded.media
         )
-        self.loop = TowerLoop(loaded, config.image_cache_mb << 20)
-        self.gate, self.call_soon = self.loop.inbox.gate, self.loop.inbox.post_lock_free
-
-    def submit(self, *_: object) -> NoReturn:
-        raise not_a_generator_error(self.model_name, encoder_only=True)
-
-    open_program = submit
-
-    def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Future of the answer to a call.
-
-        Raises:
-            OverloadedError: too many requests are waiting.
-            EngineClosedError: the engine is closed.
-            CapabilityError: the call is for an engine with a decoder.
-        """
-        self.gate.check_open()
-        if type(call) not in self._answers:
-            raise CapabilityError("an engine with encoder_only can't do that.", hint="Start another engine.")
-        return self._answers[type(call)](self, call)
 
     def _encode(self, call: EncodeMedia) -> Future[bytes]:
         self.open_requests.acquire()
@@ -298,12 +264,3 @@ class TowerCore:
         FlushCache: _flush_cache,
         Stats: _stats,
     }
-
-    def close(self) -> None:
-        """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
-        self.gate.reason = CLOSED
-        if self.gate.is_copy:
-            return
-        self.loop.inbox.close()
-        if threading.current_thread() is not self.thread:
-            self.thread.join()

@@ -218,7 +218,10 @@ class GpuRunner:
                 self._draws.capture(graph, self._model.logit_softcap)
             return GpuForward(record, logits[:0], logits, last, {}, graph, self._forward_event(record))
         prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
-        hidden, last = prefilled or (self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)), inputs.last)
+        hidden, last = prefilled or (
+            self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)),
+            inputs.last,
+        )
         scored = score(self._model, record, last, hidden, self._staging.fetch)
         return GpuForward(record, hidden, None, last, scored, None, self._forward_event(record))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,6 @@ from tests.runtime.media.whispering import EN, EOT, FIRST_TIME, GENERATION, NO_T
 
 START = [SOT, EN, TRANSCRIBE]
 NEVER, NOT_FIRST = GENERATION["suppress_tokens"], GENERATION["begin_suppress_tokens"]
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
-    folder = tmp_path_factory.mktemp("models") / "whisper"
-    model = save_whisper(folder)
-    with engine_of(folder) as engine:
-        yield Seeing(folder, model, engine)
 
 
 @pytest.fixture

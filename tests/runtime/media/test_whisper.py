@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import wave
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,9 @@ from sglang_lite.protocol import Generation, Media, ParameterError, Regex, Sampl
 from sglang_lite.runtime.loading.description import describe
 from tests.media_files import RATE, wav
 from tests.runtime.media.seeing import GREEDY, Seeing, check_with, engine_of, seen, submit
-from tests.runtime.media.whispering import EN, EOT, NO_TIMES, PREFIX, SOT, TEXT, TRANSCRIBE, save_whisper
+from tests.runtime.media.whispering import EN, EOT, NO_TIMES, PREFIX, SOT, TEXT, TRANSCRIBE
 
 SAYS = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
-
-
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
-    folder = tmp_path_factory.mktemp("models") / "whisper"
-    model = save_whisper(folder)
-    with engine_of(folder) as engine:
-        yield Seeing(folder, model, engine)
 
 
 def spectrogram(whisper: Seeing, sound: Media) -> torch.Tensor:

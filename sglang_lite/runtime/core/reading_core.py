@@ -1,0 +1,81 @@
+"""Core of an engine that reads texts or media and generates no text: what its two kinds have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, ClassVar, NoReturn
+
+from sglang_lite.protocol import CapabilityError
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R
+from sglang_lite.runtime.capacity import Capacity, Sizes
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.gate import CLOSED
+from sglang_lite.runtime.core.inbox import Inbox
+from sglang_lite.runtime.core.open_requests import OpenRequests
+from sglang_lite.runtime.embedding.request import not_a_generator_error
+
+
+class ReadingCore:
+    """Core of an engine that generates no text. Must be made on the thread that runs its loop.
+
+    Args:
+        config: configuration of the engine.
+        model_name: name of its model.
+        longest, step_tokens: maximum numbers of tokens in a text and in a step.
+        inbox: inbox of its loop.
+
+    Attributes: see `Core` in engine/core.py.
+    """
+
+    eos_ids: frozenset[int] = frozenset()
+    responds = True  # unlike a process that is stopped
+    generates = False
+    _reads_media: ClassVar[bool]
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]]  # to the calls that it can answer
+
+    def __init__(self, config: EngineConfig, model_name: str, longest: int, step_tokens: int, inbox: Inbox) -> None:
+        self.thread = threading.current_thread()
+        self.config, self.model_name = config, model_name
+        self.capacity = Capacity(Sizes(config.max_queued, step_tokens, 1), longest, 0, longest)
+        self.open_requests = OpenRequests(config.max_queued)
+        self.gate, self.call_soon, self._inbox = inbox.gate, inbox.post_lock_free, inbox
+
+    def submit(self, *_: object) -> NoReturn:
+        """Raises CapabilityError, as the model generates no text; so does `open_program`."""
+        raise not_a_generator_error(self.model_name, encoder_only=self._reads_media)
+
+    open_program = submit
+
+    def ask(self, call: EngineCall[R]) -> Future[R]:
+        """Future of the answer to a call.
+
+        Raises:
+            OverloadedError: too many requests are waiting.
+            EngineClosedError: the engine is closed.
+            CapabilityError: the call is for a model that generates text.
+        """
+        self.gate.check_open()
+        if type(call) is CompileGrammar:
+            self.submit()
+        if type(call) not in self._answers:
+            kind = "with encoder_only" if self._reads_media else "of an embedding model"
+            raise CapabilityError(f"an engine {kind} can't do that.", hint="Start another engine.")
+        return self._answers[type(call)](self, call)
+
+    def close(self) -> None:
+        """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
+        self.gate.reason = CLOSED
+        if self.gate.is_copy:
+            return
+        self._inbox.close()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+
+
+def fail(answer: Future[Any], error: BaseException) -> None:  # to any question
+    """Ends a request that has several parts, if none has failed before and nobody has cancelled it."""
+    with contextlib.suppress(InvalidStateError):
+        answer.set_exception(error)
