@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+from typing import Any
 
 import grpc
 import httpx2
@@ -28,7 +29,10 @@ def _url(data, kind="image/png"):
 
 
 def _engine(model, **config):
-    return sgl.Engine(str(model), **{"dtype": "float32", "device": "cpu", "in_process": True, **config})
+    device: dict[str, Any] = {"device": "cpu"}
+    if torch.cuda.is_available():
+        device = {"device": "cuda"} if config.get("encoder_only") else {"device": "cuda", "max_total_tokens": 2048}
+    return sgl.Engine(str(model), **{"dtype": "float32", "in_process": True, **device, **config})
 
 
 @contextlib.contextmanager
