@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,6 +23,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor, L
 import sglang_lite as sgl
 from sglang_lite.protocol import (
     Generation,
+    JsonSchema,
     Media,
     ModelError,
     ParameterError,
@@ -29,6 +31,7 @@ from sglang_lite.protocol import (
     SamplingParams,
 )
 from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.media import header
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.requests.request_media import RequestMedia
@@ -150,6 +153,15 @@ def test_a_pool_that_is_too_small_for_an_image_at_once_is_refused(saved: Any, tm
         _engine(tmp_path, max_total_tokens=96)
 
 
+def test_an_image_of_too_many_bytes_or_without_pillow_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "MAX_BYTES", 100)
+    with pytest.raises(ParameterError, match=r"image: .* bytes, the limit is 100\. Save it smaller\."):
+        header.read_header(Media(png(20, 20)))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ParameterError, match=r"needs the package pillow\. pip install 'sglang-lite\[media\]'"):
+        header.read_header(Media(b"any"))
+
+
 def test_images_that_are_seen_as_a_whole_are_cut_by_no_chunk() -> None:
     items = [MediaItem(Media(), key, 4, 99, both_ways=True) for key in (b"a", b"b")]
     tokens = np.array([5, *virtual_ids(b"a", 4, 100), *virtual_ids(b"b", 4, 100), 6, 7], dtype=np.int32)
@@ -208,6 +220,20 @@ def test_answers_about_an_image_obey_their_constraint(llava: sgl.Engine) -> None
     prompts = [seen("ab", png(30, 30, seed=seed), "cd") for seed in range(5)]
     pending = [submit(llava, prompt, SamplingParams(max_tokens=8), Regex("[0-9]{3}")) for prompt in prompts]
     assert all(len(each.result().text) == 3 and each.result().text.isdigit() for each in pending)
+    fields = {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}}
+    whole = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    schema = JsonSchema(json.dumps(whole), whitespace="compact")
+    pending = [submit(llava, prompt, SamplingParams(max_tokens=64), schema) for prompt in prompts]
+    assert all(json.loads(each.result().text)["b"] in ("x", "y") for each in pending)
+
+
+def test_drafts_behind_an_image_change_nothing_and_guess_no_image(saved: Any, llava: sgl.Engine) -> None:
+    image, params = png(30, 30), SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    prompts = [seen("abcabc", image, "abcabc"), seen("x", image, "y")]
+    with _engine(saved["llava"][0], speculation="auto") as engine:
+        for prompt in (*prompts, *prompts):
+            assert engine.complete(prompt, params).token_ids == llava.complete(prompt, params).token_ids
+        assert sum(each["drafted"] for each in engine.stats()["drafters"].values()) > 0
 
 
 @pytest.mark.sampled(5)
