@@ -12,16 +12,13 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import httpx2
 import torch
 
 from sglang_lite.protocol import BackendError, ParameterError
+from sglang_lite.runtime.media.prepare import Pixels, pinned
 from sglang_lite.runtime.tokens.image_span import MediaItem
-
-if TYPE_CHECKING:
-    from sglang_lite.runtime.media.prepare import Pixels
 
 logger = logging.getLogger("sglang_lite")
 _KEY = "SGLANG_LITE_ENCODER_KEY"  # variable with the servers' API key
@@ -106,7 +103,7 @@ class EncoderClient:
             raise _UnusableError(f"has numbers of {features.dtype} for it, which are no features.")
         if not features.isfinite().all():
             raise _UnusableError("has numbers for it that are NaN or infinite.")
-        return features.pin_memory() if self.device.type == "cuda" else features
+        return pinned(features) if self.device.type == "cuda" else features
 
     def _answer(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:
         """Status and body of an answer, of `most` bytes at most."""

@@ -59,7 +59,14 @@ class MediaPreparer:
             ParameterError: it is damaged; or as `open_image`, `frames` and `samples`.
         """
         made = self._of_kind[item.medium.kind](item.medium)
-        return {name: each.pin_memory() for name, each in made.items()} if self._pinned else made
+        return {name: pinned(each) for name, each in made.items()} if self._pinned else made
+
+
+def pinned(values: torch.Tensor) -> torch.Tensor:
+    """Copy of a tensor in pinned memory. By numpy: torch would copy by a team of threads for each that prepares."""
+    made = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    np.copyto(made.view(torch.uint8).numpy(), values.contiguous().view(torch.uint8).numpy())
+    return made
 
 
 class _ImagePreparer:
