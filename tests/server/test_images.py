@@ -174,10 +174,11 @@ def test_an_image_that_is_a_file_is_told_when_it_is_not_there(running):
     server, engine = running
     with pytest.raises(ParameterError, match=r"'missing\.png' can't be read"):
         engine.generate("<image>", image_data="missing.png")
-    body = {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}], "model": "default"}
-    answer = httpx2.post(f"{server.url}/v1/responses", json=body)
-    assert answer.status_code == 400
-    assert "no files are stored here" in answer.json()["error"]["message"]
+    for more, why in (({"file_id": "file-1"}, "no files are stored here"), ({"crop": 1}, "unknown field `crop`")):
+        content = [{"type": "input_image", "detail": "low", **more}]
+        body = {"input": [{"role": "user", "content": content}], "model": "default"}
+        answer = httpx2.post(f"{server.url}/v1/responses", json=body)
+        assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True), answer.text
 
 
 def test_a_photo_with_other_pictures_in_its_file_is_the_first(running):

@@ -76,7 +76,7 @@ class MediaFormat:
     begins: bool = False
 
     def check_beginning(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
-        """Raises ParameterError if prompts begin with a sound, and these tokens with something else."""
+        """Raises ParameterError if prompts begin with a sound that has text behind it, and these tokens do not."""
         if not self.begins:
             return
         places = virtual_positions(tokens, self.vocab_size)
@@ -84,6 +84,9 @@ class MediaFormat:
             problem = "has to begin with a sound and have no other: the model writes what it hears."
             hint = "Begin with sgl.audio(…) in a program; with <audio> and audio_data= for generate."
             raise ParameterError("prompt", problem, hint=hint)
+        if len(tokens) == len(places):
+            problem = "has nothing behind its sound, where the model is told what to write."
+            raise ParameterError("prompt", problem, hint="Write <|startoftranscript|> and what follows it there.")
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
         """Spans of a prompt that names its placeholders in text, with these by themselves. Text that can't name special

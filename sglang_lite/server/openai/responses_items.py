@@ -50,8 +50,10 @@ class _Unseen(msgspec.Struct, kw_only=True, tag_field="type"):
     pass
 
 
-class InputImage(_Unseen, tag="input_image"):
+class InputImage(_Unseen, tag="input_image", forbid_unknown_fields=True):
     image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None  # neutral, as in chats
 
 
 class InputFile(_Unseen, tag="input_file"):

@@ -118,6 +118,7 @@ def test_a_constraint_holds_over_a_sound(whisper: Seeing) -> None:
         (seen(SAYS), "has to begin with a sound and have no other"),
         (seen("ab", wav(0.2), SAYS), "has to begin with a sound and have no other"),
         (seen(wav(0.2), wav(0.3), SAYS), "has to begin with a sound and have no other"),
+        (seen(wav(0.2)), "has nothing behind its sound"),
         (seen(wav(3.1), SAYS), "audio: is longer than 3 seconds, which the model hears at once"),
         (seen(wav(0), SAYS), "audio: has no samples"),
         (seen(wav(0.2), SAYS, "a" * 64), "tokens long; .* takes 216"),
