@@ -121,10 +121,11 @@ class JsonText:
         positions: positions of the schema that the text follows.
 
     Attributes:
-        is_strict, is_restricted, quoted, escaped: as of UniqueNames.
+        is_strict, is_restricted, is_naming, quoted, escaped: as of UniqueNames.
     """
 
     is_strict = is_restricted = True
+    is_naming = False  # a name may have to be one of a few, so that each token of it is tried
 
     def __init__(self, positions: RulePositions) -> None:
         self._positions = positions

@@ -178,8 +178,9 @@ class LlguidanceMatcher:
 
     def accept(self, token: int) -> bool:
         self._mask, self._last = None, token
-        is_forced = self._forced[:1] == [token]
-        self._forced = self._forced[1:] if is_forced else []
+        is_forced = bool(self._forced) and self._forced[0] == token
+        if self._forced:
+            self._forced = self._forced[1:] if is_forced else []
         if self.states is not None and self.state is not None:
             mask = self.states.masks.get(self.state)
             self.state = self.states.after(self.state, token) if self.states.worth_tracking else None

@@ -143,12 +143,13 @@ class RuledMatcher(DelegatingMatcher):
         self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
         self._writing: list[int] = []  # and tokens that may write one of them
         self._watches = True  # whether a token may break a rule in this place, or changes the text
+        self._settled = False  # whether none may break one before a mark of JSON comes, as a name's beginning is new
         self._error = ""
 
     def cached_mask(self) -> Mask | None:
         if self._mask is None and (mask := self._inner.cached_mask()) is not None:
             self._mask = mask
-            if self._watches and (breaking := self._rule_breaking(mask)):
+            if self._watches and not self._settled and (breaking := self._rule_breaking(mask)):
                 left = without(mask, breaking)
                 self._mask = left if self._text.is_strict or left.any() else mask
         return self._mask
@@ -162,7 +163,10 @@ class RuledMatcher(DelegatingMatcher):
         if not self._watches:
             return []
         forbidden, tried = text.forbidden(), self._tried(mask)
-        found = [token for token in tried if not text.copy().write(tokens.token_bytes[token])] if tried else []
+        if not forbidden and not tried:
+            self._settled = text.is_naming
+            return []
+        found = [each for each in allowed(mask, tried) if not text.copy().write(tokens.token_bytes[each])]
         others: list[bytes] = []
         for ending in forbidden:
             if ending.endswith(b'"'):
@@ -174,14 +178,15 @@ class RuledMatcher(DelegatingMatcher):
         return found
 
     def _tried(self, mask: Mask) -> Sequence[int]:
-        """Tokens of a mask that must be tried: all that may break a rule, but for those that only end what must not
-        come."""
+        """Tokens that must be tried if the mask has them: all that may break a rule, but for those that only end what
+        must not come."""
         text = self._text
         if text.has_rules or text.escaped:
             return self._tokens.ending(mask, text)
         begun = text.name_so_far
-        tried = [*self._writing, *self._tokens.ending_and_writing(begun)] if begun else self._writing
-        return allowed(mask, tried) if tried else tried
+        if begun and (ending := self._tokens.ending_and_writing(begun)):
+            return [*self._writing, *ending]
+        return self._writing
 
     def copy(self) -> RuledMatcher | None:
         inner = self._inner.copy()
@@ -195,13 +200,15 @@ class RuledMatcher(DelegatingMatcher):
         self._mask = None
         if not self._inner.accept(token):
             return False
-        if not self._watches and self._tokens.unmarked[token : token + 1] != b"\0":
+        if self._tokens.unmarked[token : token + 1] == b"\0":
+            self._watches, self._settled = True, False
+        elif not self._watches:
             return True
-        self._watches, text = True, self._tokens.text_of(token)
+        text = self._tokens.text_of(token)
         return not text or self._text.write(text) or self._check(obeys=False)
 
     def advance(self, text: bytes) -> bool:
-        self._mask, self._watches = None, True
+        self._mask, self._watches, self._settled = None, True, False
         obeys = self._text.write(text)
         return self._inner.advance(text) and self._check(obeys=obeys)
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 MARK = re.compile(rb'\\.?|["{}\[\],]', re.DOTALL)  # where names and containers begin and end; an escape is one
 _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
+
+
+@lru_cache(maxsize=4096)  # mostly of tokens, of which few come often
+def _marks(text: bytes, start: bool) -> list[tuple[int, int]]:
+    """Where the marks of a text are, and their first bytes; from the second byte on if the first is escaped."""
+    return [(match.start(), text[match.start()]) for match in MARK.finditer(text, start)]
 
 
 class UniqueNames:
@@ -44,9 +51,7 @@ class UniqueNames:
                 self._name += text
             return True
         start, unique, name, escaped = 0, True, self._name, False
-        for match in MARK.finditer(text, self.escaped):
-            at = match.start()
-            byte = text[at]
+        for at, byte in _marks(text, self.escaped):
             if self.quoted:
                 if byte == _BACKSLASH:
                     escaped = at + 1 == len(text)
@@ -81,6 +86,11 @@ class UniqueNames:
     def name_so_far(self) -> bytes:
         """Beginning of the name that is being written, or nothing."""
         return self._name or b""
+
+    @property
+    def is_naming(self) -> bool:
+        """True inside a name, but not inside an escape of it."""
+        return self._name is not None and not self.escaped
 
     @property
     def is_restricted(self) -> bool:
