@@ -37,9 +37,7 @@ from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, JsonSchema, 
 from sglang_lite.runtime.structured_output.base import GrammarEngine
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
-from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
-from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 
 PATIENCE = 0.0025  # seconds, as in the step loop
 FIELDS = {
@@ -132,6 +130,10 @@ def measure(
 
 
 def main() -> None:
+    # Here, as constrained_gpu.py takes its schema from this file where neither is installed.
+    from sglang_lite.runtime.structured_output.outlines import OutlinesEngine
+    from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--vocabulary", type=Path)
     parser.add_argument("--rows", type=int, default=256)
