@@ -34,6 +34,7 @@ from sglang_lite.constraints.formal.nodes import (
     mapped,
     optional,
 )
+from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
@@ -126,7 +127,7 @@ class _Speller:
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
-                definition, _ = self._terminal(_grouped(node))
+                definition = (None if self._large else _pattern(node)) or self._terminal(_grouped(node))[0]
                 self._lexemes[node] = self._terminals.setdefault(definition, f"T{len(self._terminals)}")
         return self._lexemes[node]
 
@@ -219,6 +220,14 @@ def _ranges(language: Language) -> int:
     return sum([len(each.ranges) for each in sets])
 
 
+@memoized  # many places of a schema, and many schemas, have the same strings and numbers
+def _pattern(node: Node) -> str | None:
+    """Definition of a lexeme as one pattern, or None if it needs operators."""
+    with contextlib.suppress(ConstraintError):
+        return None if isinstance(node, Multiple) else f"/{to_rust(_grouped(node))}/"
+    return None
+
+
 def _grouped(node: Node) -> Node:
     """Regular node of the same texts, whose runs of parts that may be empty are in nested groups of a few. For each
     part that may come first, llguidance copies all that follow it in its group: in one group of thousands, gigabytes.
@@ -236,17 +245,23 @@ def _may_have_run(node: Node) -> bool:
     stack, found = [node], 0
     while stack and found <= _MAX_RUN:
         each = stack.pop()
-        found += (
-            isinstance(each, Substring | Complement) or each == EMPTY or (isinstance(each, Repeat) and not each.least)
-        )
+        found += _is_optional(each)
         stack += children(each)
     return found > _MAX_RUN
 
 
+def _is_optional(node: Node) -> bool:
+    match node:
+        case Repeat(_, least, _):
+            return not least
+        case Concat(parts):
+            return not parts
+    return isinstance(node, Substring | Complement)
+
+
 def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
     """Node with such groups, and how many nodes in it may be empty, given those of its parts."""
-    count = sum([each for _, each in parts])
-    count += isinstance(node, Substring | Complement) or node == EMPTY or (isinstance(node, Repeat) and not node.least)
+    count = sum([each for _, each in parts]) + _is_optional(node)
     if count <= _MAX_RUN:
         return node, count
     below = iter([part for part, _ in parts])

@@ -12,7 +12,7 @@ _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 
 @lru_cache(maxsize=4096)  # mostly of tokens, of which few come often
 def _marks(text: bytes, start: bool) -> list[tuple[int, int]]:
-    """Where the marks of a text are, and their first bytes; from the second byte on if the first is escaped."""
+    """Marks of a text, as their indexes and first bytes; from its second byte on if the first is escaped."""
     return [(match.start(), text[match.start()]) for match in MARK.finditer(text, start)]
 
 
