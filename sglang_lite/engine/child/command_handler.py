@@ -199,6 +199,7 @@ def _loaded(
         gc.enable()  # main.py has disabled it
         gc.collect()
         gc.freeze()  # and so do the model and its tokenizer
+        gc.set_threshold(10_000)  # a step of many rows makes thousands of objects, which end with it
 
 
 class _Submission:
