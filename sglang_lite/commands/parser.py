@@ -18,7 +18,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with status 2 and a message that suggests the flag which was probably meant."""
-        flags = re.findall(r"--[\w-]+", self.format_usage())
+        flags = re.findall(r"--[\w-]+", self.format_help())
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near(unknown[0].partition('=')[0], flags)}")
 
 

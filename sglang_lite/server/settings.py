@@ -171,6 +171,9 @@ class ServerSettings:
                 )
         if len({*self.api_key}) < len(self.api_key):
             raise ParameterError("api_key", "a key is given twice.", hint="Give each client one of its own.")
+        if self.admin_api_key in self.api_key:
+            problem = "it is an API key, too, so that each client is the administrator."
+            raise ParameterError("admin_api_key", problem, hint="Give the administrator a key of their own.")
         for name in self.allowed_host:
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
                 raise ParameterError(

@@ -253,6 +253,9 @@ def test_what_has_no_key_is_refused_and_no_error_shows_one(monkeypatch, tmp_path
     file.write_text("one\ntwo\n")
     with pytest.raises(sgl.ParameterError, match="admin_api_key: there are 2 keys"):
         read("--admin-api-key-file", str(file))
+    file.write_text("one\ntwo\n")
+    with pytest.raises(sgl.ParameterError, match="admin_api_key: it is an API key, too"):
+        read("--api-key-file", str(file), "--admin-api-key", "two")
     file.write_text("one\ntwo\none\n")
     with pytest.raises(sgl.ParameterError, match="api_key: a key is given twice"):
         read("--api-key-file", str(file))

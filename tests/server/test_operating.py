@@ -58,6 +58,7 @@ def test_the_command_line_wins_wherever_it_stands(read):
     ("prot: 1", "unrecognized arguments: --prot=1; did you mean --port?"), ("- port", "has no flags"), ("", "has no flags"),
     ("a: [", "can't be read"), ("port: x", "invalid int value"), ("1: 2", "has no flags"), ("restrat: true", "--restart?"),
     ("port: {a: 1}", "invalid int value"), ("port: [1, 2]", "port takes one value"), ("por: 1", "did you mean --port?"),
+    ("model_pth: m", "did you mean --model-path?"),
     ("model_path: a\nmodel-path: b", "model-path and model_path are one setting"),
     ("port: 1\nport: 2", "port is given twice"), ("model: a\nmodel_path: b", "model_path and model are one setting"),
 ])  # fmt: skip
