@@ -94,6 +94,12 @@ def test_https(engine):
                 assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
         with pytest.raises(httpx2.ConnectError, match=r"CERTIFICATE_VERIFY_FAILED|self-signed|self signed"):
             httpx2.get(f"{address}/ping", timeout=60)
+        assert sgl.RuntimeEndpoint(address, verify=PEM).get_model_name()
+        with pytest.raises(sgl.BackendError, match="Give verify= a file with the authority"):
+            sgl.RuntimeEndpoint(address)
+        for file in ("/none.pem", KEY):
+            with pytest.raises(sgl.ParameterError, match=f"verify: {file} has no certificate authorities"):
+                sgl.RuntimeEndpoint(address, verify=file)
         with pytest.raises(httpx2.TransportError):  # HTTP where HTTPS is spoken
             httpx2.get(f"{url}/ping", timeout=60)
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import random
+import ssl
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
@@ -122,6 +123,15 @@ def address(url: UserValue) -> SplitResult:
     return parts
 
 
+def _trusting(file: str) -> ssl.SSLContext:
+    """TLS with the certificate authorities in a file."""
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:  # of the file, or of what is in it
+        problem = f"{file} has no certificate authorities that can be read: {error.strerror or error}."
+        raise ParameterError("verify", problem, hint="Give a PEM file of certificates.") from error
+
+
 class ServerClient:
     """Client of an HTTP server, with one pool of connections for each event loop.
 
@@ -138,13 +148,14 @@ class ServerClient:
         closings: number of times that the connections were closed.
 
     Raises:
-        ParameterError: the address is not an HTTP address.
+        ParameterError: the address is not an HTTP address, or the file has no certificate authorities.
     """
 
     def __init__(
         self, url: str, api_key: str | None, verify: bool | str | None, timeout_s: float | None, retries: int
     ) -> None:
         parts = address(url)
+        trusted = _trusting(verify) if isinstance(verify, str) else verify is not False
         self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
         self.names_texts = False
         self._key = api_key
@@ -152,7 +163,7 @@ class ServerClient:
             "base_url": self.url,
             "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             # Without TLS, no certificate authorities are read, which takes 30 ms of processor time for each client.
-            "verify": parts.scheme == "https" and (True if verify is None else verify),
+            "verify": parts.scheme == "https" and trusted,
             "timeout": httpx2.Timeout(timeout_s, connect=_CONNECT_S),
             "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             "trust_env": parts.hostname not in LOCAL_HOSTS,
@@ -335,9 +346,10 @@ class ServerClient:
             raise RequestTimeoutError(problem, hint="Raise timeout=.") from error
         except (httpx2.TransportError, httpx2.StreamError) as error:
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise LostConnectionError(
-                f"{self.url}: the connection failed ({why}).", hint="Check base_url, and that the server runs."
-            ) from error
+            hint = "Check base_url, and that the server runs."
+            if "CERTIFICATE_VERIFY_FAILED" in why:
+                hint = "Give verify= a file with the authority that has signed the server's certificate."
+            raise LostConnectionError(f"{self.url}: the connection failed ({why}).", hint=hint) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._unreadable_error(str(error)) from error
 
