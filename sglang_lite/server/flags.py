@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ _NOT_FLAGS = {
     "served_model_name",
     "stream_interval_s",
 }  # fields of an engine that follow from the server's settings
+_SERVED = {"tokenizer_worker_num": "body_processes"}  # SGLang's names of settings of the server
 _KEYS = ("api_key", "admin_api_key")
 _GATEWAYS = {"policy"}  # the gateway's names; the engine's fields have SGLang's names only
 
@@ -42,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         for each in fields(kind):
             if kind is EngineConfig and each.name in _NOT_FLAGS:
                 continue
-            names = [f"--{each.name.replace('_', '-')}"]
+            names = [f"--{name.replace('_', '-')}" for name in (each.name, *_named(each.name))]
             if kind is EngineConfig:
                 names = [] if each.name in _GATEWAYS else names
                 others = (name for name, of in OTHER_NAMES.items() if of == each.name)
@@ -142,9 +143,14 @@ _GROUPS: tuple[tuple[type, str], ...] = (
 )
 
 
+def _named(setting: str) -> Iterator[str]:
+    """SGLang's names of a setting of the server."""
+    return (name for name, of in _SERVED.items() if of == setting)
+
+
 def _others() -> list[ServerArg]:
     """SGLang's flags that don't name a setting, by SGLang's or another name."""
-    ours = {each.name for kind, _ in _GROUPS for each in fields(kind)}
+    ours = {*_SERVED, *(each.name for kind, _ in _GROUPS for each in fields(kind))}
     return [
         arg for arg in server_args().values()
         if arg.name not in ours and (arg.reversed or arg.support in ("always", "served", "neutral"))

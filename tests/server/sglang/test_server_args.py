@@ -98,6 +98,15 @@ def test_requests_are_logged_by_a_server_and_not_by_an_engine():
         flags.read(parser.parse_args(["--model", "m", "--log-requests", "--log-level", "error"]))
 
 
+def test_tokenizer_workers_are_a_servers_processes_for_large_bodies():
+    parser = argparse.ArgumentParser()
+    flags.add(parser)
+    server, engine, _ = flags.read(parser.parse_args(["--model", "m", "--tokenizer-worker-num", "4"]))
+    assert (server.body_processes, engine_settings(engine)["model"]) == (4, "m")
+    with pytest.raises(sgl.ParameterError, match=r"tokenizer_worker_num: 4 is not supported.*--body-processes"):
+        engine_settings({"tokenizer_worker_num": 4})
+
+
 @pytest.mark.parametrize(
     ("given", "cure"),
     [
