@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,7 +38,7 @@ _FORMATS = {
 # Options for WAV files, of which so many bytes are taken at once, and samples that are: other threads that compute may
 # run between two frames, and a compressed sound has some 40 a second. In 16 bits, libav would look for DTS in a whole
 # file.
-_WAV, _JOINED = {"max_size": str(2**18), "max_probe_packets": "1"}, 2**18
+_WAV, _JOINED = {"max_size": str(2**16), "max_probe_packets": "1"}, 2**18
 _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
 
 
@@ -137,19 +137,16 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
     Raises:
         ParameterError: it is none, is empty, damaged or too long; or the package av is missing.
     """
-    parts, seconds = list[Any](), 0.0
+    parts = list[Any]()
     with _opened(sound, "audio") as (container, stream):
         import av
         import numpy as np
 
+        decoded = _within(container.decode(stream), most_seconds)  # before they are resampled: a low rate makes many
         # A joined file may change its form.
-        for _, alike in groupby(container.decode(stream), lambda each: (each.format.name, each.layout.name, each.rate)):
+        for _, alike in groupby(decoded, lambda each: (each.format.name, each.layout.name, each.rate)):
             resampler, joined = av.AudioResampler(format="flt", rate=rate), av.AudioFifo()
             for frame in alike:
-                seconds += frame.samples / max(frame.rate, 1)
-                if seconds > most_seconds + 1e-6:  # before it is resampled, which a low rate makes large
-                    problem = f"is longer than {most_seconds:g} seconds, which the model hears at once."
-                    raise _error("audio", problem, "Cut it.")
                 frame.pts = None
                 joined.write(frame)
                 if joined.samples >= _JOINED:
@@ -162,6 +159,20 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
     if not np.isfinite(found).all():
         raise _error("audio", "has samples that are no numbers.", "Save it again.")
     return found
+
+
+def sample_count(sound: Media, rate: int, most_seconds: float) -> int:
+    """Number of the `samples` of a sound. Those that have this rate are only counted, whatever they are."""
+    with _opened(sound, "audio") as (container, stream):
+        count = 0
+        for frame in _within(container.decode(stream), most_seconds):
+            if frame.rate != rate:
+                break
+            count += frame.samples
+        else:
+            if count:
+                return min(count, int(rate * most_seconds))
+    return len(samples(sound, rate, most_seconds))
 
 
 def wav_of(heard: NDArray[np.float32], rate: int) -> Media:
@@ -244,6 +255,17 @@ def _count(container: Any, stream: Any, most: int) -> int:
         if count > most:
             break
     return count
+
+
+def _within(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
+    """Frames of a sound. Raises ParameterError where it becomes too long."""
+    seconds = 0.0
+    for frame in frames:
+        seconds += frame.samples / max(frame.rate, 1)
+        if seconds > most_seconds + 1e-6:
+            problem = f"is longer than {most_seconds:g} seconds, which the model hears at once."
+            raise _error("audio", problem, "Cut it.")
+        yield frame
 
 
 def _mean(frame: Any) -> NDArray[np.float32]:

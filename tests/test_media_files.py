@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sglang_lite import media_files
-from sglang_lite.media_files import VideoHeader, frames, media_type, samples, video_header, wav_of
+from sglang_lite.media_files import VideoHeader, frames, media_type, sample_count, samples, video_header, wav_of
 from sglang_lite.protocol import Media, ParameterError
 from tests.media_files import RATE, frames_in, mp4, wav
 
@@ -45,8 +45,10 @@ def test_a_video_that_players_turn_is_read_upright() -> None:
     [(RATE, 1, 2), (RATE, 2, 2), (8000, 1, 1), (44_100, 2, 2), (48_000, 1, 2), (11_025, 1, 2)],
 )
 def test_a_sound_of_any_form_is_its_samples_in_one_channel(rate: int, channels: int, width: int) -> None:
-    found = samples(wav(0.5, rate=rate, channels=channels, width=width), RATE, 30)
+    sound = wav(0.5, rate=rate, channels=channels, width=width)
+    found = samples(sound, RATE, 30)
     assert abs(len(found) - RATE // 2) <= 32
+    assert sample_count(sound, RATE, 30) == len(found)
     tone = np.sin(np.arange(len(found)) / RATE * 2 * np.pi * 440) * (30_000 / 32_768 if width == 2 else 120 / 128)
     assert np.abs(found - tone)[500:-500].max() < 0.03
 
@@ -63,6 +65,7 @@ def test_compressed_sounds_are_read(kind: str) -> None:
         container.mux(stream.encode(None))
     found = samples(Media(file.getvalue(), "audio/*"), RATE, 30)
     assert abs(len(found) - RATE // 2) < 2000
+    assert sample_count(Media(file.getvalue(), "audio/*"), RATE, 30) == len(found)
     peak = np.abs(np.fft.rfft(found[1000:7000])).argmax() * RATE / 6000
     assert peak == pytest.approx(440, abs=5)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sglang_lite.media_files import samples, video_header
+from sglang_lite.media_files import sample_count, video_header
 from sglang_lite.protocol import CapabilityError, Media, MediaKind, ModelError, ParameterError, Prompt, Span
 from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -123,9 +123,9 @@ class MediaFormat:
         parts = placeholders.parts(image)
         counts = [0 if isinstance(part, str) else part.size if isinstance(part, Grid) else part for part in parts]
         grids = tuple(part for part in parts if isinstance(part, Grid))
-        shown = f"{kind}{frames}".encode()
-        key = hashlib.blake2b(image.data, key=self.settings, person=shown[:16], digest_size=32).digest()
-        item = MediaItem(image, key, sum(counts), placeholders.token_id, grids, both_ways=self.block > 0)
+        hashed = hashlib.sha256(self.settings + f"{kind}{frames:11}".encode())
+        hashed.update(image.data)
+        item = MediaItem(image, hashed.digest(), sum(counts), placeholders.token_id, grids, both_ways=self.block > 0)
         ids, start, spans = virtual_ids(item.key, item.count, self.vocab_size), 0, list[Span]()
         for part, count in zip(parts, counts):
             if isinstance(part, str):
@@ -268,7 +268,7 @@ def _sound_format(
     token = tokenizer.control_text(token_id)
 
     def parts(each: Media) -> Sequence[Part]:
-        return sound.parts(len(samples(each, sound.rate, sound.seconds)))
+        return sound.parts(sample_count(each, sound.rate, sound.seconds))
 
     kinds: dict[MediaKind, Placeholders] = {
         "audio": Placeholders(sound.named or token, token, token_id, parts, options.most.get("audio"))
