@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
+from PIL import Image as Picture
+from safetensors.torch import load, save
+from transformers import AutoImageProcessor
 
+import sglang_lite as sgl
 from sglang_lite.protocol import BackendError, Media
+from sglang_lite.runtime.calls import EncodeMedia
 from sglang_lite.runtime.media.encoder_client import EncoderClient
 from sglang_lite.runtime.tokens.image_span import MediaItem
+from tests.runtime.media.seeing import png, save_seeing
 
 ITEM = MediaItem(Media(b"picture", "image/png"), bytes(8), 2, 0)
 ENDLESS = b"x" * (1 << 16)
@@ -93,7 +100,26 @@ def test_what_is_no_answer_is_one_error(server: Any, status: int, body: bytes, w
 def test_features_are_the_servers(server: Any) -> None:
     features = torch.arange(6.0).view(2, 3)
     server.body = save({ITEM.key.hex(): features})
-    client = EncoderClient([f"http://127.0.0.1:{server.server_port}"], 3, 1, torch.float32, torch.device("cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    client = EncoderClient([f"http://127.0.0.1:{server.server_port}"], 3, 1, torch.float32, device)
     (found,) = client.encode([client.prepare(ITEM)])
-    assert torch.equal(found, features)
+    assert torch.equal(found.cpu(), features)
     client.close()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_an_engine_that_encodes_alone_makes_transformers_features(family: str, tmp_path: Path) -> None:
+    model, images = save_seeing(family, tmp_path), [png(60, 40, seed=seed) for seed in range(3)]
+    inputs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(
+        images=[Picture.open(io.BytesIO(each)) for each in images], return_tensors="pt"
+    )
+    with torch.inference_mode():
+        made = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+    planes = [made.pooler_output, *(getattr(made, "deepstack_features", None) or ())]
+    planes = [each if isinstance(each, torch.Tensor) else torch.cat([*each]) for each in planes]  # by images
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with sgl.Engine(str(tmp_path), encoder_only=True, in_process=True, dtype="float32", device=device) as engine:
+        answer = engine.core.ask(EncodeMedia(tuple(Media(each, "image/png") for each in images))).result(60)
+        items = [engine.core.builder.media.item(Media(each, "image/png")) for each in images]
+    found = torch.cat([load(answer)[item.key.hex()] for item in items])
+    assert torch.allclose(found, torch.cat(planes, -1), atol=1e-4)
