@@ -123,7 +123,7 @@ def test_what_is_transparent_is_white_as_for_transformers(seeing: Seeing, mode: 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("chunk", [7, 64])
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_and_cache_hits_inside_an_image_change_nothing(saved: Any, family: str, chunk: int) -> None:
     folder, model = saved[family]
     images = [png(80, 40), png(40, 80, seed=1)]
@@ -275,15 +275,16 @@ def test_choices_are_scored_behind_an_image(seeing: Seeing) -> None:
         assert scored.logprobs == pytest.approx(each, abs=1e-4)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("family", "count"), [("llava", 7), ("qwen2_vl", 7), ("gemma3", 12)])
-def test_requests_that_are_retracted_read_their_images_again(saved: Any, family: str, count: int) -> None:
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_that_are_retracted_read_their_images_again(saved: Any, family: str) -> None:
     folder, _ = saved[family]
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-    images = [png(28, 28, seed=seed) for seed in range(count)]
+    images = [png(28, 28, seed=seed) for seed in range(12)]
     with _engine(folder, deterministic=True) as engine:
         expected = [engine.complete(seen("q", image), params).token_ids for image in images]
-    with _engine(folder, max_total_tokens=96, max_running=6, step_tokens=7, deterministic=True) as engine:
+    room = {"onevision": 208, "idefics3": 160}.get(family, 96)  # these write an image by more tokens
+    with _engine(folder, max_total_tokens=room, max_running=6, step_tokens=7, deterministic=True) as engine:
         pending = [submit(engine, seen("q", image), params) for image in images]
         answers = [each.result() for each in pending]
     assert [each.token_ids for each in answers] == expected
