@@ -311,9 +311,12 @@ class CoreClient:
             self._compiler.close()
         self._link.close(patience_s)
 
-    def disconnect(self) -> None:
-        """Makes the process end: see `EngineLink.disconnect`."""
-        self._link.disconnect()
+    def disconnect(self, reason: str | None = None) -> None:
+        """Makes the process end: see `EngineLink.disconnect`; with a reason at once: see `EngineLink.end`."""
+        if reason is None:
+            self._link.disconnect()
+        else:
+            self._link.end(reason)
 
     def _begin(
         self, number: int, request: Submitted, entry: OpenSubmission, counted: Callable[[], Callable[[Any], None]]

@@ -21,7 +21,6 @@ from sglang_lite.engine import frames, spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import frame, reports
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
-from sglang_lite.engine.signs_of_life import LOOK_S
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
@@ -111,6 +110,12 @@ class EngineLink:
             self._gate.reason = CLOSED
             self._process.child.connection.close()
 
+    def end(self, reason: str) -> None:
+        """Ends the process, so that open requests fail for a reason. Does nothing if it has been ended."""
+        if not self._gate.reason:
+            self._gate.reason = reason
+            self._process.child.kill()
+
     # ---------------------------------------------------------------------------------------------- sending
 
     def new_number(self) -> int:
@@ -168,7 +173,7 @@ class EngineLink:
         problem = ""
         self._gate.claim()
         try:
-            for content in process.child.connection.frames(process.signs.look, LOOK_S):
+            for content in process.child.connection.frames(process.signs.look, process.signs.every_s):
                 process.signs.seen()
                 for message in reports(content):
                     self._handle(message, process)
@@ -181,7 +186,9 @@ class EngineLink:
         process.child.connection.release()
         startup_messages.move_bar(process.bar, 1, 1, self._config.log_level)
         if closed:
-            self.submissions.fail(process, EngineClosedError("the engine was closed before the request finished."))
+            why = "the engine was closed before the request finished."
+            reason = self._gate.reason
+            self.submissions.fail(process, EngineClosedError(why if reason == CLOSED else reason))
         elif process.failure is not None:
             self._gate.reason = f"the engine could not be started: {process.failure}"
             self.submissions.fail(process, process.failure)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.engine.frames import Ready, Start, frame
+from sglang_lite.engine.frames import Meeting, Ready, Start, frame
 from sglang_lite.engine.signs_of_life import SignsOfLife
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.errors import SglError
@@ -27,6 +27,8 @@ class EngineProcess:
         path: folder of the model.
         name: name of the process in messages.
         child: the process, if it runs on another machine, where it has got its settings.
+        meeting: where it finds the replicas that share its feed-forwards; None if it has them whole. Such a process is
+            killed if it gives no sign of life, since the others wait for it.
 
     Attributes:
         name: the argument.
@@ -47,6 +49,7 @@ class EngineProcess:
         path: Path,
         name: str = "the engine's process",
         child: SpawnedProcess | RemoteProcess | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self.name = name
         if config.use_ray:
@@ -60,7 +63,8 @@ class EngineProcess:
         self.ready: Future[Ready] = Future()
         self.failure: SglError | None = None
         self.bar: Any = None
-        self.signs = SignsOfLife(self.child.pid)
+        self.signs = SignsOfLife(self.child.pid, None if meeting is None else self.child.kill)
         if child is None:
             with contextlib.suppress(OSError):  # the process has ended already, and its reader notices that
-                self.child.connection.send(frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))]))
+                start = Start(asdict(config), os.fspath(path), os.getpid(), meeting)
+                self.child.connection.send(frame([(0, start)]))

@@ -37,12 +37,21 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 # --------------------------------------------------------------------------------- messages to the engine
 
 
+class Meeting(_Message, frozen=True):
+    """Place where replicas that share a model's feed-forwards find one another."""
+
+    replica: int  # number of this one
+    file: str  # path of the file by which collectives meet
+    pipes: tuple[str, ...]  # path of each replica's pipe, from which it reads
+
+
 class Start(_Message, frozen=True, tag="start"):
     """First message to the process: the fields of an EngineConfig and the folder of its model."""
 
     config: dict[str, Any]
     model_path: str
     handle: int  # process id of the handle
+    meeting: Meeting | None = None
 
 
 class Submit(_Message, frozen=True, tag="submit"):

@@ -13,7 +13,8 @@ import numpy as np
 
 from sglang_lite.engine.core_client import CoreClient, reading_parts
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import Prefixes, Ready
+from sglang_lite.engine.frames import Meeting, Prefixes, Ready
+from sglang_lite.engine.meetings import meetings
 from sglang_lite.engine.nodes import NodeListener, RemoteProcess, of_replica, per_node
 from sglang_lite.engine.replica_calls import ReplicaCalls
 from sglang_lite.engine.replica_chooser import Placement, ReplicaChooser
@@ -73,7 +74,8 @@ class Replicas:
         self._config = config
         self._chooser: ReplicaChooser | None = None  # until all replicas are there
         self._coming_back: set[int] = set()  # replicas that are told again what others know
-        self._clients = clients = _started(config, path, self._told)
+        with meetings(config) as places:
+            self._clients = clients = _started(config, path, self._told, places)
         least = min(clients, key=lambda client: client.capacity.longest)
         self.capacity, self.builder = least.capacity, least.builder
         self.encoder, self.tokenizer, self.vocab_size = least.encoder, least.tokenizer, least.vocab_size
@@ -281,6 +283,8 @@ class Replicas:
                 self._come_back(rank)
             case None:
                 self._chooser.changed(rank, (), (), forgotten=True)
+                for client in self._clients if self._config.enable_dp_attention else ():
+                    client.disconnect(self._clients[rank].gate.reason)
                 if not self.gate.reason and all(client.gate.reason for client in self._clients):
                     self.gate.reason = self._clients[rank].gate.reason
 
@@ -299,15 +303,24 @@ class Replicas:
 
 
 def _started(
-    config: EngineConfig, path: Path, told: Callable[[int, Ready | Prefixes | None], object]
+    config: EngineConfig,
+    path: Path,
+    told: Callable[[int, Ready | Prefixes | None], object],
+    places: Sequence[Meeting | None],
 ) -> list[CoreClient]:
-    """Clients of new processes, once all run. If one can't be started, the others are ended."""
+    """Clients of new processes, once all run. If one can't be started, the others are ended.
+
+    Args:
+        config, path: as for `Replicas`.
+        told: function that takes news of each replica.
+        places: where each finds those that share its feed-forwards.
+    """
     settings = [of_replica(config, rank) for rank in range(config.dp_size)]
     processes: list[EngineProcess] = []
     starting: list[Future[CoreClient]] = []
     try:
         for rank, own in enumerate(settings[: per_node(config)]):
-            processes.append(EngineProcess(own, path, _NAME.format(rank)))
+            processes.append(EngineProcess(own, path, _NAME.format(rank), meeting=places[rank]))
         for rank, child in sorted(_of_other_nodes(config, path).items()):
             processes.append(EngineProcess(settings[rank], path, _NAME.format(rank), child))
         parts = reading_parts(config, path)

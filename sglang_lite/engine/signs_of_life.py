@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import logging
 import time
+from collections.abc import Callable
 
 logger = logging.getLogger("sglang_lite")
 
 LOOK_S = 2.0  # between two looks at a process from which nothing comes
 LOOKS = 5  # looks without a sign of life before it is missing
+_LOOK_OF_MANY_S, _LOOKS_OF_MANY = 1.0, 3  # the same where other processes wait for it
 
 
 class SignsOfLife:
@@ -21,13 +23,16 @@ class SignsOfLife:
 
     Args:
         pid: id of the process; None for one on another machine, which is never missing.
+        end: function that ends it when it is missing, since other processes wait for it; None to wait, too.
 
     Attributes:
-        missing: True while none has been seen for 10 s.
+        every_s: time between two looks.
+        missing: True while none has been seen for 10 s, or 3 s if it is ended then.
     """
 
-    def __init__(self, pid: int | None) -> None:
-        self._pid, self._used, self._looks = pid, processor_time(pid), 0
+    def __init__(self, pid: int | None, end: Callable[[], object] | None = None) -> None:
+        self._pid, self._used, self._looks, self._end = pid, processor_time(pid), 0, end
+        self.every_s, self._most = (LOOK_S, LOOKS) if end is None else (_LOOK_OF_MANY_S, _LOOKS_OF_MANY)
         self.missing = False
 
     def seen(self) -> None:
@@ -35,21 +40,23 @@ class SignsOfLife:
         self._looks, self.missing = 0, False
 
     def look(self) -> None:
-        """Looks for another sign when nothing has come for `LOOK_S`. Logs once that there is none. Counts looks, not
+        """Looks for another sign when nothing has come for `every_s`. Logs once that there is none. Counts looks, not
         time: this process may have been stopped, too."""
         before, self._used = self._used, processor_time(self._pid)
         if self._used is None or self._used != before:
             self.seen()
             return
         self._looks += 1
-        if self._looks == LOOKS:
+        if self._looks == self._most:
             self.missing = True
+            cure = f"Calls wait until it continues. If it is stopped: kill -CONT {self._pid}"
             with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                 logger.error(
-                    "the engine's process %d has given no sign of life for %g s: it is stopped or swapped out. "
-                    "Calls wait until it continues. If it is stopped: kill -CONT %d",
-                    self._pid, LOOKS * LOOK_S, self._pid,
+                    "the engine's process %d has given no sign of life for %g s: it is stopped or swapped out. %s",
+                    self._pid, self._most * self.every_s, cure if self._end is None else "It is ended.",
                 )  # fmt: skip
+            if self._end is not None:
+                self._end()
 
 
 def processor_time(pid: int | None) -> int | None:

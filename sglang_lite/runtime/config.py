@@ -20,6 +20,7 @@ from sglang_lite.runtime.config_checks import (
     check_parallel,
     check_scales,
     check_template,
+    check_tiers,
     seed_ports,
     urls_of_encoders,
 )
@@ -27,7 +28,7 @@ from sglang_lite.runtime.config_checks import check_int as _check_int
 from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
-from sglang_lite.runtime.parallel.layout import Parallel
+from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 from sglang_lite.runtime.tokens.image_options import ImageOptions, by_kind
 
@@ -245,6 +246,9 @@ class EngineConfig:
             docs/parallel.md says what works with more than one.
         ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
             divides `tp_size`. 1 cuts each expert over all ranks.
+        enable_dp_attention: whether the `dp_size` replicas share one model's feed-forwards, cut over them as `ep_size`
+            says, while each has its own rows, cache, attention, embedding and head (attention by replicas). `tp_size`
+            must be `dp_size`, and is the number of processes.
         ep_num_redundant_experts: number of further copies of experts in each layer, of those that are chosen most.
         init_expert_location: where experts are at first: "trivial" for in order; or JSON, or a file of it, as
             `Engine.dump_expert_distribution_record` returns it.
@@ -360,6 +364,7 @@ class EngineConfig:
     threads: int | None = None
     tp_size: int = 1
     ep_size: int = 1
+    enable_dp_attention: bool = False
     ep_num_redundant_experts: int = 0
     init_expert_location: str = "trivial"
     enable_eplb: bool = False
@@ -414,7 +419,7 @@ class EngineConfig:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
-        _check_tiers(self)
+        check_tiers(self)
         check_scales(self.quantization_param_path, self.kv_dtype)
         check_offload(self.cpu_offload_gb, self.offload_group_size, saver=self.enable_memory_saver)
         ports = "remote_instance_weight_loader_send_weights_group_ports"
@@ -482,9 +487,19 @@ class EngineConfig:
 
     @property
     def parallel(self) -> Parallel:
-        """Layout of the engine's ranks, seen from the one that schedules."""
+        """Layout of the engine's, or each replica's, ranks, seen from the one that schedules."""
+        if self.enable_dp_attention:
+            return ALONE
         nodes = self.nnodes if self.dp_size == 1 else 1  # a replica is on one
         return Parallel(tp=self.tp_size, pp=self.pp_size, ep=self.ep_size, nodes=nodes)
+
+    @property
+    def sharing(self) -> Parallel:
+        """Layout of all processes that have parts of a model: an engine's ranks, or with `enable_dp_attention` the
+        replicas."""
+        if not self.enable_dp_attention:
+            return self.parallel
+        return Parallel(tp=self.tp_size, pp=self.pp_size, dp=self.dp_size, ep=self.ep_size)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -572,29 +587,3 @@ def _check_process(config: EngineConfig) -> None:
             raise ParameterError(
                 name, "is for an engine in its own process, not with in_process=True.", hint="Leave one out."
             )
-
-
-def _check_tiers(config: EngineConfig) -> None:
-    """Raises ParameterError if settings of the cache's tiers are wrong or don't fit together."""
-    ratio, folder = config.hicache_ratio, config.hicache_storage_dir
-    _check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
-    _check_int("hicache_size", config.hicache_size, 0)
-    most = config.hicache_storage_max_gb
-    _check_number("hicache_storage_max_gb", most, lambda x: 0 < x < 1e9, "no number of GB above 0.")
-    if config.enable_hierarchical_cache is True and config.prefix_cache is False:
-        raise ParameterError(
-            "enable_hierarchical_cache", "nothing is kept with prefix_cache=False.", hint="Leave one out."
-        )
-    if config.enable_weights_cpu_backup is True and config.enable_memory_saver is False:
-        raise ParameterError(
-            "enable_weights_cpu_backup", "it is for engines that sleep.", hint="Add enable_memory_saver=True."
-        )
-    if config.hicache_storage_backend is not None and config.enable_hierarchical_cache is not True:
-        problem = "files are written from the host's memory."
-        raise ParameterError("hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True.")
-    goes_with = folder is None if config.hicache_storage_backend is None else isinstance(folder, str) and folder != ""
-    if not goes_with:
-        problem = f"{folder!r} does not go with hicache_storage_backend={config.hicache_storage_backend!r}."
-        raise ParameterError(
-            "hicache_storage_dir", problem, hint='Give a folder for "file", a URL for "fsspec", or neither.'
-        )

@@ -30,6 +30,15 @@ _OF_ONE_RANK = (
     "encoder_only",
     "language_only",
 )
+# The same where replicas share feed-forwards.
+_OF_WHOLE_REPLICAS = (
+    "restart",
+    "nnodes",
+    "use_ray",
+    "enable_eplb",
+    "expert_distribution_recorder_mode",
+    "enable_return_routed_experts",
+)
 _SEED = "remote_instance_weight_loader_"
 
 
@@ -141,8 +150,10 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
 
 def check_parallel(config: EngineConfig) -> None:
     """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
-    parallel = config.parallel
-    check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, parallel.ranks)
+    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
+    check_sharing(config.enable_dp_attention, config.dp_size, changed)
+    parallel = config.sharing
+    check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, config.parallel.ranks)
     check_nodes(config.nnodes, config.node_rank, config.dist_init_addr, config.dp_size)
     several = "use_ray=True" if config.use_ray else f"nnodes={config.nnodes}"
     if config.restart and (config.use_ray or config.nnodes > 1):
@@ -152,7 +163,6 @@ def check_parallel(config: EngineConfig) -> None:
     for name in ("nnodes", "dp_size") if config.use_ray else ():
         if getattr(config, name) > 1:
             raise ParameterError(name, f"is not here with {several}.", hint="Leave one out.")
-    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
     check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
     if parallel.ranks == 1:
         return
@@ -162,6 +172,21 @@ def check_parallel(config: EngineConfig) -> None:
     for name in _OF_ONE_RANK:
         if getattr(config, name) not in (False, "auto"):
             raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")
+
+
+def check_sharing(sharing: bool, replicas: int, changed: Collection[str]) -> None:
+    """Raises ParameterError if a setting does not go with replicas that share feed-forwards.
+
+    Args:
+        sharing, replicas: `enable_dp_attention`, `dp_size`.
+        changed: settings that have not their defaults.
+    """
+    if sharing and replicas == 1:
+        hint = "Add dp_size and as large a tp_size, or leave it out."
+        raise ParameterError("enable_dp_attention", "is for several replicas.", hint=hint)
+    for name in _OF_WHOLE_REPLICAS if sharing else ():
+        if name in changed:
+            raise ParameterError(name, "is not here with enable_dp_attention.", hint="Leave one out.")
 
 
 def check_experts(redundant: int, steps: int, changed: Collection[str], parallel: Parallel) -> None:
@@ -198,3 +223,29 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
         raise ParameterError("nnodes", f"{nodes} does not divide {replicas} replicas.", hint="Use a divisor.")
     if own >= nodes:
         raise ParameterError("node_rank", f"{own} is none of {nodes} machines, counted from 0.")
+
+
+def check_tiers(config: EngineConfig) -> None:
+    """Raises ParameterError if settings of the cache's tiers are wrong or don't fit together."""
+    ratio, folder = config.hicache_ratio, config.hicache_storage_dir
+    check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
+    check_int("hicache_size", config.hicache_size, 0)
+    most = config.hicache_storage_max_gb
+    check_number("hicache_storage_max_gb", most, lambda x: 0 < x < 1e9, "no number of GB above 0.")
+    if config.enable_hierarchical_cache is True and config.prefix_cache is False:
+        raise ParameterError(
+            "enable_hierarchical_cache", "nothing is kept with prefix_cache=False.", hint="Leave one out."
+        )
+    if config.enable_weights_cpu_backup is True and config.enable_memory_saver is False:
+        raise ParameterError(
+            "enable_weights_cpu_backup", "it is for engines that sleep.", hint="Add enable_memory_saver=True."
+        )
+    if config.hicache_storage_backend is not None and config.enable_hierarchical_cache is not True:
+        problem = "files are written from the host's memory."
+        raise ParameterError("hicache_storage_backend", problem, hint="Add enable_hierarchical_cache=True.")
+    goes_with = folder is None if config.hicache_storage_backend is None else isinstance(folder, str) and folder != ""
+    if not goes_with:
+        problem = f"{folder!r} does not go with hicache_storage_backend={config.hicache_storage_backend!r}."
+        raise ParameterError(
+            "hicache_storage_dir", problem, hint='Give a folder for "file", a URL for "fsspec", or neither.'
+        )

@@ -35,7 +35,7 @@ def model(folder, kind="dense", **more):
 
 @pytest.mark.parametrize(("kind", "cut"), [
     *((kind, "matrices") for kind in MODELS), ("experts", "experts"), ("latents", "experts"), ("dense", "layers"),
-    ("latents", "layers"),
+    ("latents", "layers"), ("experts", "rows"), ("latents", "rows"),
 ])  # fmt: skip
 def test_ranks_give_the_tokens_of_one_gpu(kind, cut, tmp_path):
     folder = model(tmp_path / "model", kind, num_hidden_layers=SIZES[-1] if cut == "layers" else 1)
@@ -45,6 +45,7 @@ def test_ranks_give_the_tokens_of_one_gpu(kind, cut, tmp_path):
         layout = {
             "matrices": {"tp_size": count}, "experts": {"tp_size": count, "ep_size": min(count, 4)},
             "layers": {"pp_size": count},
+            "rows": {"tp_size": count, "dp_size": count, "ep_size": min(count, 4), "enable_dp_attention": True},
         }[cut]  # fmt: skip
         with sgl.Engine(folder, **SETTINGS, **layout) as engine:
             compare(answers(engine), expected)

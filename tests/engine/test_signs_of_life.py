@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine import engine_link, signs_of_life
+from sglang_lite.engine import signs_of_life
 from sglang_lite.protocol import Generation, SamplingParams
 from tests.children import stopped
 from tests.engine import processes, processors
@@ -29,7 +29,7 @@ def looks(monkeypatch):
         found.append(pid)
         return asked(pid)
 
-    monkeypatch.setattr(engine_link, "LOOK_S", OFTEN_S)
+    monkeypatch.setattr(signs_of_life, "LOOK_S", OFTEN_S)
     monkeypatch.setattr(signs_of_life, "processor_time", processor_time)
     return found
 
@@ -48,7 +48,7 @@ def running(folders, held):
     before = set(processes.children())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HELD", str(held))
-        patch.setattr(engine_link, "LOOK_S", OFTEN_S)
+        patch.setattr(signs_of_life, "LOOK_S", OFTEN_S)
         with sgl.Engine(folders[0], **SETTINGS) as engine:
             yield engine, process_of(before)
 
@@ -83,7 +83,9 @@ def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(runn
             program.run(backend=engine, timeout=0.05)["x"]
         until(lambda: len(looks) > looked + signs_of_life.LOOKS)
         assert lines() == said
-        assert f"the engine's process {pid} has given no sign of life for 10 s" in said[-1]
+        assert (
+            f"the engine's process {pid} has given no sign of life for {signs_of_life.LOOKS * OFTEN_S:g} s" in said[-1]
+        )
         assert not sink.events
     assert sink.end().text == expected
     assert engine.core.responds

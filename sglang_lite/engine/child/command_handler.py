@@ -50,6 +50,7 @@ from sglang_lite.engine.frames import (
     commands,
     failure_of,
 )
+from sglang_lite.engine.meetings import join
 from sglang_lite.engine.switch_interval import SHORT_S
 from sglang_lite.protocol import (
     Delta,
@@ -192,7 +193,11 @@ def _loaded(
         outgoing.post(Progress(len(every), len(every)))
 
     try:
-        return build(config, lambda: load(config, path, progress, compiler, ranks))
+        met = start.meeting
+        return build(
+            config,
+            lambda: load(config, path, progress, compiler, ranks, None if met is None else join(met, config)),
+        )
     finally:
         if compiler is not None:
             compiler.end()

@@ -182,7 +182,7 @@ class EngineCore:
             self.loop = StepLoop(
                 self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
-                encoding=encoding,
+                encoding=encoding, shared=loaded.shared,
             )  # fmt: skip
         except BaseException:
             self.compiler.close()
@@ -304,8 +304,8 @@ class EngineCore:
             CapabilityError: the call is for a model that embeds or classifies texts, or one that is not cut over ranks.
         """
         self.gate.check_open()
-        if type(call) in _OF_ONE_RANK and isinstance(self.runner, LeadRunner):
-            several = f"{self.config.parallel.setting} above 1"
+        if type(call) in _OF_ONE_RANK and (self.config.enable_dp_attention or isinstance(self.runner, LeadRunner)):
+            several = f"{self.config.sharing.setting} above 1"
             raise CapabilityError(f"{call.__struct_config__.tag}: is not here with {several}.", hint=_ONE_RANK)
         if type(call) not in self._answers:
             raise not_an_encoder_error(self.model_name)

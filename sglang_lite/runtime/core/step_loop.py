@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from sglang_lite.protocol import EngineClosedError, OverloadedError, RequestAbortedError, SglError
+from sglang_lite.protocol import EngineClosedError, RequestAbortedError, SglError
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
@@ -29,6 +29,7 @@ from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
 from sglang_lite.runtime.executor.sampler import Draws
 from sglang_lite.runtime.executor.step_record import StepWriter
+from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 from sglang_lite.runtime.requests.output_builder import Finish
 from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -95,6 +96,7 @@ class StepLoop:
         jump: whether to append forced tokens of grammars as a whole.
         stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
         encoding: requests that wait for features of their images; None for a model that reads no images.
+        shared: steps of all replicas, of which each step of this loop is one.
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
@@ -118,6 +120,7 @@ class StepLoop:
         jump: bool = True,
         stream_interval_s: float = 0.0,
         encoding: Encoding | None = None,
+        shared: SharedSteps | None = None,
     ) -> None:
         self.scheduler, self.steps = scheduler, 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
@@ -137,9 +140,10 @@ class StepLoop:
         self._ends = RequestEnds(self, self._reader, partial(self._end, state=State.FAILED))
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
-        self.encoding = encoding
-        if encoding is not None:
-            encoding.wake = partial(inbox.post_if_open, _do_nothing)
+        self.encoding, self._shared = encoding, shared
+        for each in (encoding, shared):
+            if each is not None:
+                each.wake = partial(inbox.post_if_open, _do_nothing)
         self.masks = StepMasks(scheduler, filler, words, lambda: not inbox.empty)
 
     # ------------------------------------------------------------------------------------- any thread
@@ -174,7 +178,7 @@ class StepLoop:
                         self.recount.run()
                         continue
                     self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
-                elif self.scheduler.waits and self._in_flight is None:
+                elif self.scheduler.waits and self._in_flight is None and not self._joins:
                     self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)
                 self.inbox.run()
                 if self.inbox.closing:
@@ -188,9 +192,7 @@ class StepLoop:
         except BaseException as crash:  # any exception: every waiting caller must be notified
             logger.exception("the engine's loop crashed")
             self.inbox.crash = crash
-            error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
-            error.__cause__ = crash
-            traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive
+            error = _crashed(crash)
         self._in_flight = None
         self.postponed.close()
         self.masks.close()
@@ -208,7 +210,12 @@ class StepLoop:
         """True if the loop has work to do before the next command."""
         encodes = self.encoding is not None and self.encoding.due
         due = (encodes and not self.holds) or (not self.scheduler.idle and not self._held)
-        return due or self._in_flight is not None or bool(self.postponed)
+        return due or self._joins or self._in_flight is not None or bool(self.postponed)
+
+    @property
+    def _joins(self) -> bool:
+        """True if other replicas wait for this one in a step."""
+        return self._shared is not None and self._shared.due
 
     @property
     def _held(self) -> bool:
@@ -271,6 +278,8 @@ class StepLoop:
         """Launches a step, and reads the tokens of the step before while it runs (overlap) or its own tokens (no
         overlap). A step's draws may depend on all earlier tokens, so they are launched last."""
         if batch is None:
+            if self._shared is not None and self._joins:
+                self._shared.join()
             self.settle()
             return
         step = self._launch(batch)
@@ -300,12 +309,7 @@ class StepLoop:
             self.scheduler.isolate()
             return
         for request in list(self.scheduler.queues.running()):
-            failure = OverloadedError(
-                f"not enough memory for the request, alone and in pieces of {ISOLATED_TOKENS} tokens: {shortage}",
-                hint="Lower mem_fraction or max_total_tokens, which leaves more beside the KV pool, or end what else "
-                "takes memory.",
-            )
-            self._end(request, failure, State.FAILED)
+            self._end(request, memory_shortage.request_error(shortage, ISOLATED_TOKENS), State.FAILED)
 
     def _launch(self, batch: Batch) -> _Launched:
         self.steps += 1
@@ -527,3 +531,11 @@ class Postponed:
         call = self._calls.pop(number, None)
         if call is not None:
             call()
+
+
+def _crashed(crash: BaseException) -> EngineClosedError:
+    """Returns what callers get when an exception has ended the loop."""
+    error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
+    error.__cause__ = crash
+    traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive
+    return error

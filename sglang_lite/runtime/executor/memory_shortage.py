@@ -6,7 +6,7 @@ import errno
 
 import torch
 
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, OverloadedError
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -30,6 +30,15 @@ def startup_error(error: BaseException) -> BaseException:
         f"not enough memory to start: {str(error).partition(chr(10))[0]}",
         hint="Lower mem_fraction, max_total_tokens, max_running or step_tokens, take a smaller model, or end what else "
         "takes memory.",
+    )
+
+
+def request_error(shortage: str, pieces: int) -> OverloadedError:
+    """Returns the error of a request that lacks memory, even alone and in pieces of so many tokens."""
+    return OverloadedError(
+        f"not enough memory for the request, alone and in pieces of {pieces} tokens: {shortage}",
+        hint="Lower mem_fraction or max_total_tokens, which leaves more beside the KV pool, or end what else takes "
+        "memory.",
     )
 
 

@@ -53,6 +53,7 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.addresses import NCCL, meeting
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
+from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class LoadedModel:
         path: its folder or file; None if it was made otherwise.
         media, tower: how prompts have images, videos and sounds, and their encoder; None if the model takes none.
         ranks: links to the ranks that have the other parts of it; None if it is whole.
+        shared: steps of the replicas that share its feed-forwards; None if it is whole.
     """
 
     name: str
@@ -86,6 +88,7 @@ class LoadedModel:
     media: MediaFormat | None = None
     tower: Tower | EncoderClient | None = None
     ranks: RankLinks | None = None
+    shared: SharedSteps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def load(
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     compiler: CompileProcess | None = None,
     ranks: RankLinks | None = None,
+    shared: SharedSteps | None = None,
 ) -> Loaded:
     """Loads the model at `path`: a decoder, an encoder of texts, or the encoder of media that a decoder has.
 
@@ -123,6 +127,7 @@ def load(
         progress: wraps the iterable of parts to load; None for a progress bar.
         compiler: compile process that was started early; if None, one is started if there is a kernel to compile.
         ranks: links to the ranks that load the other parts; None to load the whole model.
+        shared: steps of the replicas that load the other parts of its feed-forwards; None to load them whole.
 
     Raises:
         ModelError: the model is damaged or not supported, or a file has another sum than `model_checksum` says.
@@ -133,13 +138,18 @@ def load(
             raise ParameterError("model_checksum", why, hint="Leave it out.")
         check_files(path, Path(config.model_checksum), _files_read(config, path))
     if is_encoder(path):
-        if config.parallel.ranks > 1:
+        if config.sharing.ranks > 1:
             problem = "a model that reads texts has one rank."
-            raise ParameterError(config.parallel.setting, problem, hint="Leave it out.")
+            raise ParameterError(config.sharing.setting, problem, hint="Leave it out.")
         bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
     if config.encoder_only:
         return load_tower(config, path)
+    if shared is not None:
+        loaded = load_model(config, path, progress, compiler, shared.ranks)
+        assert isinstance(loaded.model, Decoder), "others are refused"
+        loaded.model.share_steps(shared)
+        return replace(loaded, shared=shared)
     if ranks is None:
         return load_model(config, path, progress, compiler)
     return replace(load_model(config, path, progress, compiler, ranks.collectives), ranks=ranks)
@@ -280,8 +290,9 @@ def _open_tower(files: ModelFiles, source: WeightSource, dtype: torch.dtype, dev
 
 def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
     """True if the attention of a configuration reads media of this format. Logs if it doesn't."""
-    if config.parallel.ranks > 1:
-        logger.warning("%s reads text alone with %s=%d.", config.model, config.parallel.setting, config.parallel.ranks)
+    layout = config.sharing
+    if layout.ranks > 1:
+        logger.warning("%s reads text alone with %s=%d.", config.model, layout.setting, layout.ranks)
         return False
     able = not config.deterministic and config.attention_backend in ("auto", *BUILTIN_BACKENDS)
     if able or not media.block or device.type == "cpu":
@@ -370,8 +381,8 @@ def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
     """Source of the weights of a running engine."""
     from sglang_lite.runtime.models.weights.instance import InstanceSource  # imports torch.distributed
 
-    if config.parallel.ranks > 1:
-        hint = f"Leave {config.parallel.setting} out."
+    if config.sharing.ranks > 1:
+        hint = f"Leave {config.sharing.setting} out."
         raise ParameterError("load_format", "'remote_instance' is for one rank.", hint=hint)
     patience = config.dist_timeout or DIST_TIMEOUT_S
     return InstanceSource(
@@ -407,7 +418,7 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
         raise ParameterError("CUDA_VISIBLE_DEVICES", problem, hint="Name each once.")
     name = f"cuda:{config.base_gpu_id}" if config.device in ("auto", "cuda") else config.device
     reason = why_no_gpu(name)
-    if reason is None and parallel.ranks > 1:
+    if reason is None and parallel.ranks > 1 and parallel.dp == 1:  # a replica's GPU is in its config
         return rank_device(config, parallel)
     if reason is None:
         return torch.device(name)

@@ -3,7 +3,8 @@
 Heads are cut with the keys and values that they read, feed-forwards (also each expert's) by their inner size, embedding
 and head by the vocabulary; everything else is whole on every rank. With `ep`, experts are cut by number, and each by
 its inner size over the ranks that have it alone. So a layer needs two sums: of what the ranks' heads give, and of what
-their feed-forwards give. With `pp`, layers are cut by number, and only a stage's ranks share one.
+their feed-forwards give. With `pp`, layers are cut by number, and only a stage's ranks share one. With `dp`, each rank
+has its own rows: feed-forwards alone are cut.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def rank_spec(
     _check_experts(spec, parallel.ep)
     problem = _problem(spec, parallel, even=even)
     if problem is not None:
-        layouts = [Parallel(tp=tp, ep=parallel.ep) for tp in range(parallel.ep, 129, parallel.ep)]
+        sizes_of = range(parallel.ep, 129, parallel.ep)
+        layouts = [Parallel(tp=tp, dp=tp if parallel.dp > 1 else 1, ep=parallel.ep) for tp in sizes_of]
         sizes = [str(each.tp) for each in layouts if _problem(spec, each, even=even) is None]
         raise ParameterError(
             "tp_size", f"{parallel.tp} ranks can't share {problem}.", hint=f"It can be {', '.join(sizes) or 1}."
@@ -112,25 +114,25 @@ def _check_experts(spec: ModelSpec, ep: int) -> None:
 
 def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
     """Reason why ranks can't share a model, as the object of "can't share"; None if they can."""
-    tp = parallel.tp
+    tp = parallel.same_rows.tp
     for layer in spec.layers:
         a, fed = layer.attention, layer.feed_forward
         kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
         uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
         if a.heads < tp or (kv_heads < tp and tp % kv_heads) or (even and uneven):
             return f"{a.heads} heads" + (f" with {kv_heads} of keys and values" if kv_heads != a.heads else "")
-        sizes = [(fed.size, tp)]
+        sizes = [(fed.size, parallel.tp)]
         if isinstance(fed, ExpertsSpec):
-            sizes = [(fed.size, parallel.same_experts.tp), (fed.shared_size, tp)]
+            sizes = [(fed.size, parallel.same_experts.tp), (fed.shared_size, parallel.tp)]
         for size, ranks in sizes:
             if size and (size < ranks or (even and size % ranks)):
                 return f"a feed-forward of {size}"
-    return None if spec.vocab_size >= parallel.ranks else f"{spec.vocab_size} tokens"
+    return None if parallel.dp > 1 or spec.vocab_size >= parallel.ranks else f"{spec.vocab_size} tokens"
 
 
 def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: ExpertPlacement | None) -> LayerSpec:
     a, fed = layer.attention, layer.feed_forward
-    heads, kv_heads = head_shares(a, parallel)
+    heads, kv_heads = head_shares(a, parallel.same_rows)
     attention = (
         replace(a, heads=len(heads))
         if isinstance(a, LatentSpec)
@@ -172,7 +174,9 @@ def _inner(size: int, parallel: Parallel) -> range:
 
 def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
     """A rank's part of the vocabulary; its bounds are multiples of `block`, and the last rank has the rest. Where that
-    would be nothing, every rank has the whole."""
+    would be nothing, or ranks have rows of their own, every rank has the whole."""
+    if parallel.dp > 1:
+        return range(size)
     each = -(-size // (block * parallel.ranks)) * block
     if each * (parallel.ranks - 1) >= size:
         return range(size)
@@ -215,14 +219,17 @@ def cut(
         parallel = parallel.same_experts
         if parallel.tp == 1:
             return None
-    if matrix in ("o", "down", "expert_down", "shared_down"):  # a sum needs the bias once
+    fed = matrix.endswith(("gate", "up", "down")) and matrix != "shared_expert_gate"
+    if not fed and (parallel := parallel.same_rows).tp == 1:
+        return None
+    if matrix == "o" or matrix.endswith("down"):  # a sum needs the bias once
         if matrix != role:
             return None if parallel.rank == 0 else NOTHING
         of_heads = head_shares(layer.attention, parallel)[0]
         return (
             _times("inputs", of_heads, layer.attention.value_size) if matrix == "o" else _fed(layer, matrix, parallel)
         )
-    if matrix.endswith(("gate", "up")) and matrix != "shared_expert_gate":
+    if fed:
         return _fed(layer, matrix, parallel)
     return _of_attention(layer.attention, matrix, parallel)
 

@@ -7,6 +7,7 @@ unknown to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -34,6 +35,7 @@ from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
+from sglang_lite.runtime.parallel.shared_steps import SharedFeedForward, SharedSteps
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.expert_moves import ExpertMoves
@@ -101,7 +103,7 @@ class Decoder:
             cuts_embedding=self.cuts_embedding, placement=placement,
         )  # fmt: skip
         self.spec = reader.of_rank
-        self.layer_ranks = ranks.in_stage
+        self.layer_ranks = ranks.in_stage if ranks.parallel.dp == 1 else ONE_PROCESS
         every = list(map(ranks.parallel.of, range(ranks.parallel.ranks)))
         self._parts = [vocabulary_part(spec.vocab_size, each, self.vocab_block) for each in every]
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
@@ -139,7 +141,8 @@ class Decoder:
     def plan_small_batches(self) -> None:
         """Chooses how steps of few tokens are computed; called again when layers have been replaced."""
         args = self.spec, self.precision, self.layers, self.norm, self.device, self.ranks
-        self._small_batch = None if self.fused or self.ranks.parallel.pp > 1 else small_batch_step(*args)
+        cut_otherwise = self.ranks.parallel.pp > 1 or self.ranks.parallel.dp > 1
+        self._small_batch = None if self.fused or cut_otherwise else small_batch_step(*args)
 
     def forget_small_batches(self) -> None:
         """Frees what steps of few tokens keep of the layers."""
@@ -217,8 +220,28 @@ class Decoder:
         cos_sin = [rope.at(positions) for rope in self.ropes]
         if not deep and self._small_batch is not None and self._small_batch.supports(plan):
             return self._small_batch(x, cos_sin, plan, cache)
-        x = in_turn(self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache))
+        with self._step(len(x)):
+            x = in_turn(self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache))
         return self._norm(x, self.norm)
+
+    def share_steps(self, steps: SharedSteps) -> None:
+        """Makes each step one of all ranks, which have rows of their own."""
+        steps.join = self._join
+        for layer in self.layers:
+            layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
+
+    @torch.inference_mode()
+    def _join(self) -> None:
+        """Takes part in a step in which other ranks have rows, and this one has none."""
+        x = torch.empty((0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device)
+        with self._step(0):
+            for layer in self.layers:
+                _feed_forward(layer, x, None, None)
+
+    def _step(self, rows: int) -> AbstractContextManager[None]:
+        """Context of a step in which this rank has so many rows."""
+        shared = self.layers[0].shared
+        return nullcontext() if shared is None else shared.steps.begin(rows)
 
     def _run_layers(
         self,
@@ -332,8 +355,10 @@ class Decoder:
 
 
 def _feed_forward(
-    layer: Layer, x: torch.Tensor, lora: LayerAdapters | None, record: Callable[[torch.Tensor], None]
+    layer: Layer, x: torch.Tensor, lora: LayerAdapters | None, record: Callable[[torch.Tensor], None] | None
 ) -> torch.Tensor:
+    if layer.shared is not None:
+        return layer.shared(x)
     if isinstance(layer.feed_forward, FeedForward):
         return layer.feed_forward(x, lora)
     return layer.feed_forward(x, record=record)  # experts take no adapters

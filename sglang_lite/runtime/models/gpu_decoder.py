@@ -38,6 +38,7 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwar
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.collectives import in_turn
 from sglang_lite.runtime.parallel.layout import Parallel
+from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 
 
 class GpuDecoder(Decoder):
@@ -57,7 +58,8 @@ class GpuDecoder(Decoder):
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         ranks = kwargs.get("ranks")
-        every = ranks if isinstance(ranks, GpuRanks) else None
+        # With dp, each has its own rows: `share_steps`.
+        every = ranks if isinstance(ranks, GpuRanks) and ranks.parallel.dp == 1 else None
         sharing = None if every is None else every.in_stage
         self.gpu_ranks = sharing if isinstance(sharing, GpuRanks) else None  # that share a layer
         if every is not None:
@@ -68,6 +70,10 @@ class GpuDecoder(Decoder):
         self.parts = None if every is None else LogitParts(every, tuple(map(len, self._parts)))
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
         self._alone = self._plain and all(map(_norms_in_products, spec.layers)) and all(map(_fuses_one, self.layers))
+
+    def share_steps(self, steps: SharedSteps) -> None:
+        super().share_steps(steps)
+        self._alone, self.uncapturable = False, "the host tells how many rows other replicas have"
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
@@ -111,10 +117,11 @@ class GpuDecoder(Decoder):
             Hidden states [T, hidden_size] after the last norm.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
-        rows = None if plan.lora is None else self._adapted_rows(plan.lora, plan.slots)
+        rows = None if plan.lora is None else _adapted_rows(self.layers, plan.lora, plan.slots)
         residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         if self.ranks.parallel.pp == 1:
-            return self._run_stage(residual, rows, plan, cache, attention)[0]
+            with self._step(len(residual)):
+                return self._run_stage(residual, rows, plan, cache, attention)[0]
         args = rows, plan, cache, attention
         residual = in_turn(self.ranks, residual, lambda x: self._run_stage(x, *args)[1])
         return norm(residual, self.norm, self.spec.rms_eps)
@@ -161,11 +168,6 @@ class GpuDecoder(Decoder):
         assert x is not None
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers), residual
 
-    def _adapted_rows(self, step: LoraStep, slots: torch.Tensor) -> LoraRows | JoinedRanks:
-        """The rows of a step and their adapters, as the products of so many rows take them."""
-        joined = len(slots) <= MAX_ROWS and all(matrix(layer.qkv).tiles for layer in self.layers)
-        return joined_ranks(step, slots) if joined else lora_rows(step, slots)
-
     def _streamed(self) -> Iterable[Layer]:
         """The layers, each when its weights are on the device."""
         return self.layers if self.offload is None else self.offload.stream(self.layers)
@@ -185,20 +187,14 @@ class GpuDecoder(Decoder):
     def _in_8_bits(self, layer: Layer, rows: int) -> tuple[torch.dtype | None, torch.dtype | None]:
         """Returns, for a layer's attention and its feed-forward, the 8-bit type that they take so many rows in, or
         None."""
-        fed = layer.feed_forward
-        first = matrix(layer.qkv).eight_bits(rows) if self._norms_in_kernel(layer.spec.attention) else None
+        fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
+        first = matrix(layer.qkv).eight_bits(rows) if _norms_in_kernel(layer.spec.attention, self.spec.norm) else None
         if isinstance(fed, GpuExperts):
             second = None if layer.spec.parallel else fed.eight_bits(rows)
         else:
             second = matrix(fed.gate_up).eight_bits(rows) if isinstance(fed, FeedForward) else None
         both = first if first == second else None
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
-
-    def _norms_in_kernel(self, spec: AttentionSpec | LatentSpec) -> bool:
-        """True if the attention kernels do all processing of queries and keys that a layer requires."""
-        if isinstance(spec, LatentSpec) or spec.clip is not None:
-            return False
-        return not spec.qk_norm or (spec.qk_norm == "head" and self.spec.norm == "rms")
 
     def _in_norm(
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None,
@@ -249,7 +245,7 @@ class GpuDecoder(Decoder):
     def _qkv(self, layer: Layer, rows: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         """First product of a layer's attention, with norms that the attention kernels lack; and its pending scales."""
         product, spec = matrix(layer.qkv), layer.spec.attention
-        if self._norms_in_kernel(spec):
+        if _norms_in_kernel(spec, self.spec.norm):
             return product.unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
         qkv = product(rows)
@@ -276,6 +272,9 @@ class GpuDecoder(Decoder):
             record: as for `GpuExperts`.
         """
         fed = layer.feed_forward
+        if layer.shared is not None:
+            assert isinstance(rows, torch.Tensor), "not in 8 bits"
+            return layer.shared(rows), None
         if isinstance(fed, GpuExperts):
             if self.gpu_ranks is None or peers is not None:
                 return fed(rows, parts=self._plain, record=record), None
@@ -330,7 +329,7 @@ class GpuDecoder(Decoder):
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
-        norms = (layer.q_norm, layer.k_norm) if self._norms_in_kernel(spec) else (None, None)
+        norms = (layer.q_norm, layer.k_norm) if _norms_in_kernel(spec, self.spec.norm) else (None, None)
         rope = self.ropes[layer.rope].tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
         if attention.from_product is not None:
@@ -375,6 +374,19 @@ class GpuDecoder(Decoder):
         if expanded is not None:
             expanded(q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale)
         return out.view(len(q), -1)
+
+
+def _adapted_rows(layers: Iterable[Layer], step: LoraStep, slots: torch.Tensor) -> LoraRows | JoinedRanks:
+    """The rows of a step and their adapters, as the products of so many rows take them."""
+    joined = len(slots) <= MAX_ROWS and all(matrix(layer.qkv).tiles for layer in layers)
+    return joined_ranks(step, slots) if joined else lora_rows(step, slots)
+
+
+def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
+    """True if the attention kernels do all processing of queries and keys that a layer requires, whose norms are so."""
+    if isinstance(spec, LatentSpec) or spec.clip is not None:
+        return False
+    return not spec.qk_norm or (spec.qk_norm == "head" and norm == "rms")
 
 
 def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:

@@ -40,6 +40,7 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
+from sglang_lite.runtime.parallel.shared_steps import SharedFeedForward
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.kernels.experts import ExpertMatrices
@@ -68,6 +69,7 @@ class Layer:
         latent: further matrices of latent attention.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
+        shared: the feed-forward of all ranks, of which `feed_forward` is a part, if they have rows of their own.
     """
 
     spec: LayerSpec
@@ -83,6 +85,7 @@ class Layer:
     mlp_norm: torch.Tensor | None
     feed_forward: FeedForward | Experts | GpuExperts
     post_mlp_norm: torch.Tensor | None
+    shared: SharedFeedForward | None = None
 
     @property
     def rules(self) -> AttentionRules:
@@ -92,7 +95,7 @@ class Layer:
         return AttentionRules(spec.scale, spec.window, spec.softcap, self.sinks, spec.causal)
 
 
-LAYER_PARTS = tuple(field.name for field in fields(Layer) if field.name not in ("spec", "rope"))
+LAYER_PARTS = tuple(field.name for field in fields(Layer) if field.name not in ("spec", "rope", "shared"))
 
 
 class WeightReader:

@@ -16,15 +16,16 @@ class Parallel:
     Attributes:
         tp: number of ranks that share each layer (tensor parallelism).
         pp: number of stages: groups of `tp` ranks in a row, each with a run of the layers (pipeline parallelism).
-        dp: number of whole engines behind one intake (data parallelism).
+        dp: number of parts of the ranks that have rows of their own (data parallelism within a model): each has
+            attention, embedding and head whole, and feed-forwards alone are cut over all ranks. 1, or `tp`.
         ep: number of groups of ranks that share out the experts of a layer by number (expert parallelism). The ranks of
             a group, tp / ep of them, share each of its experts.
         nodes: number of machines that the ranks are on, each with as many of them.
         rank: place of this process among all ranks, one stage behind another; 0 schedules and draws.
 
     Raises:
-        ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, `nodes` not the ranks, or
-            the rank is none of the layout.
+        ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, `nodes` not the ranks, a
+            `dp` is neither 1 nor `tp` or comes with `pp`, or the rank is none of the layout.
     """
 
     tp: int = 1
@@ -43,6 +44,11 @@ class Parallel:
         if self.tp % self.ep:
             sizes = ", ".join(str(ep) for ep in range(1, self.tp + 1) if self.tp % ep == 0)
             raise ParameterError("ep_size", f"{self.ep} does not divide tp_size={self.tp}.", hint=f"It can be {sizes}.")
+        if self.dp > 1 and self.tp != self.dp:
+            problem = f"{self.tp} is not dp_size={self.dp}: each replica is one of the ranks with enable_dp_attention."
+            raise ParameterError("tp_size", problem, hint=f"Use tp_size={self.dp}.")
+        if self.dp > 1 and self.pp > 1:
+            raise ParameterError("pp_size", "is not here with enable_dp_attention.", hint="Leave one out.")
         if self.ranks % self.nodes:
             raise ParameterError("nnodes", f"{self.nodes} does not divide {self.ranks} ranks.", hint="Use a divisor.")
         if self.rank not in range(self.ranks):
@@ -76,7 +82,12 @@ class Parallel:
     @property
     def in_stage(self) -> Parallel:
         """Layout of the ranks that have the same layers as this one."""
-        return Parallel(tp=self.tp, ep=self.ep, rank=self.rank % self.tp)
+        return Parallel(tp=self.tp, dp=self.dp, ep=self.ep, rank=self.rank % self.tp)
+
+    @property
+    def same_rows(self) -> Parallel:
+        """Layout of the ranks of a stage that have the same rows as this one, and share their attention."""
+        return self.in_stage if self.dp == 1 else Parallel()
 
     def of(self, rank: int) -> Parallel:
         """Returns the same layout as another rank sees it."""

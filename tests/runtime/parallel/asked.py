@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from transformers import DeepseekV3ForCausalLM, PreTrainedModel, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
-import sglang_lite as sgl
 from sglang_lite.protocol import Generation, Regex, SamplingParams
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from tests.runtime.models.tiny import randomise, save
+
+if TYPE_CHECKING:
+    import sglang_lite as sgl
+    from tests.runtime.parallel.sharing import InTurn
 
 SHAPE: dict[str, Any] = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
@@ -47,7 +50,7 @@ REQUESTS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-def answers(engine: sgl.Engine) -> list[Generation]:
+def answers(engine: sgl.Engine | InTurn) -> list[Generation]:
     """Ids and log-probabilities of requests of all kinds, that run together, and of one behind a cached prefix."""
     found: list[Generation] = []
     asked = [([5 + i, 9, 4100, 17, 30 + i] * (1 + i % 3), *request) for i, request in enumerate(REQUESTS)]

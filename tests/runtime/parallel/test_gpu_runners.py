@@ -21,6 +21,7 @@ from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.parallel import threads
 from tests.runtime.parallel.asked import answers, compare, saved
+from tests.runtime.parallel.sharing import InTurn, sharing
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of threads share a GPU")]
 SETTINGS: dict[str, Any] = {
@@ -90,6 +91,17 @@ def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, o
         found = answers(engine)
         assert not loading or engine.stats()["expert_layers_moved"]
     compare(found, expected)
+
+
+@pytest.mark.parametrize(("kind", "ep"), [("experts", 2), ("latents", 1), ("dense", 1)])
+@pytest.mark.sampled(9)
+def test_replicas_that_share_feed_forwards_give_them_too(kind, ep, tmp_path, on_gpus):
+    folder = saved(tmp_path / "model", kind)
+    with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
+        expected = answers(engine)
+    layout = Parallel(tp=2, dp=2, ep=ep)
+    with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
+        compare(answers(InTurn(engines)), expected)
 
 
 @pytest.mark.parametrize(

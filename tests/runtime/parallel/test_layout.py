@@ -19,6 +19,8 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models.test_families import FAMILIES, SHAPE
 
+SHARED = dict(tp_size=2, dp_size=2, enable_dp_attention=True)
+
 
 def ranks(tp, ep=1):
     return [Parallel(tp=tp, ep=ep, rank=rank) for rank in range(tp)]
@@ -100,6 +102,18 @@ def test_the_parts_of_a_parameter_cover_it(name, ep):
         assert found == list(range(parameter.shape[axis])), parameter.role
 
 
+@pytest.mark.parametrize("name", ["phi3", "qwen2-moe", "gpt-oss", "deepseek-v2"])
+def test_replicas_that_share_feed_forwards_have_all_else_whole(name):
+    spec, own = spec_of(name), Parallel(tp=2, dp=2)
+    for parameter in parameters(spec):
+        fed = ".mlp." in parameter.slices[0].name
+        assert cut(parameter, spec, own) == (cut(parameter, spec, Parallel(tp=2)) if fed else None) or (
+            parameter.layer is None and cut(parameter, spec, own).size == spec.vocab_size
+        ), parameter.role
+    layers = zip(rank_spec(spec, own, even=True).layers, spec.layers, strict=True)
+    assert all(part.attention == whole.attention for part, whole in layers)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -125,6 +139,20 @@ def test_the_parts_of_a_parameter_cover_it(name, ep):
         (dict(tp_size=2, in_process=True), "in_process: is not here with tp_size=2"),
         (dict(tp_size=2, enable_lora=True), "enable_lora: is not here with tp_size=2"),
         (dict(tp_size=2, kv_dtype="fp8"), "kv_dtype: is not here with tp_size=2"),
+        (dict(enable_dp_attention=True), "enable_dp_attention: is for several replicas. Add dp_size"),
+        (dict(tp_size=2, enable_dp_attention=True), "enable_dp_attention: is for several replicas"),
+        (SHARED | dict(tp_size=1), "tp_size: 1 is not dp_size=2.* Use tp_size=2"),
+        (SHARED | dict(tp_size=4), "tp_size: 4 is not dp_size=2.* Use tp_size=2"),
+        (SHARED | dict(dp_size=2.0), "dp_size: 2.0 is not a whole number"),
+        (SHARED | dict(ep_size=3), "ep_size: 3 does not divide tp_size=2"),
+        (SHARED | dict(pp_size=2), "pp_size: is not here with enable_dp_attention"),
+        (SHARED | dict(restart=True), "restart: is not here with enable_dp_attention"),
+        (SHARED | dict(use_ray=True), "use_ray: is not here with enable_dp_attention"),
+        (SHARED | dict(ep_size=2, enable_eplb=True), "enable_eplb: is not here with enable_dp_attention"),
+        (SHARED | dict(nnodes=2, dist_init_addr="a:1"), "nnodes: is not here with enable_dp_attention"),
+        (SHARED | dict(deterministic=True), "deterministic: is not here with tp_size=2"),
+        (SHARED | dict(in_process=True), "dp_size: is for an engine in its own process"),
+        (dict(enable_dp_attention="yes"), "enable_dp_attention: 'yes' is not one of True, False"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(settings, message):

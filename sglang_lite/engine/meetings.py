@@ -1,0 +1,56 @@
+"""Places where replicas that share a model's feed-forwards meet: a file for their collectives, and a pipe to each, by
+which they are told of steps. Both are in no folder; the replicas open them while they start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from sglang_lite.engine.frames import Meeting
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.parallel.shared_steps import SharedSteps
+
+
+@contextmanager
+def meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
+    """Context in which replicas start, with the place of each; None for replicas that have a model whole.
+
+    Raises:
+        ParameterError: the system has no such files.
+    """
+    if not config.enable_dp_attention:
+        yield [None] * config.dp_size
+        return
+    if not hasattr(os, "memfd_create"):
+        raise ParameterError("enable_dp_attention", "is for Linux alone.", hint="Leave it out.")
+    with ExitStack() as open_files:
+
+        def path(descriptor: int) -> str:
+            open_files.callback(os.close, descriptor)
+            return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+        file = path(os.memfd_create("sglang_lite-replicas"))
+        ends = [(path(reader), path(writer)) for reader, writer in (os.pipe() for _ in range(config.dp_size))]
+        pipes = tuple(reader for reader, _ in ends)
+        yield [Meeting(replica, file, pipes) for replica in range(config.dp_size)]
+
+
+def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
+    """Part of a replica in the steps of all, once all have come.
+
+    Raises:
+        RuntimeError: not all have come in time.
+    """
+    from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
+    from sglang_lite.runtime.parallel.shared_steps import SharedSteps
+
+    own, every = meeting.replica, range(len(meeting.pipes))
+    inbox = open(meeting.pipes[own], "rb")  # noqa: SIM115  # until the process ends
+    others = [open(meeting.pipes[each], "wb", 0) for each in every if each != own]  # noqa: SIM115  # the same
+    patience = config.dist_timeout or DIST_TIMEOUT_S
+    return SharedSteps(GlooCollectives(config.sharing.of(own), meeting.file, patience), inbox, others)

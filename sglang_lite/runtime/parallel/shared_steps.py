@@ -1,0 +1,119 @@
+"""Steps that replicas compute together, which have rows and attention of their own and share feed-forwards.
+
+Every step of a replica is a step of all. Steps are numbered: a replica that begins one tells the others how many rows
+it has, and waits for their numbers; one that has nothing to compute joins with none as soon as it is told. So
+collectives meet, and each replica knows whose rows are where.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from struct import Struct
+from typing import BinaryIO
+
+import torch
+
+from sglang_lite.protocol import BackendError
+from sglang_lite.runtime.parallel.collectives import Collectives
+
+_MESSAGE = Struct("<iqi")  # rank, step and rows; so short that pipes don't mix those of several writers
+_REASON_S = 2.0  # from a step that fails until it is told, in which the replica is named whose end is the cause
+
+
+class SharedFeedForward:
+    """Feed-forward of which each rank has a part, for ranks with rows of their own.
+
+    Args:
+        fed: this rank's part.
+        ranks: collectives of the ranks, for tensors on their devices.
+        steps: steps of all, in one of which it is called.
+
+    Attributes:
+        steps: the argument.
+    """
+
+    def __init__(self, fed: Callable[[torch.Tensor], torch.Tensor], ranks: Collectives, steps: SharedSteps) -> None:
+        self._fed, self._ranks, self.steps = fed, ranks, steps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns what all ranks' parts give for this rank's rows x [rows, columns], as many as the step has."""
+        counts, rank = self.steps.counts, self._ranks.parallel.rank
+        every = self._ranks.gather(x.reshape(1, -1), [count * x.shape[1] for count in counts]).view(-1, x.shape[1])
+        return self._ranks.sum(self._fed(every))[sum(counts[:rank]) : sum(counts[: rank + 1])]
+
+
+class SharedSteps:
+    """One rank's part in the steps of all.
+
+    Args:
+        ranks: collectives of the replicas, each of which is a rank.
+        inbox: pipe that the others write to.
+        others: their pipes, not buffered.
+
+    Attributes:
+        ranks: the argument.
+        counts: number of each rank's rows in the step that runs.
+        wake: function called on another thread when one of the others has begun a step; it may be called in vain.
+        join: function that computes this rank's part of a step in which it has no rows.
+    """
+
+    def __init__(self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO]) -> None:
+        self.ranks, self._inbox, self._others = ranks, inbox, others
+        self.wake: Callable[[], object] = _nothing
+        self.join: Callable[[], object] = _nothing
+        self.counts: list[int] = []
+        self._begun = 0  # steps that this rank has begun
+        self._told: defaultdict[int, dict[int, int]] = defaultdict(dict)  # rows of the others by step and rank
+        self._changed = threading.Condition()  # guards `_told`
+        threading.Thread(target=self._read, name="sglang_lite-steps", daemon=True).start()
+
+    @property
+    def due(self) -> bool:
+        """True if another rank waits in a step that this one has not begun."""
+        return self._begun + 1 in self._told
+
+    @contextmanager
+    def begin(self, rows: int) -> Iterator[None]:
+        """Context of a step, entered when all ranks have begun it.
+
+        Args:
+            rows: number of this rank's rows, perhaps 0.
+
+        Raises:
+            BackendError: the step has failed: the ranks are not in the same place any more.
+        """
+        try:
+            self.counts = self._counts(rows)
+            yield
+        except Exception as error:  # of any kind
+            time.sleep(_REASON_S)
+            own, every = self.ranks.parallel.rank, self.ranks.parallel.ranks
+            problem = f"replica {own} of {every} failed in a step of all: {type(error).__name__}: {error}"
+            raise BackendError(problem) from error
+
+    def _counts(self, rows: int) -> list[int]:
+        own, step = self.ranks.parallel.rank, self._begun + 1
+        for pipe in self._others:
+            pipe.write(_MESSAGE.pack(own, step, rows))
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._told[step]) == len(self._others))
+            told = {**self._told.pop(step), own: rows}
+            self._begun = step
+        return [told[rank] for rank in range(len(told))]
+
+    def _read(self) -> None:
+        """Takes in what the others tell, until all have ended."""
+        while message := self._inbox.read(_MESSAGE.size):
+            rank, step, rows = _MESSAGE.unpack(message)
+            with self._changed:
+                self._told[step][rank] = rows
+                self._changed.notify()
+            self.wake()
+
+
+def _nothing() -> None:
+    """Stands in for functions that are not known yet."""

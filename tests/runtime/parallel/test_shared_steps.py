@@ -1,0 +1,26 @@
+"""Replicas that share feed-forwards give the tokens of one process, whichever of them has something to compute."""
+
+import pytest
+
+from sglang_lite.runtime.parallel.layout import Parallel
+from tests.runtime.models.test_families import engine
+from tests.runtime.parallel.sharing import InTurn, sharing
+from tests.runtime.parallel.test_cuts import folder_of
+from tests.runtime.parallel.test_random_requests import SETTINGS, tokens_of
+
+
+@pytest.mark.parametrize(("name", "count", "ep"), [
+    ("qwen3-moe", 2, 2), ("deepseek-v2", 2, 1), ("qwen3", 2, 1), ("qwen3-moe", 4, 2), ("deepseek-v2", 4, 4),
+], ids=str)  # fmt: skip
+@pytest.mark.sampled(5)
+def test_random_requests_get_the_same_tokens(name, count, ep, tmp_path):
+    folder = folder_of(name, tmp_path / "model")
+    with engine(folder, **SETTINGS) as whole:
+        expected = tokens_of(whole, 0), tokens_of(whole, 1)
+    with sharing(folder, Parallel(tp=count, dp=count, ep=ep), tmp_path / "meeting", **SETTINGS) as engines:
+        found = tokens_of(InTurn(engines), 0), tokens_of(engines[1], 1)  # all but one have nothing to do
+        assert all(each.stats()["steps"] for each in engines)
+    for own, one in zip(found, expected, strict=True):
+        both = [(a, b) for a, b in zip(own, one, strict=True) if a is not None and b is not None]
+        assert [a for a, _ in both] == [b for _, b in both]
+        assert len(both) > len(own) / 2
