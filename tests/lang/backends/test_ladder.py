@@ -364,6 +364,18 @@ def test_two_repairs_are_tried_and_no_more(api, openai):
     assert len(api.requests) == 3
 
 
+@pytest.mark.parametrize("begun", ["abab", "abc"])  # one that is valid so far is cut as well
+def test_an_answer_that_max_tokens_cut_is_asked_for_again(api, openai, begun):
+    api.answers = [said(begun, finish="length"), said("ac")]
+    assert run(openai("gpt-4o", policy="emulate"), regex="[ab]+c+")["a"] == "ac"
+    wrong = "That is not valid: it was cut after 5 tokens. It has to be shorter."
+    assert api.last["messages"][-1]["content"].startswith(wrong)
+    api.answers = [said(begun, finish="length")]
+    with pytest.raises(sgl.ValueValidationError, match="3 answers broke the constraint") as caught:
+        run(openai("gpt-4o", policy="emulate"), regex="[ab]+c+")["a"]
+    assert caught.value.hint == "Raise max_tokens, or ask for less."
+
+
 def test_samples_are_calls_where_an_api_makes_one(api, openai):
     api.answers = [called("a"), called("b")]
     state = run(openai("gpt-5", policy="emulate"), regex="[ab]", n=2)

@@ -159,17 +159,20 @@ async def _repaired(
     shown = with_words(prompt, _instruction(constraint))
     usages, current = [], shown
     for attempt in range(1 + REPAIRS):
-        events = backend.call(current, params, strategy, constrained=True, stream=False)
+        events = backend.call(current, params, strategy, constrained=False, stream=False)  # one that is cut is repaired
         answer = await only_answer(events)
         usages.append(answer.usage)
         plain = msgspec.structs.replace(answer, text=_bare(answer.text), usage=total_usage(usages))
         try:
+            if plain.finish_reason == "length":
+                problem = f"it was cut after {answer.usage.completion_tokens} tokens. It has to be shorter."
+                raise ValueValidationError(problem, text=plain.text, hint="Raise max_tokens, or ask for less.")
             return _finished(plain, constraint, strategy, attempt + 1)
         except ValueValidationError as error:
             usages[-1] = msgspec.structs.replace(answer.usage, thrown_away_tokens=answer.usage.completion_tokens)
             if attempt == REPAIRS:
                 problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
-                hint = "Describe the wanted form in the prompt, or use a model that keeps the constraint."
+                hint = error.hint or "Describe the wanted form in the prompt, or use a model that keeps the constraint."
                 last = ValueValidationError(problem, text=plain.text, hint=hint)
                 last.usage = total_usage(usages)
                 raise last from error
