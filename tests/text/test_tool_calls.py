@@ -13,6 +13,7 @@ from xgrammar.builtin_structural_tag import get_model_structural_tag
 import sglang_lite as sgl
 from sglang_lite import Engine
 from sglang_lite.constraints import matching, structural_tag
+from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import SamplingParams, ValueValidationError
@@ -468,3 +469,16 @@ def test_arguments_are_json():
     text = '[TOOL_CALLS]f[ARGS]{"a": ["}", {"b": "\\"}"}]}'
     (call,) = parse_answer("mistral-v13", text + " and more").calls
     assert json.loads(call.arguments) == {"a": ["}", {"b": '"}'}]}
+
+
+def test_as_many_tools_as_agents_send_are_one_constraint():
+    """Objects that are open, and mostly optional: what web interfaces and coding agents bring."""
+    properties = {
+        name: {"type": kind} for name, kind in (("query", "string"), ("count", "integer"), ("deep", "boolean"))
+    }
+    tools = {f"search_{i}": json_schema({"type": "object", "properties": properties}) for i in range(60)}
+    walk = ByteMatcher(calls_constraint("qwen", tools))
+    walk.push("Let me look.\n" + call_text("qwen", "search_41", {"query": "x", "count": 3}))
+    walk.end()
+    with pytest.raises(sgl.ConstraintError):
+        ByteMatcher(calls_constraint("qwen", tools)).push('<tool_call>\n{"name": "search_60"')

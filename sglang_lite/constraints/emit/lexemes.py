@@ -393,8 +393,7 @@ class _Positions:
             if name == other or not charsets.intersection(self._firsts[name], self._firsts[other]):
                 self._overlaps[key] = name == other
             elif name in lexemes and other in lexemes:
-                empty, work = emptiness(intersection(lexemes[name], lexemes[other]))
-                self._overlaps[key] = not empty
+                self._overlaps[key], work = _share_a_text(lexemes[name], lexemes[other])
                 self._spend(work)
             else:
                 self._overlaps[key] = True
@@ -426,6 +425,14 @@ class _Positions:
         return continues
 
 
+def _share_a_text(lexeme: Node, other: Node) -> tuple[bool, int]:
+    """Returns True if two lexemes have a text in common, and the work spent on the decision."""
+    if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):
+        return lexeme == other, 1
+    empty, work = emptiness(intersection(lexeme, other))
+    return not empty, work
+
+
 @memoized  # most pairs are checked again after a few lexemes have been split
 def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
     """Returns True if `other` can continue with a character of `following` after a text of `lexeme`, and the work spent
@@ -433,6 +440,9 @@ def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, i
     """
     if not following:
         return False, 1
+    if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):  # such as the names of many tools
+        rest = other.text[len(lexeme.text) :] if other.text.startswith(lexeme.text) else ""
+        return bool(rest and charsets.intersection(following, charsets.singles(rest[0]))), 1
     wide, other_wide = _widened(lexeme), _widened(other)  # fewer states; a negative answer for these suffices
     continues, work = _pair_can_continue(wide, other_wide, following)
     if not continues or (wide, other_wide) == (lexeme, other):
