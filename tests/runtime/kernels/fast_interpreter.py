@@ -7,6 +7,7 @@ they, and the answers, are kept.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,20 @@ _patch_lang = interpreter._patch_lang
 _block_init, _tensor_init = tl.block_type.__init__, tl.tensor.__init__
 _np_dtype = interpreter._get_np_dtype
 _semantic = type(interpreter.interpreter_semantic)
-_broadcast, _cast = _semantic.broadcast_impl_value, _semantic.cast
+_broadcast, _cast, _check_types = (
+    _semantic.broadcast_impl_value,
+    _semantic.cast,
+    _semantic.binary_op_type_checking_impl,
+)
 _computed = _semantic.computation_type_impl
 _PLAIN = {tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, int, float, bool, str, type(None)}
+_OFFSETS = {"int32", "int64"}
+_NUMBERS = {"fp32", "bf16", "fp16", "int1", *_OFFSETS}
 _unwrap, _equal = core._unwrap_if_constexpr, tl.dtype.__eq__
 _blocks: dict[tuple[Any, ...], tl.block_type] = {}
 _np_dtypes: dict[str, Any] = {}
 _computation_types: dict[tuple[Any, ...], tl.dtype] = {}
+_builtins: dict[Any, list[tuple[str, Any]]] = {}
 
 
 def _patch_once(fn):
@@ -35,6 +43,25 @@ def _patch_once(fn):
     if any(core.is_builtin(module.load) for module in seen):
         return _patch_lang(fn)
     return SimpleNamespace(restore=lambda: None)  # the kernel's call restores what it has patched
+
+
+def _patch_found(pkg, builder, scope):
+    """Replacement for `_patch_builtin`, which looks for the functions of a module, and wraps them, at each launch."""
+    if pkg not in _builtins:
+        found = [each for each in inspect.getmembers(pkg) if core.is_builtin(each[1])]
+        _builtins[pkg] = [(name, _interpreted(member)) for name, member in found]
+    for name, member in _builtins[pkg]:
+        scope.set_attr(pkg, name, member)
+
+
+def _interpreted(member):
+    """A function of `tl`, which the interpreter calls without looking whether it does."""
+    inner = getattr(member, "__wrapped__", member)
+
+    def call(*args, _semantic=None, **kwargs):
+        return inner(*args, _semantic=interpreter.interpreter_semantic, **kwargs)
+
+    return call
 
 
 def _block(self, element_ty, shape):
@@ -62,9 +89,21 @@ def _tensor(self, handle, type):
 def _broadcast_unequal(self, lhs, rhs):
     """Replacement for `broadcast_impl_value`, which is mostly asked for blocks of one shape."""
     left, right = lhs.type, rhs.type
-    if type(left) is type(right) is tl.block_type and list(left.shape) == list(right.shape):
+    blocks = type(left) is type(right) is tl.block_type
+    if blocks and (left.shape is right.shape or list(left.shape) == list(right.shape)):
         return lhs, rhs
     return _broadcast(self, lhs, rhs)
+
+
+def _check_unequal(self, lhs, rhs, left_ptr=False, right_ptr=False, arithmetic_check=True, div_or_mod=False):
+    """Replacement for `binary_op_type_checking_impl`: numbers of one type are computed in it, unless they are divided."""
+    if type(lhs) is type(rhs) is tl.tensor and not div_or_mod:
+        left, right = lhs.dtype, rhs.dtype
+        if (left is right and left.name in _NUMBERS) or (
+            left_ptr and type(left) is tl.pointer_type and right.name in _OFFSETS
+        ):
+            return self.broadcast_impl_value(lhs, rhs)  # which Gluon has its own of
+    return _check_types(self, lhs, rhs, left_ptr, right_ptr, arithmetic_check, div_or_mod)
 
 
 def _unwrap_by_type(o):
@@ -101,10 +140,12 @@ def _known_np_dtype(kind):
 def install() -> None:
     """Puts the replacements in place. Each sum of integers is only checked for its room with `SGLANG_LITE_CASES=all`."""
     interpreter._patch_lang = _patch_once
+    interpreter._patch_builtin = _patch_found
     interpreter._get_np_dtype = _known_np_dtype
     tl.block_type.__init__ = _block
     tl.tensor.__init__ = _tensor
     _semantic.broadcast_impl_value = _broadcast_unequal
+    _semantic.binary_op_type_checking_impl = _check_unequal
     _semantic.computation_type_impl = _known_computation_type
     _semantic.cast = _cast_other
     core._unwrap_if_constexpr = _unwrap_by_type

@@ -54,7 +54,8 @@ def answers(engine: sgl.Engine | InTurn) -> list[Generation]:
     """Ids and log-probabilities of requests of all kinds, that run together, and of one behind a cached prefix."""
     found: list[Generation] = []
     asked = [([5 + i, 9, 4100, 17, 30 + i] * (1 + i % 3), *request) for i, request in enumerate(REQUESTS)]
-    for batch in (asked, [(asked[0][0] + [3, 1], *REQUESTS[1])]):
+    behind = (asked[0][0] + [3, 1], REQUESTS[1][0] | {"max_tokens": 2}, None)
+    for batch in (asked, [behind]):
         futures: list[Future[Any]] = []
         for prompt, given, constraint in batch:
             futures.append(Future())
