@@ -1,5 +1,5 @@
-"""A day's load in minutes: requests of all HTTP protocols while the engine is killed, drained and given its weights
-again; whether all were answered, and whether the server counted what its clients did.
+"""A day's load in minutes: requests of all protocols, gRPC too, while the engine is killed, drained and given its
+weights again; whether all were answered, and whether the server counted what its clients did.
 
     python benchmarks/day.py [--model FOLDER] [--requests 20000] [--clients 32] [--kills 6] [--seed 0]
 
@@ -22,15 +22,20 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx2
+from smg_grpc_proto import sglang_scheduler_pb2 as pb
+from smg_grpc_proto import sglang_scheduler_pb2_grpc as services
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -41,6 +46,7 @@ from sglang_lite.compat.sglang.server_process import ServerProcess
 from sglang_lite.runtime.config import DEFAULT_MODEL
 
 ADMIN = "day"
+KEY = (("authorization", f"Bearer {ADMIN}"),)
 TOKENS = 8
 CACHED = 8192  # texts whose tokens a tokenizer keeps
 Asked = tuple[str, dict[str, Any]]
@@ -71,6 +77,7 @@ REQUESTS: dict[str, Callable[[str], Asked]] = {
         "model": "day", "stream": False, "options": {"num_predict": TOKENS}, "messages": _turn(text)["messages"],
     }),
     "program": lambda text: ("/program", _program(text)),
+    "gRPC": lambda text: ("/Generate", {"input_ids": [100 + ord(letter) for letter in text]}),
 }  # fmt: skip
 
 
@@ -93,6 +100,48 @@ def _last(content: str) -> Told:
         return found
     events = [json.loads(line[5:]) for line in content.splitlines() if line.startswith("data: {")]
     return next((each for each in events if "error" in each), events[-1])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of the server, of either kind.
+
+    Attributes:
+        status: its status, in HTTP's numbers.
+        told: what it says, or the last event of a stream.
+        wait: seconds after which to ask again; None if it does not say so.
+    """
+
+    status: int
+    told: Told
+    wait: int | None
+
+
+@dataclass(frozen=True)
+class Server:
+    """Connections to the server: of HTTP, and of its gRPC service."""
+
+    http: httpx2.AsyncClient
+    stub: services.SglangSchedulerStub
+
+    async def ask(self, path: str, body: dict[str, Any]) -> Answer:
+        if path == "/Generate":
+            return await self._call(body["input_ids"])
+        answer = await self.http.post(path, json=body)
+        wait = answer.headers.get("retry-after")
+        return Answer(answer.status_code, _last(answer.text), None if wait is None else int(wait))
+
+    async def _call(self, ids: list[int]) -> Answer:
+        params = pb.SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
+        tokens = pb.TokenizedInput(input_ids=ids)
+        request = pb.GenerateRequest(request_id=uuid.uuid4().hex, tokenized=tokens, sampling_params=params)
+        try:
+            [found] = [each async for each in self.stub.Generate(request, timeout=300, metadata=KEY)]
+        except grpc.aio.AioRpcError as error:
+            busy = error.code() == grpc.StatusCode.UNAVAILABLE  # gRPC has no Retry-After
+            return Answer(503 if busy else 500, {"error": error.details()}, 1 if busy else None)
+        whole = found.complete
+        return Answer(200, {"prompt_tokens": whole.prompt_tokens, "completion_tokens": whole.completion_tokens}, None)
 
 
 @dataclass
@@ -122,29 +171,28 @@ class Day:
     killed: int = 0
     lost: list[str] = field(default_factory=list)
 
-    async def ask(self, http: httpx2.AsyncClient, draw: random.Random) -> None:
+    async def ask(self, server: Server, draw: random.Random) -> None:
         """Makes a request, again and again while the server says when to come back."""
         name, make = draw.choice([*REQUESTS.items()])
         path, body = make(text_of(draw))
         while True:
             began = time.monotonic()
-            answer = await http.post(path, json=body)
-            self.statuses[path, str(answer.status_code)] += 1
-            told = _last(answer.text)
-            failed = answer.status_code != 200 or bool(told.get("error"))
-            outcome = "an error in the stream" if failed and answer.status_code == 200 else str(answer.status_code)
+            answer = await server.ask(path, body)
+            self.statuses[path, str(answer.status)] += 1
+            failed = answer.status != 200 or bool(answer.told.get("error"))
+            outcome = "an error in the stream" if failed and answer.status == 200 else str(answer.status)
             self.answers[name, outcome] += 1
             if not failed:
                 break
             if any(began < killed for killed in self.kills):
                 self.killed += 1
                 return
-            if "retry-after" not in answer.headers:
-                self.lost.append(f"{name}: {answer.text[-300:]}")
+            if answer.wait is None:
+                self.lost.append(f"{name}: {answer.told}"[:300])
                 return
             self.again += 1
-            await asyncio.sleep(int(answer.headers["retry-after"]))
-        prompt, generated = _usage(told)
+            await asyncio.sleep(answer.wait)
+        prompt, generated = _usage(answer.told)
         self.prompt += prompt
         self.generated += generated
 
@@ -175,8 +223,9 @@ def _total(metrics: str, name: str, labels: Mapping[str, str]) -> int:
     return round(sum(float(line.split()[-1]) for line in lines if all(each in line for each in wanted)))
 
 
-async def disturb(day: Day, http: httpx2.AsyncClient, server: ServerProcess, kind: str) -> None:
+async def disturb(day: Day, server: Server, process: int, kind: str) -> None:
     """Kills the engine, drains it, or gives it its weights again."""
+    http = server.http
     if kind == "reload":
         path = (await http.get("/get_model_info")).json()["model_path"]
         (await http.post("/update_weights_from_disk", json={"model_path": path})).raise_for_status()
@@ -185,24 +234,27 @@ async def disturb(day: Day, http: httpx2.AsyncClient, server: ServerProcess, kin
         await asyncio.sleep(0.5)
         (await http.post("/continue_generation", json={})).raise_for_status()
     else:
-        (engine,) = (pid for pid, line in _children(server.pid).items() if "engine.child.main" in line)
+        (engine,) = (pid for pid, line in _children(process).items() if "engine.child.main" in line)
         day.kills.append(time.monotonic())
         os.kill(engine, signal.SIGKILL)
-        await day.ask(http, random.Random(len(day.kills)))
+        await day.ask(server, random.Random(len(day.kills)))
         day.back.append(time.monotonic() - day.kills[-1])
 
 
-async def run(server: ServerProcess, given: argparse.Namespace) -> int:
+async def run(process: ServerProcess, grpc_port: int, given: argparse.Namespace) -> int:
     day = Day(given.requests)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=given.clients)
-    headers = {"authorization": f"Bearer {ADMIN}"}
-    async with httpx2.AsyncClient(base_url=server.url, timeout=300, limits=limits, headers=headers) as http:
+    async with (
+        httpx2.AsyncClient(base_url=process.url, timeout=300, limits=limits, headers=dict(KEY)) as http,
+        grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+    ):
+        server = Server(http, services.SglangSchedulerStub(channel))
 
         async def client(number: int) -> None:
             draw = random.Random(f"{given.seed} {number}")
             while day.left > 0:
                 day.left -= 1
-                await day.ask(http, draw)
+                await day.ask(server, draw)
 
         draw = random.Random(f"{given.seed} texts")
         for _ in range(CACHED // 512):
@@ -215,10 +267,10 @@ async def run(server: ServerProcess, given: argparse.Namespace) -> int:
         for number, kind in enumerate(kinds, 1):
             while day.left > given.requests * (1 - number / (len(kinds) + 1)):
                 await asyncio.sleep(0.02)
-            await disturb(day, http, server, kind)
-            memory.append(_memory(server.pid))
+            await disturb(day, server, process.pid, kind)
+            memory.append(_memory(process.pid))
         await clients
-        memory.append(_memory(server.pid))
+        memory.append(_memory(process.pid))
         counted = (await http.get("/metrics")).text
     for (name, status), count in sorted(day.answers.items()):
         print(f"  {name:20} {status:24} {count:6}")
@@ -254,11 +306,13 @@ def main() -> int:
     given = parser.parse_args()
     print(describe())
     settings = {"model": given.model, "served_model_name": "day", "restart": True, "log_level": "error"}
-    server = ServerProcess({**settings, "admin_api_key": ADMIN}, 600.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        grpc_port = free.getsockname()[1]
+    process = ServerProcess({**settings, "admin_api_key": ADMIN, "grpc_port": grpc_port}, 600.0)
     try:
-        return asyncio.run(run(server, given))
+        return asyncio.run(run(process, grpc_port, given))
     finally:
-        server.end()
+        process.end()
 
 
 if __name__ == "__main__":
