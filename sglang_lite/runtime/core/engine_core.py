@@ -388,8 +388,8 @@ class EngineCore:
                 **self.open_requests.counts(),
                 **self.compiler.cache.stats(),
                 "grammars_from_disk": self.compiler.disk_hits,
-                **self.loop.mask_times.summary("mask"),
-                **self.loop.mask_waits.summary("mask_wait"),
+                **self.loop.masks.times.summary("mask"),
+                **self.loop.masks.waits.summary("mask_wait"),
                 "late_masks": self.loop.masks.late,
                 **({"drafters": {}} if scheduler.drafts is None else scheduler.drafts.stats()),
             }

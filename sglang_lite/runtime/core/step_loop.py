@@ -35,7 +35,6 @@ from sglang_lite.runtime.requests.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
-from sglang_lite.runtime.structured_output.timings import Durations
 from sglang_lite.service_threads import this_thread
 
 logger = logging.getLogger("sglang_lite")
@@ -124,8 +123,6 @@ class StepLoop:
     ) -> None:
         self.scheduler, self.steps = scheduler, 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
-        self.mask_times = Durations()  # time to make the masks of a step
-        self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
         self.span: Callable[[str], AbstractContextManager[object]] = no_span  # marks parts of a step in a profile
         self.holds: dict[str, SglError | None] = {}
         self.postponed = Postponed()
@@ -346,10 +343,10 @@ class StepLoop:
         sampled = before.pending.read()
         self._device_time.settle(batch, step.began, read=before.pending is not sampled)
         if before.masked.filling:
-            self.mask_times.add(before.masked.filling)
+            self.masks.times.add(before.masked.filling)
             waited = before.masked.filling if before.pending is sampled else sampled.waited  # on a CPU: masks only
             if waited is not None:
-                self.mask_waits.add(waited)
+                self.masks.waits.add(waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
         for row, scored in step.forward.scored.items():

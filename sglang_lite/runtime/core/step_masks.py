@@ -19,6 +19,7 @@ from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.structured_output.base import Mask, Matcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.timings import Durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,15 @@ class StepMasks:
 
     Attributes:
         late: number of rows that continued a step later because their masks were late.
+        times: times to make the masks of a step.
+        waits: parts of these times, and of other work of the host, that the device waited for.
     """
 
     def __init__(
         self, scheduler: Scheduler, filler: MaskFiller, words: NDArray[np.int32], has_other_work: Callable[[], bool]
     ) -> None:
         self._scheduler, self._filler, self._words, self._has_other_work = scheduler, filler, words, has_other_work
-        self.late = 0
+        self.late, self.times, self.waits = 0, Durations(), Durations()
 
     def make(self, batch: Batch, patience: float) -> MaskedRows:
         """Makes the masks of the tokens that a step draws. Rows whose masks are late are left out: their last token is
