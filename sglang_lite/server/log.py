@@ -11,7 +11,8 @@ from sglang_lite.server.settings import ServerSettings
 
 def configure(settings: ServerSettings) -> None:
     """Logs to stderr, by the settings, unless somebody has configured logging before."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"  # of several servers, the process tells which
+    logging.basicConfig(level=settings.log_level.upper(), format=line)
     if settings.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
@@ -20,14 +21,14 @@ def configure(settings: ServerSettings) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of a line of JSON for each message: `time` (UTC), `level`, `logger`, `message`; of a request also
-    `method`, `route`, `status`, `ms` and `request_id`; of an exception `exception`."""
+    """Formatter of a line of JSON for each message: `time` (UTC), `level`, `process`, `logger`, `message`; of a
+    request also `method`, `route`, `status`, `ms` and `request_id`; of an exception `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         told = {
-            "time": f"{at}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name,
-            "message": record.getMessage(), **getattr(record, "request", {}),
+            "time": f"{at}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "process": record.process,
+            "logger": record.name, "message": record.getMessage(), **getattr(record, "request", {}),
         }  # fmt: skip
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)

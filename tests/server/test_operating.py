@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import ssl
 import sys
 from pathlib import Path
@@ -133,7 +134,8 @@ def test_the_log_of_a_command_is_json_too_without_its_polls_of_other_servers(mon
     log.configure(ServerSettings(log_format="json"))
     client.info("GET /health 200")
     logging.getLogger("sglang_lite.server").info("it is there")
-    assert json.loads(capsys.readouterr().err)["message"] == "it is there"
+    told = json.loads(capsys.readouterr().err)
+    assert (told["message"], told["process"]) == ("it is there", os.getpid())
 
 
 def test_an_exception_in_the_log_is_one_line_of_json():
