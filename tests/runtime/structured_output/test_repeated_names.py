@@ -4,6 +4,7 @@ import random
 from itertools import product
 
 import numpy as np
+import pytest
 
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.protocol import ConstraintError, Ebnf
@@ -26,6 +27,7 @@ WORDS = (
     '"a":1,"a":',
     '":1,"a"',
     '":1,"a":',
+    '":1,"ab":',
     '{"a":{"a":',
     '","',
     '":"',
@@ -105,21 +107,36 @@ class PlainGrammar:
         return None
 
 
+def shown(matcher):
+    return np.flatnonzero(np.unpackbits(next_mask(matcher).view(np.uint8), bitorder="little")).tolist()
+
+
+@pytest.mark.parametrize(
+    "tokens", [['{"', "a", "b"], ['{"a', 'b":', '1,"', "a", "b"], ['{"b', '":1', ',"', "a", "b", "a"]]
+)
+def test_of_a_name_that_grows(tokens):
+    index, grammar, text = EndingTokens([text.encode() for text in TOKENS], ()), PlainGrammar(), ""
+    matcher = with_mask_rules(grammar, index, ()).matcher()
+    for token in tokens:
+        text += token
+        shown(matcher)
+        assert matcher.accept(TOKENS.index(token))
+        assert shown(matcher) == [each for each in grammar.made[0].tokens() if not repeats(text + TOKENS[each])], text
+
+
 def test_of_random_texts():
     index, removed = EndingTokens([text.encode() for text in TOKENS], ()), 0
     for seed in range(some(8, 200)):
         dice, grammar, text = random.Random(seed), PlainGrammar(), ""
         matcher = with_mask_rules(grammar, index, ()).matcher()
         for _ in range(14):
-            mask = next_mask(matcher)
-            shown = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-            allowed = grammar.made[0].tokens()
-            assert shown == [token for token in allowed if not repeats(text + TOKENS[token])], text
-            removed += len(allowed) - len(shown)
-            if not shown:
+            left, allowed = shown(matcher), grammar.made[0].tokens()
+            assert left == [token for token in allowed if not repeats(text + TOKENS[token])], text
+            removed += len(allowed) - len(left)
+            if not left:
                 break
-            words = [token for token in shown if token >= len(TOKENS) - len(WORDS)]
-            token = dice.choice(words if words and dice.random() < 0.5 else shown)
+            words = [token for token in left if token >= len(TOKENS) - len(WORDS)]
+            token = dice.choice(words if words and dice.random() < 0.5 else left)
             assert matcher.accept(token)
             text += TOKENS[token]
     assert removed > 100
