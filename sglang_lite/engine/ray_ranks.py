@@ -45,8 +45,10 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
         ray.get(group.ready(), timeout=patience)
         actors = [_actor(ray, group, rank, on_gpus=on_gpus) for rank in range(ranks)]
         own = ray.get(actors[0].gpu.remote(), timeout=patience) if on_gpus else 0
-    except ray.exceptions.GetTimeoutError as error:
+    except BaseException as error:  # of any kind, so that nobody else waits for the group's room
         ray.util.remove_placement_group(group)
+        if not isinstance(error, ray.exceptions.GetTimeoutError):
+            raise
         raise BackendError(
             f"use_ray: the cluster has had no room for {ranks} ranks within {patience:g} s.",
             hint=f"Each needs a {' and a '.join(room)}, one of them on this machine.",

@@ -1,6 +1,7 @@
 """Ranks as actors on a Ray cluster: what they answer, what they give back, and a cluster that has no room."""
 
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -28,6 +29,19 @@ def test_ray_that_is_not_installed_is_named(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(CapabilityError, match=r"sglang-lite\[ray\]"):
         sgl.Engine(folders[0], **SETTINGS, tp_size=2)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("the cluster has gone"), KeyboardInterrupt()])
+def test_room_is_given_back_whatever_ends_the_wait_for_it(folders, monkeypatch, failure):
+    ray = MagicMock()
+    ray.exceptions.GetTimeoutError = TimeoutError
+    ray.cluster_resources.return_value = {}
+    ray.util.get_node_ip_address.return_value = "127.0.0.1"
+    ray.get.side_effect = failure
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(type(failure)):
+        sgl.Engine(folders[0], **SETTINGS, tp_size=2)
+    ray.util.remove_placement_group.assert_called_once_with(ray.util.placement_group.return_value)
 
 
 @pytest.fixture(scope="module")
