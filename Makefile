@@ -53,11 +53,13 @@ coverage: $(VENV)/.dev $(VENV)/.model
 	$(PYTEST) tests/lang tests/test_protocol.py tests/test_wire.py --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
 
 # With the libraries that sglang_lite.integrations runs engines for, in an environment of their own: their plugins of
-# pytest would change other tests.
+# pytest would change other tests. And with Node's clients of a server, where npm is.
 CLIENTS := build/clients
+NODE_CLIENTS := openai@6 @anthropic-ai/sdk@1 ollama@0.6 ai@6 @ai-sdk/openai-compatible@2
 test-clients: $(VENV)/.model
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[clients]'
+	if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix build/node $(NODE_CLIENTS); fi
 	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/integrations
 
 # Behind both gateways, in an environment of their own: the tests of `make test` skip what needs them.
