@@ -151,8 +151,9 @@ def test_the_time_of_open_requests_is_limited(engine):
         assert told(chat.response)["error"]["code"] == "engine_closed"
 
 
-def test_a_client_that_does_not_read_does_not_hold_up_the_end(engine, caplog):
+def test_a_client_that_does_not_read_does_not_hold_up_the_end(engine, caplog, monkeypatch):
     """More is written than the buffers of a connection hold."""
+    monkeypatch.setattr("sglang_lite.server.http_server._LAST_S", 0.2)
     fake = Scripted(engine, ["a" * 10_000_000] * 3)
     running = Running(fake)
     body = json.dumps({"model": "", "messages": TURNS, "stream": True}).encode()
