@@ -162,10 +162,11 @@ class Drafting:
         return {rows[i].request.id: asked[i].draft(count) for i, count in counts.items()}
 
     def _asked(self, row: OpenRow) -> _AskedRow:
-        params = row.request.params
-        drafts = params.speculation and row.request.processor is None
+        params, matcher = row.request.params, row.request.output.matcher
+        in_use = matcher is not None and matcher.busy  # by a thread that makes its mask; drafters would ask it, too
+        drafts = params.speculation and row.request.processor is None and not in_use
         jump = self._jump and not params.scores_tokens
-        writer = DraftWriter(row.request.output.matcher, row.room if drafts else 0, jump=jump)
+        writer = DraftWriter(matcher, row.room if drafts else 0, jump=jump)
         return _AskedRow(writer, self._candidates(row, writer), [])
 
     def _candidates(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:

@@ -94,13 +94,21 @@ def test_only_rows_that_may_get_a_draft_are_asked():
     assert len(asked) == 5  # one more, whose guess finds no room
 
 
-def written(likely, tokens, budget, likeliest=1.0, asked=None):
+def test_a_row_whose_mask_is_being_made_is_not_asked():
+    """Its matcher is in use by another thread."""
+    asked: set[int] = set()
+    assert written([[0.9]], tokens=1, budget=4, asked=asked, matcher=SimpleNamespace(busy=True)) == {}
+    assert not asked
+
+
+def written(likely, tokens, budget, likeliest=1.0, asked=None, matcher=None):
     """Number of drafted tokens by row of a step that draws as many tokens as it has without drafts.
 
     Args:
         likely: by row, the chance of each guess that it and all before it are right.
         likeliest: largest chance of a guess.
         asked: set that the rows are added to that are asked for guesses, or None.
+        matcher: of each row.
     """
 
     class Told:
@@ -130,7 +138,7 @@ def written(likely, tokens, budget, likeliest=1.0, asked=None):
     params = SimpleNamespace(speculation=True, scores_tokens=False)
     rows = []
     for i in range(len(likely)):
-        output = SimpleNamespace(matcher=None, ends=(), draft=DraftProgress())
+        output = SimpleNamespace(matcher=matcher, ends=(), draft=DraftProgress())
         request: Any = SimpleNamespace(id=i, params=params, processor=None, prompt_len=1, output=output)
         rows.append(OpenRow(request, np.ones(1, dtype=np.int32), 100))
     found = drafting.write(rows, tokens, tokens, budget)
