@@ -79,6 +79,8 @@ def events(response):
 def test_the_command_serves_until_it_is_told_to_end(folder):
     with launched(folder) as (process, url):
         (engine,) = children_of(process.pid)
+        with open(f"/proc/{engine}/comm") as name:
+            assert name.read() == "sglang-engine\n"
         body = {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
         assert httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
         process.terminate()

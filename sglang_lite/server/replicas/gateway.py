@@ -22,6 +22,7 @@ import httpx2
 
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.runtime.host.process_name import name_process
 from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import QUOTAS, ReplicaSettings, ServerSettings
 
@@ -226,6 +227,7 @@ class Gateway:
 
 def run(content: dict[str, Json]) -> int:
     """Runs a gateway in this process."""
+    name_process("sglang-gateway")
     launcher = importlib.import_module(f"{PACKAGES[content['package']]}.launch_router")
     known = {each.name for each in dataclasses.fields(launcher.RouterArgs)}
     settings = {name: value for name, value in content["settings"].items() if name in known}

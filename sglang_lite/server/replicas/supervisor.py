@@ -19,6 +19,7 @@ import httpx2
 
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.runtime.host.process_name import name_process
 from sglang_lite.server import log
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.discovery import found_by
@@ -412,6 +413,7 @@ def run(content: dict[str, Json]) -> int:
     from sglang_lite.protocol import SglError
     from sglang_lite.server.app import serve as serve_one
 
+    name_process("sglang-server")
     settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in content["settings"].items()
     }
