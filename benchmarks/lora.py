@@ -67,7 +67,7 @@ class Steps:
             copies=np.zeros((2, 0), dtype=np.int32), page_indices=np.arange(len(pages), dtype=np.int32), pages=pages,
             started=slots if first else NOTHING, sampling=np.zeros(rows if first else 0, dtype=SAMPLING),
             adapted=slots if first else NOTHING,
-            adapters=np.array(adapters, dtype=np.int32) if first else NOTHING, lora=max(adapters) >= 0,
+            adapters=np.array(adapters, dtype=np.int32) if first else NOTHING, lora=len({*adapters} - {-1}),
         )  # fmt: skip
 
     def start(self, adapters: list[int]) -> None:

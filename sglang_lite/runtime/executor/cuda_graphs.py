@@ -20,6 +20,7 @@ from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixA
 from sglang_lite.runtime.executor.staging import Staging, aligned, make_event
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.lora_own import pays
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
@@ -62,8 +63,8 @@ class CudaGraphs:
         self._slots, self._staging, self._page_size = slots, staging, page_size
         self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
-        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters.
-        self.captured: dict[tuple[int, bool, bool, bool], CapturedGraph] = {}
+        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2: most of their own).
+        self.captured: dict[tuple[int, bool, bool, int], CapturedGraph] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
@@ -81,6 +82,8 @@ class CudaGraphs:
         sizes = [(size, False, size > 1) for size in sorted(self.sizes, reverse=True)]
         sizes += [(size, True, size <= self._max_tokens) for size in reversed(self._token_sizes) if self.sizes]
         for (size, several, can_share), lora in itertools.product(sizes, adapters):
+            if lora is not None and lora.own and not pays(size, size):
+                continue
             for shared in sharing if can_share else (False,):
                 self._captured(compute, size, several, shared, lora)
 
@@ -132,7 +135,7 @@ class CudaGraphs:
     def _captured(
         self, compute: Compute, tokens: int, multi_token_rows: bool, shared: bool, lora: LoraStep | None
     ) -> CapturedGraph:
-        key = tokens, multi_token_rows, shared, lora is not None
+        key = tokens, multi_token_rows, shared, 0 if lora is None else 1 + lora.own
         if key not in self.captured:
             self.captured[key] = self._capture(
                 compute, tokens, multi_token_rows=multi_token_rows, shared=shared, lora=lora

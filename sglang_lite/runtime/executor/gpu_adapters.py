@@ -34,7 +34,7 @@ class GpuAdapters:
         device: torch.device,
         zeros: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None,
     ) -> None:
-        self.slots, self._shapes, self._device = size.slots, product_shapes(spec), device
+        self.slots, self.most, self._shapes, self._device = size.slots, size.most, product_shapes(spec), device
         shape = size.pages, _page_elements(self._shapes)
         self._memory = torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
         self._pages = torch.zeros((size.slots, size.longest), dtype=torch.int32, device=device)

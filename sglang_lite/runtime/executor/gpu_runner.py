@@ -43,6 +43,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPre
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.invariant_attention import piece_borders, wide_queries
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
+from sglang_lite.runtime.kernels.lora_own import pays
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -128,6 +129,9 @@ class GpuRunner:
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters, model.rope_axes)
         self.adapters, self._lora = adapters, None if adapters is None else adapters.step(self._slots.adapters)
+        self._own = None  # the same for steps most of whose rows have adapters of their own
+        if adapters is not None and self._lora is not None and pays(adapters.most, 1):
+            self._own = replace(self._lora, own=True)
         self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
@@ -177,13 +181,14 @@ class GpuRunner:
 
     def capture_graphs(self) -> None:
         """Captures the graphs of decoding again; those of prompts are captured when they are needed."""
-        self.graphs.capture_all(self._compute, self._sharing, (None,) if self._lora is None else (None, self._lora))
+        adapters = (each for each in (self._lora, self._own) if each is not None)
+        self.graphs.capture_all(self._compute, self._sharing, (None, *adapters))
 
     def close(self) -> None:
         """Frees the GPU's memory. No method may be called afterwards."""
         self.drop_graphs()
         del self._model, self._cache, self._copy, self._window_copy, self._attention, self._slots, self._draws
-        del self.graphs, self.prompts, self.adapters, self._lora
+        del self.graphs, self.prompts, self.adapters, self._lora, self._own
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -211,7 +216,8 @@ class GpuRunner:
             if prefixes is None or inputs.decoding > self._max_decoded_tokens
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
-        graph = self.graphs.find(self._compute, inputs, shared is not None, lora) if captured else None
+        decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
+        graph = self.graphs.find(self._compute, inputs, shared is not None, decoded) if captured else None
         if graph is not None:
             logits, last = graph.run(inputs, shared)
             if graph.draws is None:
@@ -372,6 +378,8 @@ class GpuRunner:
             self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
         if self._lora is not None:
             self._run(replace(plan, lora=self._lora))
+        if self._own is not None and pays(count, count):
+            self._run(replace(plan, lora=self._own))
         if blocks and self._model.both_ways:
             self._run(replace(plan, limits=plan.positions + 1))
         if blocks:

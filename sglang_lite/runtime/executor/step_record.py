@@ -86,7 +86,7 @@ class StepRecord(msgspec.Struct, frozen=True):
         window_copies: as `copies`, in these layers.
         adapted: int32 [A], slots whose adapter has changed.
         adapters: int32 [A], adapter slot of each; -1 for none.
-        lora: True if a row has an adapter.
+        lora: number of different adapters that rows have.
         rotary: int32 [3, T], time, row and column that rotate each token; [3, 0] if these are all its position.
         limits: int32 [T], number of tokens that each token attends to; [0] if these are the ones up to itself.
     """
@@ -113,7 +113,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     window_copies: Ints = msgspec.field(default_factory=lambda: _NO_COPIES)
     adapted: Ints = msgspec.field(default_factory=lambda: _NOTHING)
     adapters: Ints = msgspec.field(default_factory=lambda: _NOTHING)
-    lora: bool = False
+    lora: int = 0
     rotary: Ints = msgspec.field(default_factory=lambda: _NO_ROTARY)
     limits: Ints = msgspec.field(default_factory=lambda: _NOTHING)
 
@@ -236,7 +236,7 @@ class StepWriter:
             window_copies=batch.window_copies,
             adapted=slots[adapted],
             adapters=adapters[adapted],
-            lora=bool((adapters >= 0).any()),
+            lora=len({*adapters.tolist()} - {-1}),
             rotary=rotary,
             limits=limits,
         )

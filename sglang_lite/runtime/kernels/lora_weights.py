@@ -49,9 +49,11 @@ class LoraStep:
         pages: int32 [adapters, longest], pages of each adapter, in order.
         ranks: int32 [adapters], rank of each adapter; 0 if the number is unused.
         layers: matrices of each layer by product (`models/lora/adapter.py`); none of a product that no adapter changes.
+        own: whether most tokens have adapters of their own, as `lora_own.py` multiplies them.
     """
 
     of_slot: torch.Tensor
     pages: torch.Tensor
     ranks: torch.Tensor
     layers: tuple[Mapping[str, LoraWeights], ...]
+    own: bool = False

@@ -20,6 +20,7 @@ from sglang_lite.runtime.kernels.device_properties import DeviceProperties, prop
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.lora_few import BLOCK_R, STAGES, Shrunk, expanded, expanded_pair, load_b
+from sglang_lite.runtime.kernels.lora_own import OwnShrunk
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -35,13 +36,13 @@ _SMALL = 1 << 23
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
     x, w, bias, y, hidden, b, pages, used, M, N, K, WIDTH, PAGE, END0, END1,
-    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, LORA: tl.constexpr, EARLY: tl.constexpr,
-    RANKS: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, LORA: tl.constexpr, BESIDE: tl.constexpr,
+    EARLY: tl.constexpr, RANKS: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         start_next(PDL)
-    if not LORA:  # else the previous kernel is `shrink`, which has let this one start when x was there
+    if not BESIDE:  # else the previous kernel shrinks x, and has let this one start when x was there
         wait(PDL)
     first = tl.program_id(0) * BLOCK_N
     m, n = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
@@ -65,8 +66,9 @@ def _tiled(
             up = tl.dot(rows, w.load([N + first, k]).T, up)
     if not EARLY:
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
-    if LORA:
+    if BESIDE:
         wait(PDL)
+    if LORA:
         if GATE == "":
             part = (first >= END0).to(tl.int32) + (first >= END1).to(tl.int32)
             acc = expanded(
@@ -103,7 +105,7 @@ def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
 
 def linear_tiled(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None,
-    shrunk: Shrunk | None = None,
+    shrunk: Shrunk | OwnShrunk | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
@@ -113,8 +115,8 @@ def linear_tiled(
         bias: [N], with `gate` [2 N]; or None.
         gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
         out: [M, N] (written and returned), or None for a new tensor.
-        shrunk: x shrunk to the ranks of adapters, whose products are added, by the kernel launched last; or None.
-            Without `gate`, the weight must satisfy `can_expand`.
+        shrunk: x shrunk to the ranks of adapters by the kernel launched last, beside which this one runs; or None. The
+            products of `Shrunk` are added; without `gate`, the weight must satisfy `can_expand` for that.
     """
     outputs = len(weight) // 2 if gate else len(weight)
     y = x.new_empty((len(x), outputs)) if out is None else out
@@ -134,7 +136,9 @@ def split_k_of(weight: torch.Tensor) -> int:
     return max((n for n in range(1, max_parts + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 
-def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int, shrunk: Shrunk | None = None) -> torch.Tensor:
+def linear_split_k(
+    x: torch.Tensor, weight: torch.Tensor, parts: int, shrunk: Shrunk | OwnShrunk | None = None
+) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that the caller must add
     up.
 
@@ -150,12 +154,12 @@ def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int, shrunk: Sh
 
 def _launch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str,
-    shrunk: Shrunk | None, *, parts: int,
+    shrunk: Shrunk | OwnShrunk | None, *, parts: int,
 ) -> None:  # fmt: skip
     (rows, inputs), outputs = x.shape, y.shape[-1]
     low: tuple[torch.Tensor | None, ...] = (None, None, None, None)
     sizes = (0, 0, 0, 0)
-    if shrunk is not None:
+    if adds := isinstance(shrunk, Shrunk):
         adapters, ranks = shrunk.weights, shrunk.ranks
         low = shrunk.hidden, adapters.b, ranks.pages, ranks.used
         sizes = shrunk.hidden.shape[2], adapters.page_size, adapters.outputs[0], sum(adapters.outputs[:2])
@@ -165,10 +169,10 @@ def _launch(
         tensor_descriptor(x, inputs, (block_m, _BLOCK_K)),
         tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)),
         bias, y, *low, rows, outputs, inputs, *sizes,
-        BIAS=bias is not None, GATE=gate, PARTS=parts, LORA=shrunk is not None,
+        BIAS=bias is not None, GATE=gate, PARTS=parts, LORA=adds, BESIDE=shrunk is not None,
         EARLY=programs * parts <= properties.multiprocessors,
         RANKS=RANKS, BLOCK_R=BLOCK_R, STAGES=STAGES, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K, num_warps=4,
-        num_stages=_stages(properties, block_m, block_n, gated=bool(gate), beside=shrunk is not None),
+        num_stages=_stages(properties, block_m, block_n, gated=bool(gate), beside=adds),
         **pdl_options(x.device),
     )  # fmt: skip
 

@@ -18,16 +18,12 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
-from sglang_lite.runtime.kernels.lora import LoraRows, lora_rows
-from sglang_lite.runtime.kernels.lora_few import JoinedRanks, joined_ranks
-from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
-from sglang_lite.runtime.kernels.tiled import MAX_ROWS
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts
-from sglang_lite.runtime.models.layers.adapted_linear import adapted
+from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted, adapted_rows
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
@@ -117,7 +113,9 @@ class GpuDecoder(Decoder):
             Hidden states [T, hidden_size] after the last norm.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
-        rows = None if plan.lora is None else _adapted_rows(self.layers, plan.lora, plan.slots)
+        rows: Rows | None = None
+        if plan.lora is not None:
+            rows = adapted_rows(plan.lora, plan.slots, tiles=all(matrix(layer.qkv).tiles for layer in self.layers))
         residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         if self.ranks.parallel.pp == 1:
             with self._step(len(residual)):
@@ -129,7 +127,7 @@ class GpuDecoder(Decoder):
     def _run_stage(
         self,
         residual: torch.Tensor,
-        rows: LoraRows | JoinedRanks | None,
+        rows: Rows | None,
         plan: DevicePlan,
         cache: KVCache,
         attention: StepAttention,
@@ -374,12 +372,6 @@ class GpuDecoder(Decoder):
         if expanded is not None:
             expanded(q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale)
         return out.view(len(q), -1)
-
-
-def _adapted_rows(layers: Iterable[Layer], step: LoraStep, slots: torch.Tensor) -> LoraRows | JoinedRanks:
-    """The rows of a step and their adapters, as the products of so many rows take them."""
-    joined = len(slots) <= MAX_ROWS and all(matrix(layer.qkv).tiles for layer in layers)
-    return joined_ranks(step, slots) if joined else lora_rows(step, slots)
 
 
 def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:

@@ -55,18 +55,19 @@ def test_late_adapters_compute_tokens_from_their_invocation_on(tmp_path, on_gpu)
 
 
 @pytest.mark.sampled(1)
-def test_captured_steps_serve_rows_with_adapters_and_without(tmp_path, on_gpu):
-    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 8}})
+def test_captured_steps_serve_rows_with_adapters_of_their_own_and_without(tmp_path, on_gpu, monkeypatch):
+    monkeypatch.setattr("sglang_lite.runtime.kernels.lora_own.MIN_ADAPTERS", 2)
+    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 8}, "two": {"r": 12}})
     settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 2, "attention_backend": "triton"}
     with engine(base, lora_paths=paths_of(reference), **settings) as running:
         if not GPU:
             running.core.runner.graphs.sizes = graph_sizes(2)
         (ids,) = prompts(5)
-        for names in ((None, None), ("one", None), ("one", "one")):
-            futures = [(ask(running, ids, name, most=2), name) for name in names]
+        for names in ((None, None), ("one", None), ("one", "two")):
+            futures = [(ask(running, ids, name, most=3), name) for name in names]
             for future, name in futures:
                 assert farthest(reference, ids, name, future.result(timeout=300)) <= 1e-4, name
-        assert {key[3] for key in running.core.runner.graphs.captured} == {False, True}
+        assert {key[3] for key in running.core.runner.graphs.captured} == {0, 1, 2}
 
 
 def test_pages_have_each_number_of_an_adapter_once_and_again_when_their_memory_was_lost(tmp_path):

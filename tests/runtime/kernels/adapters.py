@@ -5,6 +5,7 @@ import torch
 from sglang_lite.runtime.kernels.lora import lora_rows
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.reference.lora_few import joined_ranks, shrink
+from sglang_lite.runtime.kernels.reference.lora_own import own_ranks, own_shrink
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -106,7 +107,34 @@ def expanded_in_parts(run):
     return run(x, (torch.randn(70, 512, device=DEVICE) / 16).half(), 2, low).sum(0)
 
 
+def ranks_of_tokens(run):
+    step = lora_step((8, 24, 0, 16), longest=32)
+    ranks = run(step, torch.tensor([4, 0, 4, 1, 2, 3], device=DEVICE))
+    used = torch.arange(4, device=DEVICE) * RANKS < ranks.ranks[:, None]
+    return ranks.ranks, ranks.pages[used]
+
+
+def _own_shrinking(run, outputs):
+    step = lora_step((8, 24, 0, 16), longest=32)
+    ranks = own_ranks(step, torch.tensor([0, 4, 1, 1, 2, 3, 0], device=DEVICE))
+    return run(torch.randn(7, 1100, device=DEVICE), lora_weights(step, 1100, outputs), ranks)
+
+
+def own_shrunk(run):
+    """Sums over splits, as each may be split elsewhere, of the ranks that tokens have."""
+    for outputs in ((40,), (150, 20, 20)):
+        low = _own_shrinking(run, outputs)
+        own = torch.arange(32, device=DEVICE) < low.ranks.ranks[:, None, None]
+        yield low.hidden.where(own, 0.0).sum(0)
+
+
+def own_expanded(run):
+    for outputs, gate in (((150,), ""), ((40, 40), ""), ((1150, 20, 20), ""), ((600, 600), "silu")):
+        yield run(_own_shrinking(own_shrink, outputs), torch.randn(7, sum(outputs), device=DEVICE), gate)
+
+
 CASES = {
+    "own_ranks": ranks_of_tokens, "own_shrink": own_shrunk, "own_expand": own_expanded,
     "lora_rows": rows_sorted, "lora_add": added, "lora_gated": gated, "joined_ranks": ranks_joined, "shrink": shrunk,
     "expand": expanded, "expand_gated": expanded_and_gated,
 }  # fmt: skip

@@ -38,6 +38,7 @@ from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_p
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora import lora_add, lora_gated, lora_rows
 from sglang_lite.runtime.kernels.lora_few import expand, expand_gated, joined_ranks, shrink
+from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shrink
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows
@@ -424,8 +425,13 @@ def adapters(dtype: torch.dtype) -> None:
                 linear_tiled(x, weight, None, "silu" if len(outputs) == 2 else "", shrunk=low)
                 linear_split_k(x, weight, 2, low)
                 expand(low, product)
+                own = own_shrink(x, weights, own_ranks(step, ints(tokens)))
+                linear_tiled(x, weight, None, shrunk=own)
+                linear_split_k(x, weight, 2, own)
+                own_expand(own, product)
                 if len(outputs) == 2:
                     expand_gated(low, product, "silu")
+                    own_expand(own, product, "silu")
 
 
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {

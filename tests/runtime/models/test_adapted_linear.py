@@ -12,6 +12,7 @@ from sglang_lite.runtime.attention.triton import TritonAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.lora import lora_rows
 from sglang_lite.runtime.kernels.lora_few import joined_ranks
+from sglang_lite.runtime.kernels.lora_own import own_ranks
 from sglang_lite.runtime.kernels.lora_weights import RANKS
 from sglang_lite.runtime.kernels.reference.lora import lora_add
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
@@ -90,8 +91,9 @@ def hidden(model, slots, lora):
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_row_is_computed_as_by_the_merged_model(name, rows):
+def test_a_row_is_computed_as_by_the_merged_model(name, own, rows):
     model, step = made(name), lora_step(RANKS_OF)
     layers = []
     for layer in model.layers:
@@ -101,7 +103,7 @@ def test_a_row_is_computed_as_by_the_merged_model(name, rows):
             for product, (outputs, inputs) in shapes.items()
         })  # fmt: skip
     of_slot = torch.tensor([1, 0, 2, 1, 0], dtype=torch.int32, device=DEVICE)  # 2 is none
-    step = replace(step, of_slot=of_slot, layers=tuple(layers))
+    step = replace(step, of_slot=of_slot, layers=tuple(layers), own=own)
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     found = hidden(model, slots, step)
     for adapter in range(3):
@@ -109,9 +111,9 @@ def test_a_row_is_computed_as_by_the_merged_model(name, rows):
         for layer, weights in zip(other.layers, layers):
             for product, linear in products(layer).items() if adapter < 2 else ():
                 merged(matrix(linear), weights[product], step, adapter)
-        own = of_slot[:rows] == adapter
-        if own.any():
-            close(found[own], hidden(other, slots, None)[own])
+        its = of_slot[:rows] == adapter
+        if its.any():
+            close(found[its], hidden(other, slots, None)[its])
 
 
 @pytest.mark.sampled(3)
@@ -132,14 +134,15 @@ def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):
     weights, slots = lora_weights(step, 256, (96, 96), half), torch.arange(rows, device=DEVICE) % 3
     sorted_rows = lora_rows(step, slots)
     as_taken = joined_ranks(step, slots) if kind == "half" else sorted_rows
-    linear, x = AdaptedLinear(own, weights, as_taken), torch.randn(rows, 256, device=DEVICE).to(half)
+    x = torch.randn(rows, 256, device=DEVICE).to(half)
     base = own(x)
     expected = lora_add(x, weights, sorted_rows, base.float())
-    assert linear.eight_bits(rows) is None
-    close(linear(x), expected, half)
-    summed, _ = linear.parts(x)
-    close(summed if summed.dim() == 2 else summed.sum(0), expected, half)
-    close(linear.into(x, torch.empty_like(base)), expected, half)
     gate, up = expected.to(half).float().chunk(2, 1)
-    close(linear.gated(x, "silu", eight=None), torch.nn.functional.silu(gate) * up, half)
-    np.testing.assert_array_equal(linear.unscaled(x)[0].isfinite().cpu(), True)
+    for linear in (AdaptedLinear(own, weights, each) for each in (as_taken, own_ranks(step, slots))):
+        assert linear.eight_bits(rows) is None
+        close(linear(x), expected, half)
+        summed, _ = linear.parts(x)
+        close(summed if summed.dim() == 2 else summed.sum(0), expected, half)
+        close(linear.into(x, torch.empty_like(base)), expected, half)
+        close(linear.gated(x, "silu", eight=None), torch.nn.functional.silu(gate) * up, half)
+        np.testing.assert_array_equal(linear.unscaled(x)[0].isfinite().cpu(), True)

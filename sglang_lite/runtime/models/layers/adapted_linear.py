@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from sglang_lite.runtime.kernels import tiled
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
-from sglang_lite.runtime.kernels.lora import LoraRows, lora_add, lora_gated
-from sglang_lite.runtime.kernels.lora_few import JoinedRanks, Shrunk, expand, expand_gated, shrink
-from sglang_lite.runtime.kernels.lora_weights import LoraWeights
+from sglang_lite.runtime.kernels.lora import LoraRows, lora_add, lora_gated, lora_rows
+from sglang_lite.runtime.kernels.lora_few import JoinedRanks, Shrunk, expand, expand_gated, joined_ranks, shrink
+from sglang_lite.runtime.kernels.lora_own import OwnRanks, OwnShrunk, own_expand, own_ranks, own_shrink
+from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
+from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_expand, linear_split_k, linear_tiled, split_k_of
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, matrix
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weight_reader import Layer
 
+Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # of a step and their adapters, as its products take them
+
 
 class AdaptedLinear(GpuLinear):
     """Linear layer whose rows get the products of their adapters, in 16 bits whatever the layer's own format is. The
-    kernel of few rows adds them where its sums end; else they are added to the product.
+    kernel of few rows adds them where its sums end, or runs beside that of A; else they are added to the product.
 
     Args:
         linear: the layer.
@@ -28,18 +33,14 @@ class AdaptedLinear(GpuLinear):
         rows: the step's rows and their adapters.
     """
 
-    def __init__(self, linear: GpuLinear, weights: LoraWeights, rows: LoraRows | JoinedRanks) -> None:
+    def __init__(self, linear: GpuLinear, weights: LoraWeights, rows: Rows) -> None:
         self._linear, self._weights, self._rows = linear, weights, rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if (shrunk := self._shrunk(x)) is not None:
-            return tiled.linear_tiled(x, self._linear.weight, self._linear.bias, shrunk=shrunk)
-        return self._add(x, self._linear(x))
+        return self._product(x, self._linear, self._by_tiles)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if (shrunk := self._shrunk(x)) is not None:
-            return tiled.linear_tiled(x, self._linear.weight, self._linear.bias, out=out, shrunk=shrunk)
-        return self._add(x, self._linear.into(x, out))
+        return self._product(x, partial(self._linear.into, out=out), partial(self._by_tiles, out=out))
 
     def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
@@ -49,43 +50,85 @@ class AdaptedLinear(GpuLinear):
         if self._linear.eight_bits(2) is not None:
             return self.unscaled(x)
         assert isinstance(x, torch.Tensor)
-        if (shrunk := self._shrunk(x)) is not None:
-            parts = tiled.split_k_of(self._linear.weight) if self._linear.bias is None else 1
-            if parts > 1:
-                return tiled.linear_split_k(x, self._linear.weight, parts, shrunk), None
-            return tiled.linear_tiled(x, self._linear.weight, self._linear.bias, shrunk=shrunk), None
-        y, _ = self._linear.parts(x)
-        self._add(x, y if y.dim() == 2 else y[0])
-        return y, None
+        return self._product(x, lambda x: self._linear.parts(x)[0], self._parts_by_tiles), None
 
     def gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
         assert eight is None, "the next product is adapted, too"
-        if (shrunk := self._shrunk(x, gated=True)) is not None:
-            return tiled.linear_tiled(x, self._linear.weight, self._linear.bias, activation, shrunk=shrunk)
-        if isinstance(self._rows, JoinedRanks):
-            return expand_gated(shrink(x, self._weights, self._rows), self._linear(x), activation)
+        low, tiles = self._shrunk(x), self._tiles(x)
+        if isinstance(low, Shrunk) and tiles:
+            return self._by_tiles(x, low, activation)
+        if isinstance(low, OwnShrunk):
+            return own_expand(low, self._by_tiles(x, low) if tiles else self._linear(x), activation)
+        if isinstance(low, Shrunk):
+            return expand_gated(low, self._linear(x), activation)
+        assert isinstance(self._rows, LoraRows)
         return lora_gated(x, self._weights, self._rows, self._linear(x), activation)
 
-    def _add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Adds the adapters' products of x to y, in kernels of their own."""
-        if isinstance(self._rows, JoinedRanks):
-            return expand(shrink(x, self._weights, self._rows), y)
-        return lora_add(x, self._weights, self._rows, y)
+    def _product(
+        self,
+        x: torch.Tensor,
+        plain: Callable[[torch.Tensor], torch.Tensor],
+        tiled: Callable[[torch.Tensor, Shrunk | OwnShrunk], torch.Tensor],
+    ) -> torch.Tensor:
+        """Product of x and the layer with those of adapters added; of the first part, if it is in parts.
 
-    def _shrunk(self, x: torch.Tensor, *, gated: bool = False) -> Shrunk | None:
-        """x times A, for the kernel of few rows; None if that can't multiply so many rows, or this layer's weight."""
-        rows = self._rows
-        if not isinstance(rows, JoinedRanks) or len(x) > tiled.MAX_ROWS or not self._linear.tiles:
-            return None
-        if not gated and not tiled.can_expand(self._linear.weight, self._weights.outputs):
-            return None
-        return shrink(x, self._weights, rows)
+        Args:
+            x: rows.
+            plain: returns the layer's product.
+            tiled: returns it by the kernel of few rows, which adds that of `Shrunk` rows.
+        """
+        low, tiles = self._shrunk(x), self._tiles(x)
+        if isinstance(low, Shrunk) and tiles and can_expand(self._linear.weight, self._weights.outputs):
+            return tiled(x, low)
+        y = tiled(x, low) if isinstance(low, OwnShrunk) and tiles else plain(x)
+        out = y if y.dim() == 2 else y[0]
+        if isinstance(low, OwnShrunk):
+            own_expand(low, out)
+        elif isinstance(low, Shrunk):
+            expand(low, out)
+        else:
+            assert isinstance(self._rows, LoraRows)
+            lora_add(x, self._weights, self._rows, out)
+        return y
+
+    def _shrunk(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
+        """x times A; None if that is multiplied by B at once."""
+        if isinstance(self._rows, OwnRanks):
+            return own_shrink(x, self._weights, self._rows)
+        return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None
+
+    def _tiles(self, x: torch.Tensor) -> bool:
+        """True if the kernel of few rows can multiply so many rows, and this layer's weight."""
+        return len(x) <= MAX_ROWS and self._linear.tiles
+
+    def _by_tiles(
+        self, x: torch.Tensor, low: Shrunk | OwnShrunk, activation: str = "", out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return linear_tiled(x, self._linear.weight, self._linear.bias, activation, out, low)
+
+    def _parts_by_tiles(self, x: torch.Tensor, low: Shrunk | OwnShrunk) -> torch.Tensor:
+        parts = split_k_of(self._linear.weight) if self._linear.bias is None else 1
+        return self._by_tiles(x, low) if parts == 1 else linear_split_k(x, self._linear.weight, parts, low)
 
 
-def adapted(layer: Layer, weights: Mapping[str, LoraWeights], rows: LoraRows | JoinedRanks) -> Layer:
+def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:
+    """Rows of a step and their adapters, as the products of so many rows take them. Must come before the step's first
+    kernel that overlaps with others.
+
+    Args:
+        step: adapters of the step.
+        slots: int32 [T], slot of each token.
+        tiles: whether the kernel of few rows can multiply the weights of all layers.
+    """
+    if step.own:
+        return own_ranks(step, slots)
+    return joined_ranks(step, slots) if tiles and len(slots) <= MAX_ROWS else lora_rows(step, slots)
+
+
+def adapted(layer: Layer, weights: Mapping[str, LoraWeights], rows: Rows) -> Layer:
     """Returns a layer whose products get those of adapters.
 
     Args:

@@ -25,6 +25,11 @@ class PoolSize:
         longest = -(-max_rank // PAGE_RANK)
         return cls(most * min(longest, _MORE), most * longest, longest)
 
+    @property
+    def most(self) -> int:
+        """Number of adapters of the largest rank that there are pages for."""
+        return self.pages // self.longest
+
 
 class AdapterMemory(Protocol):
     """Adapters of a runner, by adapter slot."""
