@@ -6,9 +6,9 @@
     python benchmarks/adapters.py --late [--document 8192]
 
 The first compares rows with adapters to rows without any. `--zipf` asks for registered adapters by Zipf's law (exponent
-1), with room for fewer on the device, and compares that to requests for as many as there is room for, after each was
-asked for once. All are one folder, which is read and copied to the device for each; `--shape` takes a model of that
-shape with random weights. Both are measured by turns, the ratio is the median of the pairs; adapters change all
+1), with room for fewer on the device, and compares that to requests for as many as there is room for, after those that
+are asked for were read. All are one folder, which is read and copied to the device for each; `--shape` takes a model of
+that shape with random weights. Both are measured by turns, the ratio is the median of the pairs; adapters change all
 projections, by random numbers. `--trained` trains an adapter with peft, and compares the tokens that it gives with
 those of the merged weights, greedy and in float32.
 `--late` counts the prompt tokens of a program that asks late adapters about one document, for a model of random
@@ -80,7 +80,11 @@ def seconds(engine: sgl.Engine, names: Sequence[str | None], tokens: int) -> flo
 
 def by_turns(one: Callable[[], float], other: Callable[[], float], repeat: int) -> str:
     """Medians of two times, and of their ratio."""
-    pairs = [(one(), other()) for _ in range(repeat + 1)][1:]  # the first prepares
+    pairs = []
+    for _ in range(repeat + 1):
+        pairs.append((one(), other()))
+        print("  {:.2f} s, {:.2f} s".format(*pairs[-1]), flush=True)
+    del pairs[0]  # which prepares
     own, base = (statistics.median(each) for each in zip(*pairs))
     return f"{own:.2f} s over {base:.2f} s: {statistics.median(a / b for a, b in pairs):.2f}"
 
@@ -100,10 +104,11 @@ def beside_none(options: argparse.Namespace) -> None:
 
 
 def zipf(options: argparse.Namespace) -> None:
-    def asked(count: int) -> list[str]:
-        """Adapters of requests, of so many."""
+    def drawn(count: int) -> list[list[str]]:
+        """Adapters of requests, of so many, for each time."""
         weights = [1 / (rank + 1) for rank in range(count)]
-        return [str(i) for i in random.choices(range(count), weights, k=options.requests)]
+        times = range(options.repeat + 1)
+        return [[str(i) for i in random.choices(range(count), weights, k=options.requests)] for _ in times]
 
     settings = {
         "enable_lora": True, "max_running": options.rows, "max_loras_per_batch": options.resident,
@@ -125,19 +130,21 @@ def zipf(options: argparse.Namespace) -> None:
         else:
             write_adapter(folder, options.rank)
             engine = sgl.Engine(in_process=True, **settings)
-        names = [str(i) for i in range(options.registered)]
         with engine, ThreadPoolExecutor(16) as threads:
             print(f"engine ready in {passed():.0f} s", flush=True)
-            for name in names:
-                engine.load_lora_adapter(name, folder)
+            for i in range(options.registered):
+                engine.load_lora_adapter(str(i), folder)
             print(f"{options.registered} adapters registered in {passed():.1f} s", flush=True)
-            list(threads.map(lambda name: seconds(engine, [name], 1), names))
+            some, all_ = drawn(options.resident), drawn(options.registered)
+            asked = sorted({name for names in (*some, *all_) for name in names})
+            for first in range(0, len(asked), 100):
+                list(threads.map(lambda name: seconds(engine, [name], 1), asked[first : first + 100]))
+                print(f"  {len(asked[: first + 100])} of {len(asked)} read in {passed():.1f} s more", flush=True)
             before = engine.stats()
-            size = before["adapter_bytes"] / 1e9
-            print(f"  each read and asked once in {passed():.1f} s; {size:.1f} GB in memory", flush=True)
+            print(f"  {before['adapter_bytes'] / 1e9:.1f} GB in memory", flush=True)
             found = by_turns(
-                lambda: seconds(engine, asked(options.resident), options.tokens),
-                lambda: seconds(engine, asked(options.registered), options.tokens),
+                lambda: seconds(engine, some.pop(), options.tokens),
+                lambda: seconds(engine, all_.pop(), options.tokens),
                 options.repeat,
             )
             after = engine.stats()

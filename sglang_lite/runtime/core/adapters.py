@@ -163,7 +163,7 @@ def _made(
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
     size = PoolSize.of(config.max_loras_per_batch, max_rank)
     memory = make_memory(size)
-    reader = AdapterReader(spec, name, dtype, max_rank, memory.pack, config.lora_target_modules or ())
+    reader = AdapterReader(spec, name, dtype, max_rank, memory.room, config.lora_target_modules or ())
     adapters = EngineAdapters(
         LoadedAdapters(
             reader,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
 from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeights
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.models.lora.adapter import Adapter, ProductShape, product_shapes
+from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterRoom, ProductShape, product_shapes
 from sglang_lite.runtime.models.lora.pool import PoolSize
 from sglang_lite.runtime.models.spec import ModelSpec
 
@@ -48,28 +47,21 @@ class GpuAdapters:
         """Returns the adapters as plans have them, given each slot's number. They change as adapters are written."""
         return LoraStep(of_slot, self._pages, self._ranks, _views(self._memory, self._shapes))
 
-    def pack(self, adapter: Adapter) -> Adapter:
-        """Returns an adapter whose matrices are in pages, in pinned memory. Any thread may call this."""
-        if adapter.pages is not None:
-            return adapter
-        shape = (adapter.rank // RANKS, self._memory.shape[1])
+    def room(self, rank: int) -> AdapterRoom:
+        """Returns pages for an adapter of a rank, in pinned memory, and views of them. Any thread may call this."""
+        shape = (rank // RANKS, self._memory.shape[1])
         pages = torch.zeros(shape, dtype=self._memory.dtype, pin_memory=self._stream is not None)
-        for of_layer, deltas in zip(_views(pages, self._shapes), adapter.layers):
-            for name, delta in deltas.items():
-                parts, _, inputs = delta.a.shape
-                of_layer[name].a.copy_(delta.a.view(parts, -1, RANKS, inputs).transpose(0, 1))
-                of_layer[name].b.copy_(delta.b.view(-1, RANKS, delta.b.shape[1]))
-        return replace(adapter, layers=(), pages=pages)
+        return pages, _views(pages, self._shapes)
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
-        """Makes a packed adapter the one of a number, beside steps that run. The first step that uses it waits.
+        """Makes an adapter the one of a number, beside steps that run. The first step that uses it waits.
 
         Args:
             slot: the number, which no running request uses.
             pages: pages for the adapter, which none uses either.
-            adapter: adapter that `pack` returned.
+            adapter: adapter that was read into `room`.
         """
-        assert adapter.pages is not None, "not packed"
+        assert adapter.pages is not None, "not in pages"
         table = torch.tensor([*pages, adapter.rank], dtype=torch.int32, pin_memory=self._stream is not None)
         if self._stream is not None:  # steps may still run that have used these pages
             self._stream.wait_stream(torch.cuda.current_stream(self._device))

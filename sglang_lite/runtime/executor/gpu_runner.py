@@ -44,6 +44,7 @@ from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.invariant_attention import piece_borders, wide_queries
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.lora_own import pays
+from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -129,9 +130,7 @@ class GpuRunner:
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(slot_pages, pages, self._staging, device, window_pages, adapters, model.rope_axes)
         self.adapters, self._lora = adapters, None if adapters is None else adapters.step(self._slots.adapters)
-        self._own = None  # the same for steps most of whose rows have adapters of their own
-        if adapters is not None and self._lora is not None and pays(adapters.most, 1):
-            self._own = replace(self._lora, own=True)
+        self._own = _own_matrices(self._lora, adapters)
         self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
         self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
         self._masked_steps = 0  # number of steps whose draws may wait for masks
@@ -181,8 +180,7 @@ class GpuRunner:
 
     def capture_graphs(self) -> None:
         """Captures the graphs of decoding again; those of prompts are captured when they are needed."""
-        adapters = (each for each in (self._lora, self._own) if each is not None)
-        self.graphs.capture_all(self._compute, self._sharing, (None, *adapters))
+        self.graphs.capture_all(self._compute, self._sharing, (None, *filter(None, (self._lora, self._own))))
 
     def close(self) -> None:
         """Frees the GPU's memory. No method may be called afterwards."""
@@ -478,3 +476,11 @@ def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
 def _doubled(limit: int) -> list[int]:
     """Returns 1, 2, 4 and so on, then `limit`: kernels are compiled for ranges of row counts between powers of two."""
     return [*(1 << i for i in range((limit - 1).bit_length())), limit]
+
+
+def _own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
+    """Returns what a step reads whose rows mostly have adapters of their own, made of that of others; None if none has
+    so many."""
+    if step is None or adapters is None or not pays(adapters.most, 1):
+        return None
+    return replace(step, own=True)

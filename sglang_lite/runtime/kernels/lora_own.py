@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MIN_ADAPTERS = 32  # adapters of a step that take less time so than by tiles of all their ranks
+MIN_ADAPTERS = 33  # adapters of a step that take less time so than by tiles of all their ranks; 32 rows with 32 don't
 _MAX_TOKENS = 64  # tokens
 _TOGETHER = 16  # ranks that a program has at once
 _BLOCK = 1024  # inputs of a split, or outputs of a program

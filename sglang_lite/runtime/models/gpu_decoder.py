@@ -18,6 +18,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
+from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
@@ -113,9 +114,7 @@ class GpuDecoder(Decoder):
             Hidden states [T, hidden_size] after the last norm.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
-        rows: Rows | None = None
-        if plan.lora is not None:
-            rows = adapted_rows(plan.lora, plan.slots, tiles=all(matrix(layer.qkv).tiles for layer in self.layers))
+        rows = None if plan.lora is None else _rows_of(plan.lora, plan.slots, self.layers)
         residual = embed(plan, self.embedding, self.embedding_scale, self.features)
         if self.ranks.parallel.pp == 1:
             with self._step(len(residual)):
@@ -379,6 +378,11 @@ def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
     if isinstance(spec, LatentSpec) or spec.clip is not None:
         return False
     return not spec.qk_norm or (spec.qk_norm == "head" and norm == "rms")
+
+
+def _rows_of(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
+    """The rows of a step and their adapters, as the products of so many rows take them."""
+    return adapted_rows(step, slots, tiles=all(matrix(layer.qkv).tiles for layer in layers))
 
 
 def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:

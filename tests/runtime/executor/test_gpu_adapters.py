@@ -78,9 +78,11 @@ def test_pages_have_each_number_of_an_adapter_once_and_again_when_their_memory_w
     memory = GpuAdapters(
         spec, size, torch.float32, torch.device("cpu"), lambda shape, _: made.append(torch.zeros(shape)) or made[0]
     )
-    reader = AdapterReader(spec, "base", torch.float32, 32, lambda each: each)
-    adapter = reader.read("one", reader.open(reference.folders["one"]))
-    packed = memory.pack(adapter)
+    adapter, packed = (
+        reader.read("one", reader.open(reference.folders["one"]))
+        for room in (lambda rank: None, memory.room)
+        for reader in [AdapterReader(spec, "base", torch.float32, 32, room)]
+    )
     assert packed.pages.nbytes == pool_bytes(spec, 3, torch.float32) == packed.bytes
     pool = AdapterPool(memory, size, 3, "lru")
     slot = pool.assign(packed, ())

@@ -11,14 +11,15 @@ import hashlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.kernels.sizes import power_of_2
 from sglang_lite.runtime.models.layers.rope import deinterleave_order
 from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_config
@@ -83,13 +84,18 @@ class Adapter:
     pages: torch.Tensor | None = None
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors that it has."""
+        if self.pages is not None:
+            return [self.pages]
+        return [each for layer in self.layers for delta in layer.values() for each in (delta.a, delta.b)]
+
+    @property
     def bytes(self) -> int:
         """Bytes that it takes in the host's memory."""
-        in_layers = sum(each.a.nbytes + each.b.nbytes for layer in self.layers for each in layer.values())
-        if self.pages is None:
-            return in_layers
-        # Torch pins the next power of two.
-        return in_layers + (power_of_2(self.pages.nbytes) if self.pages.is_pinned() else self.pages.nbytes)
+        if self.pages is not None and self.pages.is_pinned():
+            return power_of_2(self.pages.nbytes)  # as torch pins them
+        return sum(each.nbytes for each in self.tensors)
 
 
 def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
@@ -117,10 +123,11 @@ def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """A and B of a module: A [rank, inputs] as stored, B [outputs, rank] as float32, with the scale."""
+    """A [rank, inputs] and B [outputs, rank] of a module as stored, and the factor of their product."""
 
     a: torch.Tensor
     b: torch.Tensor
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,7 @@ class AdapterFiles:
     stamp: tuple[int, int]
 
 
+AdapterRoom: TypeAlias = tuple[torch.Tensor, Sequence[Mapping[str, LoraWeights]]]
 _Target: TypeAlias = tuple[int, str, CheckpointSlice]
 _Modules: TypeAlias = dict[str, tuple[torch.Tensor, torch.Tensor]]  # A and B as stored, by module
 
@@ -152,7 +160,8 @@ class AdapterReader:
         model_name: its name, which adapters that name another base are warned about.
         dtype: dtype of their tensors.
         max_rank: largest rank of an adapter.
-        pack: makes an adapter's tensors what the device's memory takes, or returns it as it is.
+        room: makes room for an adapter of a rank in the form that the device's memory takes: zeros, and views of them
+            for A and B by layer and product, as in LoraWeights. None for tensors of each product.
         targets: names of the modules that adapters may change, such as "q_proj"; empty for all.
     """
 
@@ -162,10 +171,10 @@ class AdapterReader:
         model_name: str,
         dtype: torch.dtype,
         max_rank: int,
-        pack: Callable[[Adapter], Adapter],
+        room: Callable[[int], AdapterRoom | None],
         targets: tuple[str, ...] = (),
     ) -> None:
-        self._spec, self._model_name, self._dtype, self._pack = spec, model_name, dtype, pack
+        self._spec, self._model_name, self._dtype, self._room = spec, model_name, dtype, room
         self._max_rank, self._allowed = max_rank, targets
         self._generations = itertools.count(1)
         self._modules_of_model: dict[str, list[_Target]] = {}  # by module
@@ -222,36 +231,52 @@ class AdapterReader:
                 f"{file}: changed since the adapter was loaded.", hint="Unload the adapter, and load it again."
             )
         rank = -(-files.rank // PAGE_RANK) * PAGE_RANK
+        modules = self._modules(config, file, _tensors(file))
         by_role: dict[tuple[int, str], _Matrices] = {}
-        for module, (a, b) in self._modules(config, file, _tensors(file)).items():
-            _check_finite(file, module, a, b)
-            b = b.float() * config.scale_of(module)
+        for module, (a, b) in modules.items():
             for index, role, piece in self._modules_of_model[module]:
-                by_role[index, role] = _Matrices(a, _rows(b, piece))
-        layers = tuple(self._deltas(index, by_role, rank) for index in range(len(self._spec.layers)))
-        return self._pack(Adapter(name, next(self._generations), rank, layers, _digest(layers), config.invocation))
+                by_role[index, role] = _Matrices(a, _rows(b, piece), config.scale_of(module))
+        room = self._room(rank)
+        layers = tuple(self._deltas(index, by_role, rank, room) for index in range(len(self._spec.layers)))
+        adapter = Adapter(
+            name, next(self._generations), rank, layers if room is None else (), "", config.invocation,
+            None if room is None else room[0],
+        )  # fmt: skip
+        if not all(map(_finite, adapter.tensors)):
+            wrong = next((name for name, pair in modules.items() if not all(map(_finite, pair))), "a matrix")
+            raise ModelError(f"{file}: {wrong} has NaN, infinite or too large elements.", hint="Train it again.")
+        return replace(adapter, digest=_digest(adapter))
 
-    def _deltas(self, index: int, by_role: Mapping[tuple[int, str], _Matrices], rank: int) -> dict[str, ProductDelta]:
-        """Products of a layer that an adapter changes."""
+    def _deltas(
+        self, index: int, by_role: Mapping[tuple[int, str], _Matrices], rank: int, room: AdapterRoom | None
+    ) -> dict[str, ProductDelta]:
+        """Products of a layer that an adapter changes, or nothing if there is room for them, which is filled."""
         layer, deltas = self._spec.layers[index], {}
         sizes = {p.role: p.shape for p in layer_parameters(self._spec, index)}
         for product, roles in _products(layer).items():
             if not any((index, role) in by_role for role in roles):
                 continue
-            a = torch.zeros(len(roles), rank, sizes[roles[0]][1], dtype=self._dtype)
             outputs = tuple(sizes[role][0] for role in roles)
-            b, at = torch.zeros(rank, sum(outputs), dtype=self._dtype), 0
+            if room is None:  # as one page
+                a = torch.zeros(1, len(roles), rank, sizes[roles[0]][1], dtype=self._dtype)
+                b = torch.zeros(1, rank, sum(outputs), dtype=self._dtype)
+                deltas[product] = ProductDelta(a[0], b[0], outputs)
+            else:
+                a, b = room[1][index][product].a, room[1][index][product].b
+            at, ranks = 0, b.shape[1]
             for part, role in enumerate(roles):
                 end = at + sizes[role][0]
                 if (index, role) in by_role:
-                    matrices = by_role[index, role]
-                    a[part, : len(matrices.a)] = matrices.a
-                    b[: len(matrices.a), at:end] = matrices.b.t()
+                    of = by_role[index, role]
+                    for page, first in enumerate(range(0, len(of.a), ranks)):
+                        rows, columns = of.a[first : first + ranks], of.b[:, first : first + ranks].t()
+                        a[page, part, : len(rows)] = rows
+                        torch.mul(columns, of.scale, out=b[page, : len(rows), at:end])
                 at = end
             if product == "qkv" and isinstance(layer.attention, AttentionSpec):
                 order = deinterleave_order(layer.attention)
-                b = b if order is None else b[:, order]
-            deltas[product] = ProductDelta(a, b, outputs)
+                if order is not None:
+                    b.copy_(b[..., order])
         return deltas
 
     def _modules(self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]) -> _Modules:
@@ -320,14 +345,16 @@ class AdapterReader:
                 raise ModelError(f"{config.folder}: target_modules has {target!r}, which has no matrices in the files.")
 
 
-def _digest(layers: tuple[Mapping[str, ProductDelta], ...]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for index, layer in enumerate(layers):
-        for product, delta in layer.items():
-            for tensor in (delta.a, delta.b):
-                found.update(f"{index} {product} {tuple(tensor.shape)}".encode())
-                found.update(tensor.view(torch.uint8).numpy().data)
+def _digest(adapter: Adapter) -> str:
+    found = hashlib.blake2b(str([[*layer] for layer in adapter.layers]).encode(), digest_size=16)
+    for tensor in adapter.tensors:
+        found.update(f"{tuple(tensor.shape)}".encode())
+        found.update(tensor.view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def _finite(matrix: torch.Tensor) -> bool:
+    return all(bool(end.isfinite()) for end in matrix.aminmax())  # in a tenth of `isfinite`'s time
 
 
 def _rows(b: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
@@ -337,12 +364,6 @@ def _rows(b: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
     if piece.groups > 1:
         return b.view(piece.groups, -1, b.shape[1])[:, *piece.part].flatten(0, 1)
     return b[piece.part]
-
-
-def _check_finite(file: Path, module: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, matrix in (("lora_A", a), ("lora_B", b)):
-        if not all(end.isfinite() for end in matrix.aminmax()):  # in a tenth of `isfinite`'s time
-            raise ModelError(f"{file}: {module}.{name} has NaN or infinite elements.", hint="Train it again.")
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kernels.cpu_small_batch_step import PRODUCTS, AdapterDelta, StepAdapters
-from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta
+from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterRoom, ProductDelta
 
 _KEPT = 4  # sets of adapters that are kept side by side
 _PADDED = 256  # tokens, padding included, that several adapters are always multiplied with together
@@ -186,9 +186,9 @@ class CpuAdapters:
         self._of_slot: NDArray[np.int32] = np.full(sequences, -1, dtype=np.int32)
         self._sets: dict[tuple[int, ...], AdapterSet] = {}  # adapters of the last steps, by generations
 
-    def pack(self, adapter: Adapter) -> Adapter:
-        """Returns the adapter as it is."""
-        return adapter
+    def room(self, rank: int) -> AdapterRoom | None:
+        """Returns None, as each product's tensors are used as they are."""
+        return None
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
         """Makes an adapter the one of an adapter slot."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from sglang_lite.runtime.models.lora.adapter import PAGE_RANK, Adapter
+from sglang_lite.runtime.models.lora.adapter import PAGE_RANK, Adapter, AdapterRoom
 
 _MORE = 4  # slots for each adapter that can be in use: small ones leave pages for others, which stay
 
@@ -34,8 +34,9 @@ class PoolSize:
 class AdapterMemory(Protocol):
     """Adapters of a runner, by adapter slot."""
 
-    def pack(self, adapter: Adapter) -> Adapter:
-        """Returns an adapter with its tensors in the form that `write` copies. May be called by any thread."""
+    def room(self, rank: int) -> AdapterRoom | None:
+        """Room for an adapter of a rank in the form that `write` copies, as of AdapterReader. May be called by any
+        thread."""
         ...
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
