@@ -35,7 +35,7 @@ SMALL = {
     "lm_eval_scores.py": ["--help"],  # it needs lm-eval, which the tests do not install
     "loading.py": ["--shape", "small", "--repeat", "1"],
     "step_kernels.py": ["--help"],  # it needs a GPU
-    "sleep.py": ["--shape", "small", "--repeat", "0"],
+    "sleep.py": ["--shape", "small", "--pairs", "0"],
     "first_token.py": ["--help"],  # it needs a GPU
     "few_bits.py": ["--shape", "small", "--rows", "1", "--prompt", "4"],
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
