@@ -45,6 +45,9 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
         ray.get(group.ready(), timeout=patience)
         actors = [_actor(ray, group, rank, on_gpus=on_gpus) for rank in range(ranks)]
         own = ray.get(actors[0].gpu.remote(), timeout=patience) if on_gpus else 0
+        address = f"{f'[{host}]' if ':' in host else host}:{_free_port(host)}"
+        placed = replace(config, use_ray=False, nnodes=ranks, dist_init_addr=address)
+        runs = [actors[rank].run.remote(asdict(replace(placed, node_rank=rank))) for rank in range(1, ranks)]
     except BaseException as error:  # of any kind, so that nobody else waits for the group's room
         ray.util.remove_placement_group(group)
         if not isinstance(error, ray.exceptions.GetTimeoutError):
@@ -53,9 +56,6 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
             f"use_ray: the cluster has had no room for {ranks} ranks within {patience:g} s.",
             hint=f"Each needs a {' and a '.join(room)}, one of them on this machine.",
         ) from error
-    address = f"{f'[{host}]' if ':' in host else host}:{_free_port(host)}"
-    placed = replace(config, use_ray=False, nnodes=ranks, dist_init_addr=address)
-    runs = [actors[rank].run.remote(asdict(replace(placed, node_rank=rank))) for rank in range(1, ranks)]
     watch = partial(_watch, ray, group, actors, runs)
     threading.Thread(target=watch, name="sglang_lite-ray", daemon=True).start()
     return replace(placed, base_gpu_id=own)
