@@ -2,9 +2,10 @@
 
     python benchmarks/way.py [--in-process] [--calls THREAD] [--modules THREAD]
 
-Counts, by `sys.setprofile`, of a run of one program once it is warm: `s += text + gen; s.text()`, and a fork of eight
-branches with a generation each, joined. No clock. The engine is in a process of its own, whose threads are not counted,
-or with --in-process in this one. Weights are random.
+Counts, by `sys.setprofile`, once it is warm: of the statements `s += text + gen; s.text()` in a body, of a run of a
+program with the same generation, its start, end and reads included, and of one that forks eight branches with a
+generation each, and joins them. No clock. The engine is in a process of its own, whose threads are not counted, or with
+--in-process in this one. Weights are random.
 
 --calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor")
 --modules    also prints the modules of a thread, by how often they are entered
@@ -53,6 +54,21 @@ def read(program: Any, engine: sgl.Engine) -> None:
     state["a"]
 
 
+def in_body(engine: sgl.Engine, count: Callable[[Callable[[], object]], object]) -> None:
+    """Lets the statements of a generation be counted, in the body of a program."""
+
+    @sgl.function
+    def body(s: sgl.ProgramState) -> None:
+        def statements() -> None:
+            nonlocal s
+            s += " aaab aaac" + sgl.gen("a", max_tokens=1, ignore_eos=True)
+            s.text()
+
+        count(statements)
+
+    body.run(backend=engine, temperature=0).sync()
+
+
 def calls_by_thread(work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
     """(module, function) of each call while some work is done, by the name of the thread: of this one, and the executor
     loop."""
@@ -83,17 +99,24 @@ def main() -> None:
     parser.add_argument("--calls", metavar="THREAD", default="")
     parser.add_argument("--modules", metavar="THREAD", default="")
     options = parser.parse_args()
-    print(f"{'program':8}{'thread':24}{'modules':>8}{'changes':>9}{'calls':>7}")
+    print(f"{'work':12}{'thread':24}{'modules':>8}{'changes':>9}{'calls':>7}")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), "small")
         with start(Path(folder), here=options.in_process, max_total_tokens=8192) as engine:
-            for program in (one, fork):
+            counts: dict[str, Callable[[Callable[[Callable[[], object]], object]], object]] = {
+                "statements": lambda count: in_body(engine, count),
+                "one": lambda count: count(lambda: read(one, engine)),
+                "fork": lambda count: count(lambda: read(fork, engine)),
+            }
+            for name, run in counts.items():
                 for _ in range(3):
-                    read(program, engine)
-                for thread, calls in sorted(calls_by_thread(lambda: read(program, engine)).items()):  # noqa: B023 # called here
+                    run(lambda work: work())
+                found: dict[str, list[tuple[str, str]]] = {}
+                run(lambda work: found.update(calls_by_thread(work)))  # noqa: B023 # called here
+                for thread, calls in sorted(found.items()):
                     entered = [(module, [*group]) for module, group in groupby(calls, lambda call: call[0])]
                     modules = len({module for module, _ in entered})
-                    print(f"{program.name:8}{thread:24}{modules:8}{len(entered) - 1:9}{len(calls):7}")
+                    print(f"{name:12}{thread:24}{modules:8}{len(entered) - 1:9}{len(calls):7}")
                     if thread == options.modules:
                         for module, count in Counter(module for module, _ in entered).most_common():
                             print(f"{count:6} {module}")
