@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.execution.budget import RunUsage
+from sglang_lite.lang.execution.run import RunUsage
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests import output_builder

@@ -66,7 +66,7 @@ def in_body(engine: sgl.Engine, count: Callable[[Callable[[], object]], object])
 
         count(statements)
 
-    body.run(backend=engine, temperature=0).sync()
+    body.run(backend=engine).sync()
 
 
 def calls_by_thread(work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from sglang_lite.engine.engine_link import EngineLink, Watch, ignored
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import (
-    Abort,
     Close,
     DropBranch,
     Encode,
@@ -34,7 +33,6 @@ from sglang_lite.engine.frames import (
     Judge,
     Ready,
     Submit,
-    Submitted,
 )
 from sglang_lite.engine.futures import then
 from sglang_lite.engine.open_submissions import OpenSubmission
@@ -106,6 +104,7 @@ class CoreClient:
     Attributes:
         config, model_name: settings and name of the weights that are loaded now.
         encoder: specification of an embedding or classification model; None for a model that generates.
+        generates: True if the engine generates text: it is no encoder, and not only one of images.
         tokenizer, vocab_size: tokenizer and vocabulary size of the model.
         capacity: limits of the engine: rows, tokens per step, pages, context length.
         description: one line about the model and its capacity.
@@ -140,6 +139,7 @@ class CoreClient:
         config = self.config
         self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
         self._eos_ids = frozenset(ready.eos_ids)
+        self.generates = self.encoder is None and not config.encoder_only
         self.capacity = capacity = ready.capacity
         self.builder = RequestBuilder(
             ready.model_name, self.tokenizer, ready.vocab_size, self._eos_ids, capacity.longest, config.seed,
@@ -155,12 +155,11 @@ class CoreClient:
     ) -> Ticket:  # each kind of submission has its own events
         """Starts a generation, a selection or a whole program: see `Engine.submit`, `submit_select` and
         `run_program`."""
-        self.gate.check_open()
+        self._check_generates()
         request.check()
-        sink = self._link.submissions.flushes.with_flush(sink, flush)
-        return self._submit_by_kind[type(request)](self, request, sink)
+        return self._submit_by_kind[type(request)](self, request, sink, flush)
 
-    def _generate(self, request: GenerateRequest, sink: Sink) -> Ticket:
+    def _generate(self, request: GenerateRequest, sink: Sink, flush: Callable[[], object] | None) -> Ticket:
         check_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
@@ -168,29 +167,33 @@ class CoreClient:
         output = self.builder.output(request.output_ids, len(tokens), params)
         processor, args = _processor(request.logit_processor)
         number = self._link.new_number()
-        entry = OpenSubmission(params.n)
+        entry = OpenSubmission(params.n, flush)
         ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached)
         message = Submit(
             tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
             processor, output.tobytes(), request.timeout, request.session, media, args,
         )  # fmt: skip
-        self._begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
+        self._link.begin(number, message, entry, lambda: self.open_requests.track(sink, params.n, request.rid, ticket))
         return ticket
 
-    def _select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+    def _select(
+        self, request: SelectRequest, sink: Callable[[Selection | SglError], None], flush: Callable[[], object] | None
+    ) -> Ticket:
         self.builder.check_images(request.prompt)
-        return self._submit_whole(request, sink)
+        return self._submit_whole(request, sink, flush)
 
-    def _play(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
+    def _play(self, request: ProgramRequest, sink: ProgramSink, flush: Callable[[], object] | None) -> Ticket:
         check_priority(request.priority, self.config.policy)
         self.builder.check_images(request.prompt)
         for error in self.builder.refused(request.program.nodes).values():
             raise error
-        return self._submit_whole(request, sink)
+        return self._submit_whole(request, sink, flush)
 
-    def _submit_whole(self, request: SelectRequest | ProgramRequest, sink: Callable[[Any], None]) -> Ticket:
+    def _submit_whole(
+        self, request: SelectRequest | ProgramRequest, sink: Callable[[Any], None], flush: Callable[[], object] | None
+    ) -> Ticket:
         number = self._link.new_number()
-        self._begin(number, request, OpenSubmission(), lambda: self.open_requests.track(sink))
+        self._link.begin(number, request, OpenSubmission(flush=flush), lambda: self.open_requests.track(sink))
         return Ticket(partial(self._link.abort, number))
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
@@ -203,10 +206,10 @@ class CoreClient:
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> _OpenProgram:
         """Opens a program: see `Engine.open_program`."""
-        self.gate.check_open()
+        self._check_generates()
         request.check(self.config.policy)
-        number, sink = self._link.new_number(), self._link.submissions.flushes.with_flush(sink, flush)
-        self._begin(number, request, OpenSubmission(), lambda: sink)
+        number = self._link.new_number()
+        self._link.begin(number, request, OpenSubmission(flush=flush), lambda: sink)
         return _OpenProgram(self, self._link, number)
 
     # ---------------------------------------------------------------------------------- calls with one answer
@@ -318,20 +321,11 @@ class CoreClient:
         else:
             self._link.end(reason)
 
-    def _begin(
-        self, number: int, request: Submitted, entry: OpenSubmission, counted: Callable[[], Callable[[Any], None]]
-    ) -> None:
-        """Sends a submission to an engine that generates: see `EngineLink.begin`."""
-        self._check_generates()
-        self._link.begin(number, request, entry, counted)
-
     def _check_generates(self) -> None:
+        """Raises EngineClosedError if the engine is closed, and CapabilityError if its model generates nothing."""
+        self.gate.check_open()
         if not self.generates:
             raise not_a_generator_error(self.model_name, encoder_only=self.config.encoder_only)
-
-    @property
-    def generates(self) -> bool:
-        return self.encoder is None and not self.config.encoder_only
 
 
 class _OpenProgram:
@@ -359,16 +353,16 @@ class _OpenProgram:
         self._link.send(self._number, Judge(path, place, verdict))
 
     def drop(self, path: BranchPath) -> None:
-        self._link.send(self._number, DropBranch(path))
+        self._link.tell(self._number, DropBranch(path))
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
-        self._link.send(self._number, ExpectPause(path, seconds))
+        self._link.tell(self._number, ExpectPause(path, seconds))
 
     def close(self) -> None:
-        self._link.send(self._number, Close())
+        self._link.tell(self._number, Close())
 
     def abort(self) -> None:
-        self._link.send(self._number, Abort())
+        self._link.abort(self._number)
 
 
 def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:

@@ -136,26 +136,30 @@ class EngineLink:
         """
         data = frame([(number, request)])
         with self.submissions.lock:
-            self._gate.check_open()
+            if self._gate.reason:  # closed since the caller has checked it
+                self._gate.check_open()
             entry.sink, entry.process = counted(), self._process
-            self.submissions.add(number, entry)
+            self.submissions.open[number] = entry
             if isinstance(request, OpenRequest):  # nothing is to be played yet
                 entry.unsent = data
             else:
                 _send_to(self._process, data)
 
     def send(self, number: int, message: frames.Later) -> None:
-        """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
-        if self._gate.is_copy:
-            return
+        """Sends a message of an open submission, unless that has ended. Not to be called in a forked copy."""
         data = frame([(number, message)])
         with self.submissions.lock:
-            if (entry := self.submissions.get(number)) is not None:
+            if (entry := self.submissions.open.get(number)) is not None:
                 _send_to(entry.process, entry.unsent + data)
                 entry.unsent = b""
 
+    def tell(self, number: int, message: frames.Later) -> None:
+        """As `send`, for what asks for nothing: does nothing in a forked copy."""
+        if not self._gate.is_copy:
+            self.send(number, message)
+
     def abort(self, number: int) -> None:
-        self.send(number, frames.Abort())
+        self.tell(number, frames.Abort())
 
     def ask(self, call: Any) -> Future[Any]:  # any of `Asked`; each has its own type of answer
         number = self.new_number()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_lite.engine.engine_process import EngineProcess
@@ -21,18 +22,25 @@ from sglang_lite.wire.failure import Failure, as_error
 logger = logging.getLogger("sglang_lite")
 
 
+@dataclass(slots=True, eq=False)
 class OpenSubmission:
-    """Submission whose last event has not come."""
+    """Submission whose last event has not come.
 
-    __slots__ = ("cached", "expected_ends", "failed", "process", "sink", "unsent")
+    Attributes:
+        expected_ends: number of last events that have not come.
+        flush: called once for the events of a frame.
+        cached: cached tokens of the prompt; -1 while unknown.
+        unsent: frame that goes with the next one.
+        failed: True if the sink has raised: it is then called with last events only.
+    """
 
-    def __init__(self, expected_ends: int = 1) -> None:
-        self.expected_ends = expected_ends  # number of last events that have not come
-        self.cached = -1  # cached tokens of the prompt; -1 while unknown
-        self.unsent = b""  # frame that goes with the next one
-        self.failed = False  # True if the sink has raised: it is then called with last events only
-        self.sink: Callable[[Any], None]
-        self.process: EngineProcess
+    expected_ends: int = 1
+    flush: Callable[[], object] | None = None
+    cached: int = -1
+    unsent: bytes = b""
+    failed: bool = False
+    sink: Callable[[Any], None] = field(init=False)
+    process: EngineProcess = field(init=False)
 
 
 class OpenSubmissions:
@@ -44,27 +52,20 @@ class OpenSubmissions:
     Attributes:
         lock: lock of the open submissions and of sending, so that frames are sent whole and in the order of their
             numbers.
+        open: open submissions by number, to which the holder of `lock` adds.
         reader: thread that calls the sinks.
-        flushes: callbacks to call once for all events of a frame.
     """
 
     def __init__(self, abort: Callable[[int], object]) -> None:
         self._abort = abort
         self.lock = threading.Lock()
         self.reader = threading.current_thread()  # until the reader's thread exists
-        self._open: dict[int, OpenSubmission] = {}
+        self.open: dict[int, OpenSubmission] = {}
         self._calls: dict[int, tuple[EngineProcess, Future[Any]]] = {}
-        self.flushes = Flushes(lambda: threading.current_thread() is self.reader)
+        self._flushes = Flushes(lambda: True)  # all sinks are called on the reader's thread
         self._late: deque[Callable[[], object]] = deque()
 
     # -------------------------------------------------------------------------------- called on any thread
-
-    def add(self, number: int, entry: OpenSubmission) -> None:
-        """Registers a submission. The caller holds `lock`."""
-        self._open[number] = entry
-
-    def get(self, number: int) -> OpenSubmission | None:
-        return self._open.get(number)
 
     def register_call(self, number: int, process: EngineProcess) -> Future[Json]:
         """Future of a call that the process will answer. The caller holds `lock`."""
@@ -88,7 +89,7 @@ class OpenSubmissions:
 
     def deliver(self, message: RequestEvent) -> None:
         """Passes an event to the sink of its submission."""
-        entry = self._open.get(message.id)
+        entry = self.open.get(message.id)
         if entry is None:  # the submission was aborted, or its sink has failed
             _, future = self._calls.pop(message.id, (None, None))
             if future is not None and isinstance(message.event, Failure):  # the call could not be decoded
@@ -117,18 +118,20 @@ class OpenSubmissions:
                     logger.exception("the sink of request %d failed", message.id)
                 entry.failed = True
                 self._abort(message.id)
+        if entry.flush is not None:
+            self._flushes.after_this(entry.flush)
         if not entry.expected_ends:
             self._end(message.id)
 
     def _end(self, number: int) -> None:
         """Forgets a submission that has ended."""
         with self.lock:
-            ended = self._open.pop(number, None)
+            ended = self.open.pop(number, None)
         del ended  # without the lock: destructors of what the entry refers to may send
 
     def flush(self) -> None:
         """Calls the flushes of the sinks that were called since the last time, and the callbacks of `call_soon`."""
-        self.flushes.flush()
+        self._flushes.flush()
         while self._late:
             try:
                 self._late.popleft()()
@@ -142,11 +145,13 @@ class OpenSubmissions:
             process.ready.set_exception(copy(error))
         with self.lock:  # nothing is being sent to the process from here on
             calls = [self._calls.pop(number) for number, (of, _) in list(self._calls.items()) if of is process]
-            ended = [self._open.pop(number) for number, entry in list(self._open.items()) if entry.process is process]
+            ended = [self.open.pop(number) for number, entry in list(self.open.items()) if entry.process is process]
         for _, future in calls:
             future.set_exception(copy(error))
         for entry in ended:
             for _ in range(entry.expected_ends):
                 with contextlib.suppress(Exception):
                     entry.sink(copy(error))
+            if entry.flush is not None:
+                self._flushes.after_this(entry.flush)
         self.flush()

@@ -6,6 +6,7 @@ import inspect
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import lru_cache
 from typing import ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
@@ -22,6 +23,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()
+_read = lru_cache(maxsize=1024, typed=True)(lambda **values: read_params(values, _PARAMS))  # runs have few different
 _OWN = {field.name for field in fields(RunSettings)}
 
 
@@ -127,8 +129,12 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
             raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
         own["seed"] = int(seed)
     limits = given.get("max_cost"), given.get("max_total_tokens")
+    try:
+        params = _read(**values) if values else NO_PARAMS
+    except TypeError:  # a value is a list, which can't be hashed
+        params = read_params(values, _PARAMS)
     settings = RunSettings(
-        read_params(values, _PARAMS) if values else NO_PARAMS,
+        params,
         budget=None if limits == (None, None) else Budget(*limits), **own,
     )  # fmt: skip
     if own:

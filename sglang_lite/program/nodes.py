@@ -99,7 +99,8 @@ class Expressions(Expression):
 def as_expression(value: object) -> Expression:
     """Converts a string to a Text node; returns expressions unchanged. Raises ParameterError for other values."""
     if isinstance(value, str):
-        check_awaited("+", value)
+        if "<coroutine object " in value:
+            check_awaited("+", value)
         return Text(value)
     if isinstance(value, Expression):
         return value
@@ -113,7 +114,7 @@ _UNAWAITED = re.compile(
 
 def check_awaited(operator: str, text: str, where: Location | None = None) -> None:
     """Raises ParameterError if a text contains the repr of a coroutine of this package, which was not awaited."""
-    if "<coroutine object " in text and (found := _UNAWAITED.search(text)):
+    if found := _UNAWAITED.search(text):
         raise ParameterError(
             operator, f"the text has {found[0]!r}, a coroutine that was not awaited.",
             hint='Await it: text = await s.get("a"), or add a program itself: s += program(…).', where=where,

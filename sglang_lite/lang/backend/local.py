@@ -114,7 +114,7 @@ class LocalBackend(Backend):
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         mailbox = executor()
-        sink = partial(mailbox.enqueue, self.token_usage.counted(sink))
+        sink = partial(mailbox.enqueue, self.token_usage.pass_on, sink)
         return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
 
     @property

@@ -114,15 +114,11 @@ class TokenUsage:
             self.prompt_tokens += usage.prompt_tokens
             self.completion_tokens += usage.completion_tokens
 
-    def counted(self, sink: ProgramSink) -> ProgramSink:
-        """Callback that adds the tokens of each result of a program before it passes it on."""
-
-        def tell(event: ProgramEvent) -> None:
-            if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
-                self.add(event.event.usage)
-            sink(event)
-
-        return tell
+    def pass_on(self, sink: ProgramSink, event: ProgramEvent) -> None:
+        """Passes an event of a program to its sink, and adds the tokens if it is a result."""
+        if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
+            self.add(event.event.usage)
+        sink(event)
 
     def reset(self) -> None:
         with self._lock:

@@ -377,7 +377,8 @@ class Branch:
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
-        self.names.check(where)
+        if self.names.gone is not None:
+            self.names.check(where)
         return self.player.read(what, where)
 
 

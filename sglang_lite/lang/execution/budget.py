@@ -1,12 +1,10 @@
-"""Usage of a run: the account of its nodes, and limits that it may not exceed."""
+"""Limits on the usage of runs, and the accounts of calls against them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -19,13 +17,11 @@ from sglang_lite.lang.backend.token_counts import (
     unreported_usages,
 )
 from sglang_lite.lang.checks import check_positive, check_whole
-from sglang_lite.lang.results import usages_of
 from sglang_lite.protocol import (
     BudgetError,
     CapabilityError,
     ConstraintError,
     EngineClosedError,
-    Generation,
     OverloadedError,
     ParameterError,
     Prompt,
@@ -201,51 +197,3 @@ def max_selection_usage(backend: Backend, prompt: Prompt, choices: Sequence[str]
     """Upper estimate of a selection's usage."""
     longest = max((tokens_of(choice, backend.tokenizer) for choice in choices), default=0)
     return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)
-
-
-class RunUsage:
-    """Account of a run's usage, beginning when the object is made.
-
-    Attributes:
-        started: `time.perf_counter()` when the run began.
-        replayed: True if the nodes were played elsewhere (by an engine that played the whole program), so that only
-            their durations are known.
-    """
-
-    __slots__ = ("_last_end", "_others", "_records", "replayed", "started")
-
-    def __init__(self) -> None:
-        self._records: list[Any] = []
-        self._others: tuple[Usage, ...] = ()  # usage of attempts that failed, and of scores that were read
-        self.started = self._last_end = time.perf_counter()
-        self.replayed = False
-
-    def played(self, record: object) -> float:
-        """Records the result of a node, and returns the current `time.perf_counter()`."""
-        self._records.append(record)
-        self._last_end = now = time.perf_counter()
-        return now
-
-    def failed(self, usages: Iterable[Usage | None]) -> None:
-        """Records the usage of failed attempts; their generated tokens count as thrown away."""
-        for usage in usages:
-            if usage is not None:
-                self._others += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
-
-    def scored(self, usage: Usage) -> None:
-        """Records the usage of scores that were read, perhaps after the run's end; they take none of its time."""
-        self._others += (usage,)
-
-    def restore(self, usage: Usage) -> None:
-        """Takes over the usage of an earlier run, its time included."""
-        self.played(Generation("", usage=usage))
-        self.started = self._last_end - usage.total_s
-
-    def took(self, seconds: float) -> None:
-        """Sets the duration of a run whose nodes were played elsewhere."""
-        self.started, self.replayed = self._last_end - seconds, True
-
-    def usage(self) -> Usage:
-        """Usage of all nodes, failed attempts and scores, with `total_s` from the run's start to its last result."""
-        total = total_usage([*usages_of(self._records[:]), *self._others])
-        return msgspec.structs.replace(total, total_s=self._last_end - self.started)

@@ -104,7 +104,7 @@ def is_only_answered(op: Op, player: BasePlayer) -> TypeGuard[GenOp]:
         and op.expression.value_type is None
         and player.transcript.log is None
         and player.run.plain
-        and op.node.params.samples == 1
+        and op.node.params.n in (UNSET, 1)
     )
 
 

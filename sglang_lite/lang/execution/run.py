@@ -1,4 +1,4 @@
-"""State shared by the branches of a run: its backend, settings, deadline, and the program that it pushes down."""
+"""State shared by the branches of a run: backend, settings, deadline, usage, and the program that it pushes down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,14 +18,16 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import forks
-from sglang_lite.lang.execution.budget import Budget, NodeAccount, RunUsage
+from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.results import usages_of
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
     UNSET,
     BudgetError,
     CapabilityError,
+    Generation,
     RequestTimeoutError,
     SamplingParams,
     SglError,
@@ -33,6 +35,7 @@ from sglang_lite.protocol import (
     TraceNode,
     Unset,
     Usage,
+    total_usage,
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import NO_PARAMS
@@ -80,6 +83,54 @@ class RunSettings:
                 hint="Leave priority out, or run the whole program on an engine or a server of this package.",
                 parameter="priority",
             )
+
+
+class RunUsage:
+    """Account of a run's usage, beginning when the object is made.
+
+    Attributes:
+        started: `time.perf_counter()` when the run began.
+        replayed: True if the nodes were played elsewhere (by an engine that played the whole program), so that only
+            their durations are known.
+    """
+
+    __slots__ = ("_last_end", "_others", "_records", "replayed", "started")
+
+    def __init__(self) -> None:
+        self._records: list[Any] = []
+        self._others: tuple[Usage, ...] = ()  # usage of attempts that failed, and of scores that were read
+        self.started = self._last_end = time.perf_counter()
+        self.replayed = False
+
+    def played(self, record: object) -> float:
+        """Records the result of a node, and returns the current `time.perf_counter()`."""
+        self._records.append(record)
+        self._last_end = now = time.perf_counter()
+        return now
+
+    def failed(self, usages: Iterable[Usage | None]) -> None:
+        """Records the usage of failed attempts; their generated tokens count as thrown away."""
+        for usage in usages:
+            if usage is not None:
+                self._others += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
+
+    def scored(self, usage: Usage) -> None:
+        """Records the usage of scores that were read, perhaps after the run's end; they take none of its time."""
+        self._others += (usage,)
+
+    def restore(self, usage: Usage) -> None:
+        """Takes over the usage of an earlier run, its time included."""
+        self.played(Generation("", usage=usage))
+        self.started = self._last_end - usage.total_s
+
+    def took(self, seconds: float) -> None:
+        """Sets the duration of a run whose nodes were played elsewhere."""
+        self.started, self.replayed = self._last_end - seconds, True
+
+    def usage(self) -> Usage:
+        """Usage of all nodes, failed attempts and scores, with `total_s` from the run's start to its last result."""
+        total = total_usage([*usages_of(self._records[:]), *self._others])
+        return msgspec.structs.replace(total, total_s=self._last_end - self.started)
 
 
 class BoundCall(msgspec.Struct, frozen=True, eq=False):

@@ -31,11 +31,15 @@ class Flushes:
         def send(event: E) -> None:
             sink(event)
             if self._runs_here():
-                self._flushes[flush] = None
+                self.after_this(flush)
             else:
                 flush()
 
         return send
+
+    def after_this(self, flush: Callable[[], object]) -> None:
+        """Notes a callback to call after this step. On the thread that sends the events."""
+        self._flushes[flush] = None
 
     def flush(self) -> None:
         """Calls the flush callbacks of this step. On the thread that sends the events."""

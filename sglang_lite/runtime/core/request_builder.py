@@ -251,7 +251,7 @@ class RequestBuilder:
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
         resolved = resolve_params(params, self._vocab_size)
-        if self.at_hand(resolved):
+        if self.adapters is not None and self.at_hand(resolved):
             self.adapter(resolved)  # refused here if there is none
         for name in resolved.recorded:
             if name not in self._recorded:

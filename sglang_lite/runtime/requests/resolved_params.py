@@ -76,10 +76,8 @@ class ResolvedParams:
     @property
     def recorded(self) -> tuple[RecordName, ...]:
         """Names of what the result has of each token beside its id."""
-        asked: dict[RecordName, bool] = {
-            "routed_experts": self.return_routed_experts, "hidden_states": self.return_hidden_states
-        }  # fmt: skip
-        return tuple(name for name, wanted in asked.items() if wanted)
+        experts: tuple[RecordName, ...] = ("routed_experts",) if self.return_routed_experts else ()
+        return (*experts, "hidden_states") if self.return_hidden_states else experts
 
     @property
     def penalised(self) -> bool:

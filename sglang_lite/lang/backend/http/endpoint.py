@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -267,7 +268,8 @@ class RuntimeEndpoint(Backend):
     # ---------------------------------------------------------------------------------------------- programs
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        return RemoteProgram(self._server, self.token_usage.counted(sink), stream=stream, priority=priority)
+        sink = partial(self.token_usage.pass_on, sink)
+        return RemoteProgram(self._server, sink, stream=stream, priority=priority)
 
     # --------------------------------------------------------------------------------------------- the server
 
