@@ -66,7 +66,17 @@ def in_body(engine: sgl.Engine, count: Callable[[Callable[[], object]], object])
 
         count(statements)
 
+    settle()
+    engine.stats()  # answered behind the end of the program before
+    settle()
     body.run(backend=engine).sync()
+
+
+def settle() -> None:
+    """Waits until the executor loop has done what was posted to it."""
+    done = Variable()
+    executor().post(done.set, None)
+    done.wait(60)
 
 
 def calls_by_thread(work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
@@ -81,9 +91,8 @@ def calls_by_thread(work: Callable[[], object]) -> dict[str, list[tuple[str, str
             thread.append((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
 
     def profile(function: Any) -> None:
-        changed = Variable()
-        executor().post(lambda: (sys.setprofile(function), changed.set(None)))
-        changed.wait(60)
+        executor().post(sys.setprofile, function)
+        settle()
         sys.setprofile(function)
 
     profile(note)

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -328,41 +328,43 @@ class CoreClient:
             raise not_a_generator_error(self.model_name, encoder_only=self.config.encoder_only)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _OpenProgram:
     """Program that is open in the engine's process: see `EngineProgram`."""
 
-    def __init__(self, core: CoreClient, link: EngineLink, number: int) -> None:
-        self._core, self._link, self._number = core, link, number
+    core: CoreClient
+    link: EngineLink
+    number: int
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        self._core.gate.check_open()
+        self.core.gate.check_open()
         check_nodes(nodes, path)
         sent, refused = [*nodes], dict[int, Failure]()
-        for i, error in self._core.builder.refused(nodes).items():
+        for i, error in self.core.builder.refused(nodes).items():
             node = nodes[i]
             if isinstance(node, Gen):  # its parameters may have any type, and may not be serialisable
                 sent[i], refused[i] = Gen(node.name, where=node.where), as_failure(error)
-        self._link.send(self._number, Extend(path, tuple(sent), refused))
+        self.link.send(self.number, Extend(path, tuple(sent), refused))
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
-        self._core.gate.check_open()
+        self.core.gate.check_open()
         check_verdict(path, place, verdict)
         if verdict.again is not None:  # invalid parameters may have any type, and may not be serialisable
-            for error in self._core.builder.refused((verdict.again,)).values():
+            for error in self.core.builder.refused((verdict.again,)).values():
                 raise error
-        self._link.send(self._number, Judge(path, place, verdict))
+        self.link.send(self.number, Judge(path, place, verdict))
 
     def drop(self, path: BranchPath) -> None:
-        self._link.tell(self._number, DropBranch(path))
+        self.link.tell(self.number, DropBranch(path))
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
-        self._link.tell(self._number, ExpectPause(path, seconds))
+        self.link.tell(self.number, ExpectPause(path, seconds))
 
     def close(self) -> None:
-        self._link.tell(self._number, Close())
+        self.link.tell(self.number, Close())
 
     def abort(self) -> None:
-        self._link.abort(self._number)
+        self.link.abort(self.number)
 
 
 def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
