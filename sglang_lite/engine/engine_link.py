@@ -154,7 +154,7 @@ class EngineLink:
                 entry.unsent = b""
 
     def tell(self, number: int, message: frames.Later) -> None:
-        """As `send`, for what asks for nothing: does nothing in a forked copy."""
+        """Sends like `send` what needs no answer, and nothing from a forked copy."""
         if not self._gate.is_copy:
             self.send(number, message)
 
