@@ -68,7 +68,7 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
     """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
     backend = player.backend
-    if not backend.answers_now or (backend.answer_pool is not None and on_pool.get() is not player):
+    if backend.answer_pool is not None and on_pool.get() is not player:
         return False
     if player.transcript.log is not None or not player.run.plain:
         return False

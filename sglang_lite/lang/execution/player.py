@@ -241,7 +241,7 @@ class Player(BasePlayer):
             try:
                 if type(op) is Text:
                     self.transcript.append_text(op)
-                elif not IMMEDIATE[type(op)](self, op):
+                elif (isinstance(op, AnswerOp) and not self.backend.answers_now) or not IMMEDIATE[type(op)](self, op):
                     return op
                 if type(op) is not ReadOp:
                     self.played.append(op)

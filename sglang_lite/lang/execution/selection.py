@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
     """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
     backend = player.backend
-    if not backend.answers_now or (backend.answer_pool is not None and on_pool.get() is not player):
+    if backend.answer_pool is not None and on_pool.get() is not player:
         return False
     if player.transcript.log is not None or not player.run.plain:
         return False
