@@ -173,10 +173,12 @@ __all__ = [  # a literal, for type checkers
 
 def _near(name: str) -> str:
     """The end of the message for a name that does not exist: the one that was probably meant, if any is like it."""
+    if name.startswith("_"):  # what pytest and others ask of all that they see, by the thousand
+        return ""
     import difflib
 
     near = difflib.get_close_matches(name, __all__, n=1, cutoff=0.5)
-    return f". Did you mean sgl.{near[0]}?" if near and not name.startswith("_") else ""
+    return f". Did you mean sgl.{near[0]}?" if near else ""
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name
