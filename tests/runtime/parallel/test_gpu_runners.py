@@ -74,34 +74,30 @@ LAYOUTS: list[tuple[str, Parallel, dict[str, Any]]] = [
     ("dense", Parallel(tp=2), {}), ("experts", Parallel(tp=2), {}), ("latents", Parallel(tp=2), {}),
     ("dense", Parallel(tp=4), {}), ("experts", Parallel(tp=2, ep=2), {}), ("latents", Parallel(tp=2, ep=2), {}),
     ("experts", Parallel(tp=2, ep=2), MOVING), ("dense", Parallel(pp=2), {}), ("latents", Parallel(pp=2), {}),
+    # replicas that share feed-forwards
+    ("dense", Parallel(tp=2, dp=2), {}), ("experts", Parallel(tp=2, dp=2, ep=2), {}),
+    ("latents", Parallel(tp=2, dp=2), {}),
 ]  # fmt: skip
 if os.environ.get("SGLANG_LITE_CASES") == "all":
     LAYOUTS.append(("dense", Parallel(tp=2, pp=2), {}))  # takes a minute
 
 
 @pytest.mark.parametrize(("kind", "layout", "loading"), LAYOUTS, ids=str)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(12)
 def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, on_gpus):
-    vocabulary = (layout.ranks - 1) * BLOCK + 100
+    vocabulary = max(layout.ranks // layout.dp - 1, 1) * BLOCK + 100
     folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
         expected = answers(engine)
-    settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
-    with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
-        found = answers(engine)
-        assert not loading or engine.stats()["expert_layers_moved"]
+    if layout.dp > 1:
+        with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
+            found = answers(InTurn(engines))
+    else:
+        settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
+        with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
+            found = answers(engine)
+            assert not loading or engine.stats()["expert_layers_moved"]
     compare(found, expected)
-
-
-@pytest.mark.parametrize(("kind", "ep"), [("experts", 2), ("latents", 1), ("dense", 1)])
-@pytest.mark.sampled(9)
-def test_replicas_that_share_feed_forwards_give_them_too(kind, ep, tmp_path, on_gpus):
-    folder = saved(tmp_path / "model", kind)
-    with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
-        expected = answers(engine)
-    layout = Parallel(tp=2, dp=2, ep=ep)
-    with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
-        compare(answers(InTurn(engines)), expected)
 
 
 @pytest.mark.parametrize(
