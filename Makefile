@@ -11,8 +11,9 @@ SHELL := bash
 PIP := set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check --no-compile --progress-bar off
 SHOWN := | awk '/^ *Downloading .*MB\)/{print "  fetching " $$2; fflush()} /^Installing collected/{print "  unpacking …"; fflush()}'
 
-# Workers of pytest, a core and 2 GB each. One thread of torch in each, or they fight for the cores.
-WORKERS ?= 2
+# Workers of pytest, 2 GB each: three keep two cores busy, as tests also wait. One thread of torch in each, or they fight
+# for the cores.
+WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test docs fast changed check unit coverage test-clients test-gateways test-long test-gpu test-ranks format clean
