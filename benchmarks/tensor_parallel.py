@@ -1,6 +1,7 @@
 """Workloads of `sglang-lite bench` on engines of one GPU and of several that share the layers, one after the other.
 
     python benchmarks/tensor_parallel.py [--tp 1 2] [--shape llama-3.1-8b] [--workload decode1 w1] [--repeat 3]
+    python benchmarks/tensor_parallel.py --tp 2 --ep --shape qwen3-30b-a3b [--attention-dp] --workload w1
 
 Random weights, as `load_format="dummy"` makes them: the same of one GPU and of several. Greedy answers are compared
 with those of the first engine: the share of rows, and of tokens before the first that differs; so are the first
@@ -56,6 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--tokens", type=int, default=300_000, help="size of each engine's cache (default: 300000)")
     parser.add_argument("--share", action="store_true", help="put all ranks on the first GPU, whose time they share")
+    parser.add_argument("--ep", action="store_true", help="share out experts by number")
+    parser.add_argument("--attention-dp", action="store_true", help="rows and attention of each GPU's own")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
     expected: list[tuple[int, ...]] = []
@@ -63,6 +66,10 @@ def main(arguments: list[str] | None = None) -> None:
         Path(folder, "config.json").write_text(json.dumps(hf_config(options.shape)))
         for tp in options.tp:
             settings: dict[str, Any] = {"gpu_id_step": 0} if options.share else {}
+            if options.ep:
+                settings["ep_size"] = tp
+            if options.attention_dp and tp > 1:
+                settings |= {"dp_size": tp, "enable_dp_attention": True}
             began = time.perf_counter()
             with sgl.Engine(
                 model=folder, load_format="dummy", skip_tokenizer_init=True, tp_size=tp, dtype=options.dtype,
