@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
         for dp in options.dp:
             settings: dict[str, Any] = {} if options.device == "cuda" else {"max_total_tokens": 16_384}
             if options.share:
-                settings |= {"gpu_id_step": 0, "mem_fraction": 0.84 / dp}
+                settings |= {"gpu_id_step": 0}
             began = time.perf_counter()
             with sgl.Engine(
                 folder, load_format="dummy", device=options.device, dp_size=dp, seed=0, **settings

@@ -117,7 +117,7 @@ class EngineConfig:
             expected tokens to compute, "total_requests" (or "shortest_queue") the one with the fewest requests;
             "round_robin" takes turns.
         base_gpu_id: number of the GPU, of the first one's if ranks or replicas have several.
-        gpu_id_step: distance between two of their GPUs; 0 puts all on one, of which each takes `mem_fraction`.
+        gpu_id_step: distance between two of their GPUs; 0 puts all on one, and each takes its part of `mem_fraction`.
         dtype: "bfloat16", "float32" or "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
             many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
         quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
@@ -500,6 +500,11 @@ class EngineConfig:
         if not self.enable_dp_attention:
             return self.parallel
         return Parallel(tp=self.tp_size, pp=self.pp_size, dp=self.dp_size, ep=self.ep_size)
+
+    @property
+    def processes_per_gpu(self) -> int:
+        """Number of the engine's processes that are on each of its GPUs."""
+        return 1 if self.gpu_id_step else self.dp_size * self.parallel.ranks // self.nnodes
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -11,10 +11,12 @@ from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
 from sglang_lite.runtime.kv_cache.window_pages import pages_behind
+from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import DeviceModel, Model
 from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
+_CONTEXT = 640 << 20  # bytes that CUDA and the libraries' kernels take of a process, on a Hopper GPU
 # Most token slots of a pool with its dummy page: kernels index token slots with 32-bit integers.
 MAX_SLOTS = 2**31 - 1
 _TYPICAL = 2048  # tokens of a request, apart from twice its window, that the window pages are shared out for
@@ -54,6 +56,13 @@ def taken_bytes(device: torch.device) -> int:
     return int(total - free)
 
 
+def own_bytes(model: DeviceModel) -> int:
+    """Returns the bytes of a GPU that this process has taken, about."""
+    torch.cuda.empty_cache()
+    moved = model.weight_memory if isinstance(model, Decoder) else None
+    return torch.cuda.memory_reserved(model.device) + (0 if moved is None else moved.nbytes) + _CONTEXT
+
+
 def pool_tokens(
     model: DeviceModel,
     fraction: float,
@@ -64,6 +73,7 @@ def pool_tokens(
     drafts: bool = False,
     images: int = 0,
     taken: int = 0,
+    processes: int = 1,
 ) -> int:
     """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
@@ -77,6 +87,8 @@ def pool_tokens(
         drafts: whether steps check drafts, so that a row may have several logits.
         images: bytes for the features of images and for encoding them.
         taken: most bytes that are taken of another rank's GPU, which gets a pool of the same size.
+        processes: number of the engine's processes on this GPU: each gets its part of the fraction, whatever the others
+            have taken of theirs yet.
 
     Raises:
         ModelError: the pool would be smaller than that minimum; the message has the numbers.
@@ -86,7 +98,8 @@ def pool_tokens(
 
     device = model.device
     item = model.precision.compute.itemsize
-    taken, total = max(taken_bytes(device), taken), torch.cuda.mem_get_info(device)[1]
+    taken = max(taken_bytes(device), taken) if processes == 1 else own_bytes(model)
+    total = torch.cuda.mem_get_info(device)[1] // processes
     captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
     step = (sizes.step_tokens + captured) * model.activation_elements * item
     drafted = max_drafted(sizes.max_running) if drafts else 0
@@ -104,9 +117,10 @@ def pool_tokens(
     if window is not None and tokens > 0:
         tokens = more_tokens(model, available, tokens, sizes, context_length, window)
     if tokens < sizes.page_size + min(context_length, 1024):
+        others = "libraries" if processes > 1 else "other programs"
         raise ModelError(
-            f"out of GPU memory: of {total / 2**30:.1f} GiB, {taken / 2**30:.1f} are taken (the weights and "
-            f"other programs) and a step takes up to {(step + logits + partials + images) / 2**30:.1f}; with "
+            f"out of GPU memory: of {total / 2**30:.1f} GiB, {taken / 2**30:.1f} are taken (the weights and {others}) "
+            f"and a step takes up to {(step + logits + partials + images) / 2**30:.1f}; with "
             f"mem_fraction={fraction} that leaves room for {max(tokens, 0):,} tokens of keys and values "
             f"({token:,} bytes each).",
             hint="Raise mem_fraction, lower step_tokens or max_running, or take a smaller model; engines that share "

@@ -82,6 +82,11 @@ class WeightMemory:
                 tensor.set_(region.untyped_storage(), at, tensor.shape, tensor.stride())
         self._regions.append(region)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(region.nbytes for region in self._regions)
+
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Tensor of zeros whose memory is given back with the weights', and that is of zeros when it returns."""
         made = self._arena.zeros(shape, dtype)

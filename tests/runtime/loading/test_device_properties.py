@@ -125,8 +125,9 @@ def card(monkeypatch):
     return of
 
 
-def pool_tokens(shape: str, taken: float = 0.0) -> int:
-    """Tokens of the pool beside the loaded weights of a shape in 16 bits, if another rank's card has so many GiB taken."""
+def pool_tokens(shape: str, taken: float = 0.0, processes: int = 1) -> int:
+    """Tokens of the pool beside the loaded weights of a shape in 16 bits, if another rank's card has so many GiB taken,
+    or so many of the engine's processes are on one card."""
     spec = SHAPES[shape]
     half = torch.bfloat16
     model = SimpleNamespace(
@@ -137,7 +138,12 @@ def pool_tokens(shape: str, taken: float = 0.0) -> int:
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)
     return kv_pool_size.pool_tokens(
-        model, EngineConfig().mem_fraction, sizes, spec.max_positions, taken=int(taken * 2**30)
+        model,
+        EngineConfig().mem_fraction,
+        sizes,
+        spec.max_positions,
+        taken=int(taken * 2**30),
+        processes=processes,
     )
 
 
@@ -156,6 +162,17 @@ def test_ranks_have_as_many_tokens_as_the_fullest_card_has_room_for(card):
     fewer = pool_tokens("qwen3-0.6b", taken=3.6)
     card(4.0)
     assert fewer == pool_tokens("qwen3-0.6b")
+
+
+def test_processes_of_an_engine_have_a_part_of_their_card_each_whatever_the_others_have_taken(card, monkeypatch):
+    def of_two(free: float, own: float) -> int:
+        card(free)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(own * 2**30))
+        return pool_tokens("qwen3-0.6b", processes=2)
+
+    assert of_two(7.2, 0.2) == of_two(2.0, 0.2) > of_two(7.2, 0.3) > 4000
+    with pytest.raises(ModelError, match=r"of 3\.8 GiB, 1\.6 are taken \(the weights and libraries\)"):
+        of_two(7.2, 1.0)
 
 
 def test_a_model_too_large_for_it_is_refused_before_it_is_read(card):
