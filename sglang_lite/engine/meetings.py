@@ -53,4 +53,4 @@ def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
     inbox = open(meeting.pipes[own], "rb")  # noqa: SIM115  # until the process ends
     others = [open(meeting.pipes[each], "wb", 0) for each in every if each != own]  # noqa: SIM115  # the same
     patience = config.dist_timeout or DIST_TIMEOUT_S
-    return SharedSteps(GlooCollectives(config.sharing.of(own), meeting.file, patience), inbox, others)
+    return SharedSteps(GlooCollectives(config.sharing.of(own), meeting.file, patience), inbox, others, patience)

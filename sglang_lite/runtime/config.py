@@ -264,8 +264,8 @@ class EngineConfig:
             Each runs the same `sglang-lite serve`.
         node_rank: number of this machine; 0 has the engine.
         dist_init_addr: address of machine 0 and a port, as "10.0.0.1:5000". The two ports behind it are used, too.
-        dist_timeout: seconds that processes of a group in which weights are sent, and ranks that start, wait for one
-            another; None for 300.
+        dist_timeout: seconds that processes of a group in which weights are sent, ranks that start, and replicas with
+            `enable_dp_attention` in a step wait for one another; None for 300.
         disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
             faster by stores into each other's memory.
         use_ray: whether the ranks but the first are actors on a Ray cluster, one each, that this process is connected

@@ -53,6 +53,7 @@ class SharedSteps:
         ranks: collectives of the replicas, each of which is a rank.
         inbox: pipe that the others write to.
         others: their pipes, not buffered.
+        timeout_s: seconds that a step waits for the others.
 
     Attributes:
         ranks: the argument.
@@ -61,8 +62,8 @@ class SharedSteps:
         join: function that computes this rank's part of a step in which it has no rows.
     """
 
-    def __init__(self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO]) -> None:
-        self.ranks, self._inbox, self._others = ranks, inbox, others
+    def __init__(self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO], timeout_s: float) -> None:
+        self.ranks, self._inbox, self._others, self._timeout_s = ranks, inbox, others, timeout_s
         self.wake: Callable[[], object] = _nothing
         self.join: Callable[[], object] = _nothing
         self.counts: list[int] = []
@@ -100,7 +101,9 @@ class SharedSteps:
         for pipe in self._others:
             pipe.write(_MESSAGE.pack(own, step, rows))
         with self._changed:
-            self._changed.wait_for(lambda: len(self._told[step]) == len(self._others))
+            if not self._changed.wait_for(lambda: len(self._told[step]) == len(self._others), self._timeout_s):
+                missing = min({*range(self.ranks.parallel.ranks)} - {own, *self._told[step]})
+                raise BackendError(f"replica {missing} did not begin it within {self._timeout_s:g} s (dist_timeout)")
             told = {**self._told.pop(step), own: rows}
             self._begun = step
         return [told[rank] for rank in range(len(told))]

@@ -41,7 +41,8 @@ def sharing(folder: Path, parallel: Parallel, meeting: Path, **settings: Any) ->
     def started(rank: int) -> sgl.Engine:
         others = [os.fdopen(os.dup(pipe), "wb", 0) for i, (_, pipe) in enumerate(pipes) if i != rank]
         ranks = threads.GlooCollectives(parallel.of(rank), meeting, threads.TIMEOUT_S)
-        loaded: Any = load(config, folder, iter, shared=SharedSteps(ranks, os.fdopen(pipes[rank][0], "rb"), others))
+        steps = SharedSteps(ranks, os.fdopen(pipes[rank][0], "rb"), others, threads.TIMEOUT_S)
+        loaded: Any = load(config, folder, iter, shared=steps)
         return sgl.Engine.of(loaded, model=str(folder), **settings)
 
     with ThreadPoolExecutor(parallel.dp) as starting:

@@ -1,7 +1,13 @@
 """Replicas that share feed-forwards give the tokens of one process, whichever of them has something to compute."""
 
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from sglang_lite.protocol import BackendError
+from sglang_lite.runtime.parallel import shared_steps
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models.test_families import engine
 from tests.runtime.parallel.sharing import InTurn, sharing
@@ -24,3 +30,13 @@ def test_random_requests_get_the_same_tokens(name, count, ep, tmp_path):
         both = [(a, b) for a, b in zip(own, one, strict=True) if a is not None and b is not None]
         assert [a for a, _ in both] == [b for _, b in both]
         assert len(both) > len(own) / 2
+
+
+def test_a_step_that_another_replica_never_begins_fails_and_names_it(monkeypatch):
+    monkeypatch.setattr(shared_steps, "_REASON_S", 0.0)
+    ranks: Any = SimpleNamespace(parallel=Parallel(tp=2, dp=2, rank=1))
+    problem = r"replica 1 of 2 failed in a step of all: BackendError: replica 0 did not begin it within 0\.01 s"
+    with BytesIO() as inbox, BytesIO() as other:
+        steps = shared_steps.SharedSteps(ranks, inbox, [other], 0.01)
+        with pytest.raises(BackendError, match=problem), steps.begin(3):
+            pass
