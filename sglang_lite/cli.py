@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sglang_lite.commands import evaluate, mcp_server, quantize, save, warm
+from sglang_lite.commands import evaluate, mcp_server, quantize, replay, save, warm
 from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
@@ -558,6 +558,10 @@ _GROUPS = {
         _Command(
             "save", "write a model in files by rank, for any engine that reads sharded_state",
             "sglang-lite save Qwen/Qwen3-0.6B --sharded --out shards", save.add_flags,
+        ),
+        _Command(
+            "replay", "compute an engine's steps again, and write what comes out of each layer",
+            "sglang-lite replay dump/TP0_PP0_Rank0_pid123/steps --model Qwen/Qwen3-0.6B --out again", replay.add_flags,
         ),
         _Command(
             "bench", "measure a GPU, and vllm and sglang if installed, with random weights",

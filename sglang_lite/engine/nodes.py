@@ -41,7 +41,8 @@ _AGAIN_S = 0.5  # between two attempts to reach node 0
 _LOOK_S = 1.0  # between two looks whether the engine has ended, or a rank that is silent computes
 _OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0's count
     "nnodes", "dp_size", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location",
-    "enable_eplb", "expert_distribution_recorder_mode", "device", "dtype", "quantization", "load_format",
+    "enable_eplb", "expert_distribution_recorder_mode", "enable_layerwise_nvtx_marker",
+    "debug_tensor_dump_output_folder", "debug_tensor_dump_layers", "device", "dtype", "quantization", "load_format",
     "context_length", "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
 )  # fmt: skip
 _OF_ALL_REPLICAS = (  # settings by which replicas answer, too

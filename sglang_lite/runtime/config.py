@@ -22,6 +22,7 @@ from sglang_lite.runtime.config_checks import (
     check_template,
     check_tiers,
     seed_ports,
+    set_watch,
     urls_of_encoders,
 )
 from sglang_lite.runtime.config_checks import check_int as _check_int
@@ -258,6 +259,12 @@ class EngineConfig:
             experts that tokens choose from on one machine; "auto" for that with several machines.
         eplb_rebalance_num_iterations: number of steps after which they are placed anew.
         expert_distribution_recorder_mode: "stat" to count how often experts are chosen; `enable_eplb` does that, too.
+        enable_layerwise_nvtx_marker: whether each layer of a step is a range of profiles, on a GPU also of NVTX's.
+            Steps are then not captured in CUDA graphs.
+        debug_tensor_dump_output_folder: folder of a folder for each process, where each forward writes its ids and the
+            hidden states behind each layer, and the engine its steps, which `sglang-lite replay` plays. For tests:
+            no CUDA graphs, and no step is planned ahead.
+        debug_tensor_dump_layers: numbers of the layers that are written there; None for all.
         pp_size: number of stages in a row, each of `tp_size` processes with a run of the layers (pipeline parallelism),
             that compute a step one after another.
         nnodes: number of machines that the ranks, or with `dp_size` above 1 the replicas, are on, each with as many.
@@ -371,6 +378,9 @@ class EngineConfig:
     eplb_algorithm: Literal["auto", "deepseek", "deepseek_hierarchical"] = "auto"
     eplb_rebalance_num_iterations: int = 1000
     expert_distribution_recorder_mode: Literal["stat"] | None = None
+    enable_layerwise_nvtx_marker: bool = False
+    debug_tensor_dump_output_folder: str | None = None
+    debug_tensor_dump_layers: tuple[int, ...] | None = None
     pp_size: int = 1
     nnodes: int = 1
     node_rank: int = 0
@@ -426,6 +436,7 @@ class EngineConfig:
         service = self.remote_instance_weight_loader_seed_instance_service_port
         object.__setattr__(self, ports, seed_ports(service, getattr(self, ports)))
         check_parallel(self)
+        set_watch(self)
         self._check_lora()
         self._check_media()
 
@@ -500,11 +511,6 @@ class EngineConfig:
         if not self.enable_dp_attention:
             return self.parallel
         return Parallel(tp=self.tp_size, pp=self.pp_size, dp=self.dp_size, ep=self.ep_size)
-
-    @property
-    def processes_per_gpu(self) -> int:
-        """Number of the engine's processes that are on each of its GPUs."""
-        return 1 if self.gpu_id_step else self.dp_size * self.parallel.ranks // self.nnodes
 
     @property
     def drafters(self) -> tuple[str, ...]:

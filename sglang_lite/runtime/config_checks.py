@@ -128,6 +128,28 @@ def check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ...
         raise ParameterError(name, "is for images, videos and sounds.", hint="Leave enable_multimodal=False out.")
 
 
+def set_watch(config: EngineConfig) -> None:
+    """Checks which layers are looked at, and turns off what would hide them.
+
+    Raises:
+        ParameterError: their numbers are none, or are for no folder.
+    """
+    name, folder = "debug_tensor_dump_layers", config.debug_tensor_dump_output_folder
+    layers: UserValue = config.debug_tensor_dump_layers
+    if layers is not None:
+        if folder is None:
+            raise ParameterError(name, "is for debug_tensor_dump_output_folder.", hint="Add it, or leave this out.")
+        if not isinstance(layers, list | tuple):
+            raise ParameterError(name, f"{shown(layers)} is no list of numbers.")
+        for each in layers:
+            check_int(name, each, 0)
+        object.__setattr__(config, name, tuple(layers))
+    if folder is not None:
+        object.__setattr__(config, "overlap", False)  # records have all ids then
+    if folder is not None or config.enable_layerwise_nvtx_marker:
+        object.__setattr__(config, "cuda_graphs", False)
+
+
 def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ranks: int) -> None:
     """Raises ParameterError if settings of replicas are wrong, or don't fit the device.
 

@@ -181,8 +181,9 @@ def _type(hint: Any) -> dict[str, Any]:
     options = [each for each in get_args(hint) if each is not type(None)] or [hint]
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
-    if get_args(hint)[1:] == (...,):
-        return {"action": "extend", "nargs": "+"}
+    for many in (hint, *options):
+        if get_args(many)[1:] == (...,):
+            return {"action": "extend", "nargs": "+", "type": get_args(many)[0]}
     texts = [value for each in options for value in (get_args(each) or (each,)) if isinstance(value, str)]
     if texts:
         return {"choices": texts}

@@ -51,7 +51,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
             window,
             drafts=config.max_draft > 0,
             taken=0 if loaded.ranks is None else loaded.ranks.wait_loaded(),
-            processes=config.processes_per_gpu,
+            processes=_processes(config),
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
@@ -64,6 +64,11 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
         parts[f"{sizes.max_running:,} requests"] = sizes.max_running * (8 * longest + 2 * loaded.vocab_size)
     check_room(parts, device, loaded.name, "Lower max_total_tokens, context_length or max_running.")
     return Capacity(sizes, context_length, pages, longest, window_pages)
+
+
+def _processes(config: EngineConfig) -> int:
+    """Number of the engine's processes that are on each of its GPUs."""
+    return 1 if config.gpu_id_step else config.dp_size * config.parallel.ranks // config.nnodes
 
 
 def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:

@@ -83,7 +83,9 @@ from sglang_lite.runtime.drafting.registry import make_drafting
 from sglang_lite.runtime.embedding.request import not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
+from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.ranks import LeadRunner
+from sglang_lite.runtime.executor.step_record import append_step
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digested_every
@@ -182,7 +184,7 @@ class EngineCore:
             self.loop = StepLoop(
                 self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
-                encoding=encoding, shared=loaded.shared,
+                encoding=encoding, shared=loaded.shared, file=_step_file(self.runner, self.capacity),
             )  # fmt: skip
         except BaseException:
             self.compiler.close()
@@ -428,6 +430,15 @@ class EngineCore:
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()
+
+
+def _step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
+    """New file of an engine's steps, beside the outputs of its layers; None if these are not written."""
+    folder = runner.model.watch.folder if isinstance(runner.model, Decoder) else None
+    if folder is None:
+        return None
+    append_step(folder / "steps", capacity)
+    return folder / "steps"
 
 
 def _description(loaded: LoadedModel, capacity: Capacity) -> str:

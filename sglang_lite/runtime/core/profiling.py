@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.models.layer_watch import marked
 
 
 class Profiler:
@@ -33,9 +33,9 @@ class Profiler:
             self._path.touch()
         except OSError as error:
             raise ParameterError("output_dir", f"{folder!r} can't be written: {error.strerror}.") from None
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._on_gpu:
+        if device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
             activities=activities, with_stack=with_stack, record_shapes=record_shapes
@@ -52,15 +52,6 @@ class Profiler:
         self._profiler.export_chrome_trace(str(self._path))
         return str(self._path)
 
-    @contextlib.contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> AbstractContextManager[None]:
         """Marks the code run in this context as a span of the trace."""
-        with torch.profiler.record_function(name):
-            if not self._on_gpu:
-                yield
-                return
-            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call] # untyped in torch
-            try:
-                yield
-            finally:
-                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call] # untyped in torch
+        return marked(name, self._device)

@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from sglang_lite.protocol import EngineClosedError, RequestAbortedError, SglError
 from sglang_lite.runtime.core.encoding import Encoding
@@ -96,6 +97,7 @@ class StepLoop:
         stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
         encoding: requests that wait for features of their images; None for a model that reads no images.
         shared: steps of all replicas, of which each step of this loop is one.
+        file: file that steps are written to before they are launched; None for none.
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
@@ -120,6 +122,7 @@ class StepLoop:
         stream_interval_s: float = 0.0,
         encoding: Encoding | None = None,
         shared: SharedSteps | None = None,
+        file: Path | None = None,
     ) -> None:
         self.scheduler, self.steps = scheduler, 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
@@ -128,7 +131,7 @@ class StepLoop:
         self.postponed = Postponed()
         self.inbox = inbox = Inbox(filler.interrupt, self.postponed.run_all)
         self.flushes, self.recount = Flushes(self.inbox.gate.on_own_thread), Recount(scheduler)
-        self.runner, self._writer = runner, StepWriter(scheduler.store.table, scheduler.store.windows)
+        self.runner, self._writer = runner, StepWriter(scheduler.store.table, scheduler.store.windows, file)
         self._eos_ids, self.jump, self._overlap = eos_ids, jump, overlap
         self._in_flight: _InFlight | None = None
         self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)

@@ -33,6 +33,7 @@ _GENERATION = {
     "mem_fraction", "cpu_offload_gb", "enable_memory_saver", "enable_weights_cpu_backup",
     "refuse_while_asleep", "enable_hierarchical_cache", "quantization_param_path",
     "enable_return_routed_experts", "enable_return_hidden_states", "expert_distribution_recorder_mode",
+    "enable_layerwise_nvtx_marker", "debug_tensor_dump_output_folder", "debug_tensor_dump_layers",
     "constraint_backend", "compile_timeout_s", "compile_memory_mb", "seed",
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.ranks import CpuLeadRunner, GpuLeadRunner, RankLinks, begin
 from sglang_lite.runtime.executor.step_record import SlotPages
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.layer_watch import folder_of_process
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 from sglang_lite.runtime.models.model import Model, is_fused
 
@@ -63,6 +64,7 @@ def make_runner(
             original_logprobs=config.original_logprobs,
             cores_contended=cores_contended if has_all and not config.deterministic else None, adapters=adapters,
         )  # fmt: skip
+        _begin_files(model, config)
         return runner if links is None else CpuLeadRunner(runner, links, _balance(model, config))
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
@@ -84,7 +86,15 @@ def make_runner(
                 measured = gpu_runner.graphs.step_seconds()
                 if drafting is not None:
                     drafting.cost.set_measured(measured)
+    _begin_files(model, config)
     return gpu_runner if links is None else GpuLeadRunner(gpu_runner, links, _balance(model, config))
+
+
+def _begin_files(model: Model, config: EngineConfig) -> None:
+    """Writes what comes out of a model's layers from now on, if the config says so."""
+    if config.debug_tensor_dump_output_folder is not None:
+        assert isinstance(model, Decoder), "others are refused"
+        model.watch.folder = folder_of_process(config.debug_tensor_dump_output_folder, model.ranks.parallel)
 
 
 def _balance(model: Model, config: EngineConfig) -> ExpertBalance | None:

@@ -7,13 +7,15 @@ devices at once, or from a file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.window_pages import WindowPages
@@ -31,6 +33,7 @@ SAMPLING = np.dtype([
 ])  # fmt: skip
 
 
+_LENGTH = 8  # bytes of a record's length in a file
 _UNKNOWN = -2  # adapter slot that a device may not have
 _NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
@@ -172,10 +175,11 @@ class StepWriter:
     Args:
         table: slot table that batches refer to.
         windows: pages of the layers with a window, if they have pages of their own.
+        file: file that each record is added to, so that the last is that of a step that failed; None for none.
     """
 
-    def __init__(self, table: SlotTable, windows: WindowPages | None = None) -> None:
-        self._table, self._windows = table, windows
+    def __init__(self, table: SlotTable, windows: WindowPages | None = None, file: Path | None = None) -> None:
+        self._table, self._windows, self._file = table, windows, file
         self._written: Ints = np.zeros_like(table.pages)  # pages as the records so far have given them
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
         self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slots, likewise
@@ -213,7 +217,7 @@ class StepWriter:
         adapters = np.where(batch.starts < table.adapter_from[slots], -1, table.adapter[slots])
         adapted = adapters != self._adapters[slots]
         self._adapters[slots] = adapters
-        return StepRecord(
+        record = StepRecord(
             step=batch.step,
             slots=slots,
             epochs=batch.epochs,
@@ -240,6 +244,9 @@ class StepWriter:
             rotary=rotary,
             limits=limits,
         )
+        if self._file is not None:
+            append_step(self._file, record)
+        return record
 
     def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> tuple[Ints, Ints]:
         """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`."""
@@ -299,16 +306,32 @@ def _scores(request: Request, row: int, first: int, tokens: Ints) -> PromptScore
 # --------------------------------------------------------------------------------------------------------- files
 
 
-def save_records(path: str | os.PathLike[str], records: Sequence[StepRecord]) -> None:
-    """Writes records of successive steps to a file, to be executed again elsewhere."""
-    with open(path, "wb") as file:
-        file.write(_ENCODER.encode(records))
+def append_step(file: Path, record: StepRecord | Capacity) -> None:
+    """Adds a step to a file of an engine's steps, which begins with its capacity. Raises OSError if it can't."""
+    content = _ENCODER.encode(record)
+    with file.open("ab") as steps:
+        steps.write(len(content).to_bytes(_LENGTH, "big") + content)
 
 
-def load_records(path: str | os.PathLike[str]) -> list[StepRecord]:
-    """Reads records that `save_records` wrote."""
-    with open(path, "rb") as file:
-        return _DECODER.decode(file.read())
+def read_steps(path: Path) -> tuple[Capacity, list[StepRecord]]:
+    """Capacity and steps of an engine that wrote them to a file, without a last one that it began to write.
+
+    Raises:
+        ParameterError: it is no such file, or can't be read.
+    """
+    try:
+        content, parts, at = path.read_bytes(), list[bytes](), _LENGTH
+        while at <= len(content):
+            size = int.from_bytes(content[at - _LENGTH : at], "big")
+            parts.append(content[at : at + size])
+            at += size + _LENGTH
+        if parts and at - _LENGTH > len(content):
+            parts.pop()
+        first, *rest = parts
+        return msgspec.msgpack.decode(first, type=Capacity), list(map(_DECODER.decode, rest))
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        hint = "debug_tensor_dump_output_folder makes files of steps."
+        raise ParameterError("steps", f"{path} is none: {error}.", hint=hint) from error
 
 
 def array_as_data(array: object) -> object:
@@ -325,4 +348,4 @@ def array_of_data(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.ge
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=array_as_data)
-_DECODER = msgspec.msgpack.Decoder(list[StepRecord], dec_hook=array_of_data)
+_DECODER = msgspec.msgpack.Decoder(StepRecord, dec_hook=array_of_data)

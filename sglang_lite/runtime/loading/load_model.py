@@ -27,6 +27,7 @@ from sglang_lite.runtime.loading.load_whisper import load_whisper
 from sglang_lite.runtime.loading.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.loading.rank_device import rank_device
 from sglang_lite.runtime.loading.seeding import seed_of
+from sglang_lite.runtime.loading.watched_layers import layer_watch
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.models import cpu_ranks
@@ -243,6 +244,7 @@ def load_model(
             model = kind(spec, source, formats, device, positions, bar, ranks=ranks, offload=offload, placement=experts)
         model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None  # whose weights are here
         prepare_experts(model, config, spec, experts, partial(_source, files, config, device))
+        model.watch = layer_watch(config, spec, ranks.parallel, device)
         model.both_ways = tower is not None and files.media is not None and files.media.block > 0
         if model.precision.cache.itemsize == 1:
             model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout) | given, tokenizer.bos_id)
@@ -311,6 +313,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     for name, plain in (
         ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("pp_size", 1),
         ("cpu_offload_gb", 0), ("language_only", False), ("expert_distribution_recorder_mode", None),
+        ("enable_layerwise_nvtx_marker", False), ("debug_tensor_dump_output_folder", None),
     ):  # fmt: skip
         if getattr(config, name) != plain:
             raise ParameterError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.cuts import rank_spec, vocabulary_part
+from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import apply_norm
@@ -71,6 +72,7 @@ class Decoder:
         recorded: heads, size and data type of what its caches record of each token, by the cache's attribute.
         expert_moves: changes of the experts that its ranks have, if it has started with a placement.
         weight_memory: memory of its weights on a GPU, if that and caches can be given back.
+        watch: watch over its layers, if they are looked at.
 
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
@@ -104,8 +106,7 @@ class Decoder:
         )  # fmt: skip
         self.spec = reader.of_rank
         self.layer_ranks = ranks.in_stage if ranks.parallel.dp == 1 else ONE_PROCESS
-        every = list(map(ranks.parallel.of, range(ranks.parallel.ranks)))
-        self._parts = [vocabulary_part(spec.vocab_size, each, self.vocab_block) for each in every]
+        every = map(ranks.parallel.of, range(ranks.parallel.ranks))
         # Rank 0 chooses the number of pages for all: by the most that a token takes on one of them.
         self._layouts = [rank_spec(spec, each, even=self.fused).kv_layout for each in every]
         # The largest tables first: their temporary memory is free again before the layers are read.
@@ -136,6 +137,7 @@ class Decoder:
         self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.expert_moves: ExpertMoves | None = None  # set by `load`
+        self.watch = LayerWatch()  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     def plan_small_batches(self) -> None:
@@ -156,6 +158,12 @@ class Decoder:
     @property
     def kv_layout(self) -> KVLayout:
         return self.spec.kv_layout
+
+    @cached_property
+    def _parts(self) -> list[range]:
+        """Tokens whose embeddings and logits each rank has."""
+        every = map(self.ranks.parallel.of, range(self.ranks.parallel.ranks))
+        return [vocabulary_part(self.vocab_size, each, self.vocab_block) for each in every]
 
     @property
     def vocabulary(self) -> range:
@@ -218,11 +226,12 @@ class Decoder:
         """
         x, deep = self._embedded(ids)
         cos_sin = [rope.at(positions) for rope in self.ropes]
-        if not deep and self._small_batch is not None and self._small_batch.supports(plan):
-            return self._small_batch(x, cos_sin, plan, cache)
+        few = None if self.watch.looks else self._small_batch
+        if not deep and few is not None and few.supports(plan):
+            return few(x, cos_sin, plan, cache)
         with self._step(len(x)):
             x = in_turn(self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache))
-        return self._norm(x, self.norm)
+        return self.watch.passed(ids, positions, self._norm(x, self.norm))
 
     def share_steps(self, steps: SharedSteps) -> None:
         """Makes each step one of all ranks, which have rows of their own."""
@@ -252,7 +261,7 @@ class Decoder:
         cache: KVCache,
     ) -> torch.Tensor:
         """Rows [T, hidden_size] behind this rank's layers; arguments as `_embedded` and `forward` make them."""
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.watch.over(self.layers)):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
             normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(i)
@@ -261,10 +270,11 @@ class Decoder:
             if layer.spec.parallel:
                 mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
                 x = x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record)))
-                continue
-            x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
-            h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
-            x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
+            else:
+                x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
+                h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
+                x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
+            self.watch.behind(i, x)
         return x
 
     def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -116,12 +116,12 @@ class GpuDecoder(Decoder):
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
         rows = None if plan.lora is None else _rows_of(plan.lora, plan.slots, self.layers)
         residual = embed(plan, self.embedding, self.embedding_scale, self.features)
+        args = rows, plan, cache, attention
         if self.ranks.parallel.pp == 1:
             with self._step(len(residual)):
-                return self._run_stage(residual, rows, plan, cache, attention)[0]
-        args = rows, plan, cache, attention
+                return self.watch.passed(plan.ids, plan.positions, self._run_stage(residual, *args)[0])
         residual = in_turn(self.ranks, residual, lambda x: self._run_stage(x, *args)[1])
-        return norm(residual, self.norm, self.spec.rms_eps)
+        return self.watch.passed(plan.ids, plan.positions, norm(residual, self.norm, self.spec.rms_eps))
 
     def _run_stage(
         self,
@@ -138,7 +138,7 @@ class GpuDecoder(Decoder):
             rows: rows of adapters, or None.
             plan, cache, attention: as for `run`.
         """
-        if len(residual) == 1 and self._alone and rows is None:
+        if len(residual) == 1 and self._alone and rows is None and not self.watch.looks:
             return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None
@@ -149,6 +149,7 @@ class GpuDecoder(Decoder):
             layer = own if plan.lora is None or rows is None else adapted(own, plan.lora.layers[i], rows)
             first, second = self._in_8_bits(layer, len(residual))
             normed = self._in_norm(layer.input_norm, x, residual, scales, peers, eight=first)
+            self.watch.behind(i - 1, residual)
             seen = self._attend(i, layer, *self._qkv(layer, normed), plan, cache, attention)
             if layer.spec.parallel:
                 if layer.mlp_norm is not None:
@@ -163,11 +164,8 @@ class GpuDecoder(Decoder):
             x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
-        return add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers), residual
-
-    def _streamed(self) -> Iterable[Layer]:
-        """The layers, each when its weights are on the device."""
-        return self.layers if self.offload is None else self.offload.stream(self.layers)
+        hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
+        return hidden, self.watch.behind(len(self.layers) - 1, residual)
 
     def _peers(self, rows: int) -> Peers | None:
         """Memory through which the `add_norm` after each block sums the ranks' rows; None if they are summed before it,
@@ -175,6 +173,10 @@ class GpuDecoder(Decoder):
         if self.gpu_ranks is None or not self._plain:
             return None
         return self.gpu_ranks.fused(rows, self.spec.hidden_size * self.precision.compute.itemsize)
+
+    def _streamed(self) -> Iterable[Layer]:
+        """The layers, each when its weights are on the device."""
+        return self.watch.over(self.layers if self.offload is None else self.offload.stream(self.layers))
 
     def _add_plane(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
         """Adds to the residual before a layer what features of images have for it."""
@@ -278,8 +280,7 @@ class GpuDecoder(Decoder):
             return self.gpu_ranks.sum(fed(rows, record=record)), None
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
-        plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
-        activate = gate_up.ungated if plain else gate_up.gated
+        activate = gate_up.ungated if isinstance(fed.spec, DenseSpec) and not fed.spec.gated else gate_up.gated
         return self._last(down, activate(rows, fed.spec.activation, eight=down.eight_bits(count)), peers)
 
     def _run_one(
@@ -334,8 +335,7 @@ class GpuDecoder(Decoder):
                 qkv, *norms, self.spec.rms_eps, rope, cache, index, out, scales=scales, rules=layer.rules
             )
         else:
-            plan = plan.in_layer(spec.window)
-            q = rope_store(qkv, *norms, self.spec.rms_eps, rope, plan, cache, index, scales)
+            q = rope_store(qkv, *norms, self.spec.rms_eps, rope, plan.in_layer(spec.window), cache, index, scales)
             attention.attend(q, cache, index, out, layer.rules)
         return out.view(len(qkv), -1)
 

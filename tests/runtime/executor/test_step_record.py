@@ -8,7 +8,7 @@ import pytest
 
 from sglang_lite.protocol import Choices, SamplingParams
 from sglang_lite.runtime.executor import make_runner
-from sglang_lite.runtime.executor.step_record import load_records, save_records
+from sglang_lite.runtime.executor.step_record import append_step, read_steps
 from tests.runtime.scripted import Guesses, SteppedEngine, loaded
 
 
@@ -56,8 +56,10 @@ def run(**config):
 @pytest.mark.parametrize("drafter", [None, Guesses(0.8)])
 def test_records_from_a_file_give_the_same_tokens_on_a_fresh_runner(tmp_path, page_size, drafter):
     engine, watched = run(page_size=page_size, overlap=False, drafter=drafter)
-    save_records(tmp_path / "steps", watched.records)
-    records = load_records(tmp_path / "steps")
+    for each in (engine.core.capacity, *watched.records):
+        append_step(tmp_path / "steps", each)
+    capacity, records = read_steps(tmp_path / "steps")
+    assert capacity == engine.core.capacity
     again = Watched(make_runner(loaded().model, engine.core.capacity, engine.core.config))
     for record, (draws, tokens) in zip(records, watched.draws, strict=True):
         assert again.sample(again.forward(record), draws).tokens == tokens
