@@ -574,10 +574,6 @@ def _start_constrained(
             context.loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 
 
-def _flushed_tokens(scheduler: Scheduler) -> int:
-    return scheduler.flush() * scheduler.store.page_size
-
-
 def _indexed(sink: Sink, index: int, event: Event) -> None:
     if isinstance(event, RequestAbortedError) and event.partial is not None:
         event.partial = msgspec.structs.replace(event.partial, index=index)
