@@ -25,7 +25,7 @@ from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape, write_model
 from sglang_lite.bench.start import first_token
 from sglang_lite.bench.workloads import WORKLOADS, Measured, Workload, run
 from sglang_lite.protocol import ParameterError
-from sglang_lite.runtime.models.cuts import rank_spec
+from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 

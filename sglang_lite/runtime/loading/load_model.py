@@ -31,13 +31,13 @@ from sglang_lite.runtime.loading.watched_layers import layer_watch
 from sglang_lite.runtime.media.placeholders import MediaFormat
 from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.models import cpu_ranks
-from sglang_lite.runtime.models.cuts import rank_spec
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.offload import Offload, first_offloaded
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec

@@ -21,7 +21,6 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
-from sglang_lite.runtime.models.cuts import rank_spec, vocabulary_part
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.latent import latent_attention
@@ -31,6 +30,7 @@ from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.offload import Offload
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.sharding import rank_spec, vocabulary_part
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.cuts import RankPart
 from sglang_lite.runtime.models.parameters import CheckpointSlice, ParameterSpec
+from sglang_lite.runtime.models.sharding import RankPart
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStack, Stored, Weight, WeightSource
 
 Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert

@@ -12,7 +12,6 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
-from sglang_lite.runtime.models.cuts import NOTHING, cut, rank_spec, stage_layers, vocabulary_part
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import (
@@ -35,6 +34,7 @@ from sglang_lite.runtime.models.parameters import (
     parameters,
 )
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.sharding import NOTHING, cut, rank_spec, stage_layers, vocabulary_part
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.models.cuts import cut, head_shares, rank_spec, stage_layers, vocabulary_part
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.sharding import cut, head_shares, rank_spec, stage_layers, vocabulary_part
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.layout import Parallel

@@ -1,4 +1,4 @@
-"""Cuts of a model's parameters over ranks: one rule for each role. Needs no torch.
+"""Sharding of a model over ranks: one rule for each role of a parameter, by which it is cut. Needs no torch.
 
 Heads are cut with the keys and values that they read, feed-forwards (also each expert's) by their inner size, embedding
 and head by the vocabulary; everything else is whole on every rank. With `ep`, experts are cut by number, and each by
