@@ -368,7 +368,6 @@ SHARED_NAMES = {
     "Engine": "`sgl.Engine` is the engine with SGLang's methods",
     "Request": "users of `testing` read it",
     "ToolCall": "users read it, of a program and of `testing`",
-    **dict.fromkeys(("Branch", "Player"), "the language has its own, beside those of `program/play`"),
 }  # fmt: skip
 
 

@@ -99,7 +99,7 @@ class Claim(Generic[TextT, QueuedT]):
         error: error because of which they will not be played, or None.
     """
 
-    joiner: Branch[TextT, QueuedT]
+    joiner: ProgramBranch[TextT, QueuedT]
     end: int
     pieces: Sequence[object] | None = None
     error: SglError | None = None
@@ -116,7 +116,7 @@ class Ask(Generic[TextT, QueuedT]):
         attempt: number of verdicts before it that have asked again in this place.
     """
 
-    branch: Branch[TextT, QueuedT]
+    branch: ProgramBranch[TextT, QueuedT]
     place: int
     entry: QueuedT
     attempt: int = 0
@@ -141,7 +141,7 @@ class Totals:
     asked: int = 0
 
 
-class Branch(Generic[TextT, QueuedT]):
+class ProgramBranch(Generic[TextT, QueuedT]):
     """Branch of a program. The player alone changes it.
 
     Args:
@@ -192,7 +192,7 @@ class Branch(Generic[TextT, QueuedT]):
         self.lost = self.quiet = self.untold = self.joining = False
         self.error: SglError | None = None
         self.refused: SglError | None = None
-        self.forks: dict[int, list[Branch[TextT, QueuedT]]] = {}
+        self.forks: dict[int, list[ProgramBranch[TextT, QueuedT]]] = {}
         self.joins: list[int] = []
         self.joined: dict[int, list[Claim[TextT, QueuedT]] | None] = {}
         self.claims: list[Claim[TextT, QueuedT]] = []
@@ -211,7 +211,7 @@ class Branch(Generic[TextT, QueuedT]):
         return self.ask is not None or bool(self.queue) or self.paused is not None
 
     @property
-    def children(self) -> Iterator[Branch[TextT, QueuedT]]:
+    def children(self) -> Iterator[ProgramBranch[TextT, QueuedT]]:
         """Branches of all its forks."""
         for branches in self.forks.values():
             yield from branches
@@ -262,7 +262,7 @@ class Branch(Generic[TextT, QueuedT]):
         """Returns True if the last verdict on a node has come before the branch did."""
         return any(again is None for _, again in self.verdicts.get(place, ()))
 
-    def mark_played(self, place: int) -> list[Branch[TextT, QueuedT]]:
+    def mark_played(self, place: int) -> list[ProgramBranch[TextT, QueuedT]]:
         """Notes that a node was played. Returns branches that may be able to join now."""
         assert self.text is not None
         self.played = place + 1
@@ -290,7 +290,7 @@ class Branch(Generic[TextT, QueuedT]):
             self.joined[place] = claims
             self.joins.append(place)
 
-    def claim(self, joiner: Branch[TextT, QueuedT], end: int | None) -> Claim[TextT, QueuedT]:
+    def claim(self, joiner: ProgramBranch[TextT, QueuedT], end: int | None) -> Claim[TextT, QueuedT]:
         """Claims what the first `end` nodes add (None: all nodes so far) for a join of another branch, and all nodes of
         the branches that they fork."""
         claim = Claim(joiner, self.count if end is None else end)
@@ -326,7 +326,7 @@ class Branch(Generic[TextT, QueuedT]):
         del self.joined[place]
         return True
 
-    def settle_claims(self) -> list[Branch[TextT, QueuedT]]:
+    def settle_claims(self) -> list[ProgramBranch[TextT, QueuedT]]:
         """Gives the claims on what has been played their pieces. Returns the branches that claimed them."""
         if self.text is None:
             return []
@@ -337,7 +337,7 @@ class Branch(Generic[TextT, QueuedT]):
         self.claims = [claim for claim in self.claims if claim.pieces is None]
         return [claim.joiner for claim in settled]
 
-    def fail_claims(self, error: SglError, before: int | None = None) -> list[Branch[TextT, QueuedT]]:
+    def fail_claims(self, error: SglError, before: int | None = None) -> list[ProgramBranch[TextT, QueuedT]]:
         """Fails the claims on at most `before` nodes (None: all). Returns the branches that claimed them."""
         failed = [claim for claim in self.claims if before is None or claim.end <= before]
         for claim in failed:
@@ -352,7 +352,7 @@ class Branch(Generic[TextT, QueuedT]):
         known = mark in self.marks or any(place == mark for place, _ in self.queue)
         return known and not any(to < mark < at for at, to in self.rollbacks.items())
 
-    def claimed(self, below: Branch[TextT, QueuedT], at: int) -> int:
+    def claimed(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
         """Number of nodes that a rollback of a branch leaves here, as joins above that branch have claimed them.
 
         Args:
@@ -361,7 +361,7 @@ class Branch(Generic[TextT, QueuedT]):
         above = (claim.end for claim in self.claims if len(claim.joiner.path) < len(below.path))
         return max((end for end in above if end <= at), default=0)
 
-    def take_back(self, mark: int, at: int) -> tuple[int, list[Branch[TextT, QueuedT]]]:
+    def take_back(self, mark: int, at: int) -> tuple[int, list[ProgramBranch[TextT, QueuedT]]]:
         """Forgets the forks and joins that a rollback at `at` removes. Returns the place from which on it removes
         queued nodes, as those before are claimed or not behind the mark, and the branches of the forks."""
         claimed = self.claimed(self, at)
@@ -414,14 +414,14 @@ class Failed:
 class Forked(Generic[TextT, QueuedT]):
     """Effect: a branch begins, as its fork was played."""
 
-    branch: Branch[TextT, QueuedT]
+    branch: ProgramBranch[TextT, QueuedT]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Idle(Generic[TextT, QueuedT]):
     """Effect: a branch has nothing to play."""
 
-    branch: Branch[TextT, QueuedT]
+    branch: ProgramBranch[TextT, QueuedT]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

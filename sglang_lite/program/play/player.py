@@ -36,13 +36,13 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.program.play.branch import (
     Ask,
-    Branch,
     Cancel,
     Effect,
     Ended,
     Failed,
     Forked,
     Idle,
+    ProgramBranch,
     QueuedT,
     TextT,
     Totals,
@@ -50,7 +50,7 @@ from sglang_lite.program.play.branch import (
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
 
 
-class Player(Generic[TextT, QueuedT]):
+class ProgramPlayer(Generic[TextT, QueuedT]):
     """Player of one program.
 
     Args:
@@ -79,7 +79,7 @@ class Player(Generic[TextT, QueuedT]):
 
     def add(
         self, path: Path, entries: Sequence[QueuedT], refusal: SglError | None = None
-    ) -> Branch[TextT, QueuedT] | None:
+    ) -> ProgramBranch[TextT, QueuedT] | None:
         """Adds nodes to a branch, behind the fork that begins it. Returns the branch.
 
         Args:
@@ -187,7 +187,9 @@ class Player(Generic[TextT, QueuedT]):
 
     # ------------------------------------------------------------------------------------------- what is added
 
-    def _queue(self, branch: Branch[TextT, QueuedT], first: int, entries: Sequence[QueuedT], *, told: bool) -> None:
+    def _queue(
+        self, branch: ProgramBranch[TextT, QueuedT], first: int, entries: Sequence[QueuedT], *, told: bool
+    ) -> None:
         """Queues nodes. A rollback among them takes effect at once.
 
         Args:
@@ -238,7 +240,7 @@ class Player(Generic[TextT, QueuedT]):
                 return
             self._branches.fail(waiting, ProgramError("a join waits for nodes that were never added."))
 
-    def _play(self, branch: Branch[TextT, QueuedT]) -> None:
+    def _play(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         """Plays nodes until one has to wait, or the queue is empty."""
         text = branch.text
         if text is None or branch.ask is not None or branch.paused is not None:
@@ -275,7 +277,7 @@ class Player(Generic[TextT, QueuedT]):
         self._branches.end_refused(branch)
         self._branches.effects.append(Idle(branch))
 
-    def _resume(self, branch: Branch[TextT, QueuedT], place: int) -> None:
+    def _resume(self, branch: ProgramBranch[TextT, QueuedT], place: int) -> None:
         """Carries out the verdicts that have come on the node where a branch is, and waits for the last one."""
         assert branch.text is not None
         branch.paused, verdicts = place, branch.verdicts.pop(place, None)
@@ -310,22 +312,22 @@ class Branches(Generic[TextT, QueuedT]):
 
     def __init__(self, text: TextT) -> None:
         self.totals = Totals()
-        self.main = Branch[TextT, QueuedT]((), self.totals, text)
-        self.by_path: dict[Path, Branch[TextT, QueuedT]] = {(): self.main}
-        self.ready: deque[Branch[TextT, QueuedT]] = deque()
+        self.main = ProgramBranch[TextT, QueuedT]((), self.totals, text)
+        self.by_path: dict[Path, ProgramBranch[TextT, QueuedT]] = {(): self.main}
+        self.ready: deque[ProgramBranch[TextT, QueuedT]] = deque()
         self.effects: list[Effect[TextT, QueuedT]] = []
 
-    def add_lost(self, path: Path, error: SglError) -> Branch[TextT, QueuedT]:
+    def add_lost(self, path: Path, error: SglError) -> ProgramBranch[TextT, QueuedT]:
         """Adds a branch that was not forked, and has failed with an error."""
-        branch = self.by_path[path] = Branch(path, self.totals)
+        branch = self.by_path[path] = ProgramBranch(path, self.totals)
         self.lose(branch, error)
         return branch
 
     def announce(
-        self, branch: Branch[TextT, QueuedT], place: int, branches: Sequence[Sequence[QueuedT]]
-    ) -> list[Branch[TextT, QueuedT]]:
+        self, branch: ProgramBranch[TextT, QueuedT], place: int, branches: Sequence[Sequence[QueuedT]]
+    ) -> list[ProgramBranch[TextT, QueuedT]]:
         """Makes the branches of a fork, which begin when the fork is played."""
-        made = [Branch[TextT, QueuedT]((*branch.path, place, i), self.totals) for i in range(len(branches))]
+        made = [ProgramBranch[TextT, QueuedT]((*branch.path, place, i), self.totals) for i in range(len(branches))]
         for child, nodes in zip(made, branches):
             child.count = len(nodes)
             self.by_path[child.path] = child
@@ -344,13 +346,13 @@ class Branches(Generic[TextT, QueuedT]):
             self.effects.append(Forked(branch))
             self.ready.append(branch)
 
-    def ask(self, branch: Branch[TextT, QueuedT], place: int, entry: QueuedT) -> None:
+    def ask(self, branch: ProgramBranch[TextT, QueuedT], place: int, entry: QueuedT) -> None:
         branch.paused = None
         ask = Ask(branch, place, entry, branch.attempt)
         branch.set_ask(ask)
         self.effects.append(ask)
 
-    def settle(self, branch: Branch[TextT, QueuedT], place: int, pieces: Sequence[object]) -> None:
+    def settle(self, branch: ProgramBranch[TextT, QueuedT], place: int, pieces: Sequence[object]) -> None:
         """Appends what a node adds, and lets its branch go on."""
         branch.paused = None
         if pieces and branch.text is not None:
@@ -358,7 +360,7 @@ class Branches(Generic[TextT, QueuedT]):
         self.ready += branch.mark_played(place)
         self.ready.appendleft(branch)  # first, so that a driver can continue where it is
 
-    def roll_back(self, branch: Branch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
+    def roll_back(self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT) -> None:
         """Removes what is under way behind a mark but not claimed, and goes back at once if nothing before is left."""
         end, gone = branch.take_back(mark, at)
         error = RequestAbortedError("a rollback removed the fork of this branch.")
@@ -374,12 +376,12 @@ class Branches(Generic[TextT, QueuedT]):
             branch.error = None
             self.go_back(branch, at)
 
-    def go_back(self, branch: Branch[TextT, QueuedT], at: int) -> None:
+    def go_back(self, branch: ProgramBranch[TextT, QueuedT], at: int) -> None:
         branch.go_back(at)
         self.ready += branch.mark_played(at)
 
     def fail(
-        self, branch: Branch[TextT, QueuedT], error: SglError, place: int | None = None, name: str | None = None
+        self, branch: ProgramBranch[TextT, QueuedT], error: SglError, place: int | None = None, name: str | None = None
     ) -> None:
         """Ends a branch with an error of the node at `place`, by default of the next one, unless a queued rollback
         takes the node back."""
@@ -390,7 +392,7 @@ class Branches(Generic[TextT, QueuedT]):
         else:
             self.skip(branch, back, error)
 
-    def skip(self, branch: Branch[TextT, QueuedT], back: int, error: SglError) -> None:
+    def skip(self, branch: ProgramBranch[TextT, QueuedT], back: int, error: SglError) -> None:
         """Goes on with a queued rollback that takes back what a branch plays, which is not claimed any more."""
         branch.paused = None
         self.give_up_ask(branch)
@@ -399,11 +401,11 @@ class Branches(Generic[TextT, QueuedT]):
 
     def lose(
         self,
-        branch: Branch[TextT, QueuedT],
+        branch: ProgramBranch[TextT, QueuedT],
         error: SglError,
         *,
         quiet: bool = False,
-        below: Branch[TextT, QueuedT] | None = None,
+        below: ProgramBranch[TextT, QueuedT] | None = None,
     ) -> None:
         """Ends a branch and those forked from it for good.
 
@@ -425,32 +427,37 @@ class Branches(Generic[TextT, QueuedT]):
                 self.lose(child, error, quiet=quiet, below=below)
 
     def lose_forks(
-        self, branch: Branch[TextT, QueuedT], removed: Sequence[tuple[int, QueuedT]], error: SglError, *, quiet: bool
+        self,
+        branch: ProgramBranch[TextT, QueuedT],
+        removed: Sequence[tuple[int, QueuedT]],
+        error: SglError,
+        *,
+        quiet: bool,
     ) -> None:
         """Ends the branches of forks that are not played, as they are among the nodes that were removed."""
         for place, entry in removed:
             for i in range(len(entry.branches)):
                 self.lose(self.by_path[(*branch.path, place, i)], error, quiet=quiet)
 
-    def end_refused(self, branch: Branch[TextT, QueuedT]) -> None:
+    def end_refused(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         if branch.refused is not None:
             self.give_up(branch, branch.refused, quiet=branch.quiet)
 
-    def give_up(self, branch: Branch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
+    def give_up(self, branch: ProgramBranch[TextT, QueuedT], error: SglError, *, quiet: bool = False) -> None:
         """Ends a branch with an error, and the branches of forks that will not be played (`quiet`: as of `lose`)."""
         branch.error = error
         removed = self.stop(branch)
         self.ready += branch.fail_claims(error)
         self.lose_forks(branch, removed, error, quiet=quiet)
 
-    def stop(self, branch: Branch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
+    def stop(self, branch: ProgramBranch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
         """Discards what is asked and queued. Returns what was queued."""
         branch.refused, branch.joining, branch.paused = None, False, None
         self.give_up_ask(branch)
         self.effects.append(Idle(branch))
         return branch.cut(0)
 
-    def give_up_ask(self, branch: Branch[TextT, QueuedT]) -> None:
+    def give_up_ask(self, branch: ProgramBranch[TextT, QueuedT]) -> None:
         if branch.ask is not None:
             self.effects.append(Cancel(branch.ask))
             branch.set_ask(None)

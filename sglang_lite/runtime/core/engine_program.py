@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Node, Path, Rollback, Select, Verdict
 from sglang_lite.program.play.branch import Ask, Cancel, Ended, Failed, Forked, Idle
-from sglang_lite.program.play.player import Player
+from sglang_lite.program.play.player import ProgramPlayer
 from sglang_lite.protocol import (
     Delta,
     EngineClosedError,
@@ -195,7 +195,7 @@ class EngineProgram:
         self.context, self.stream, self.namespace = context, stream, namespace
         self._sink = sink
         # The attributes below are used on the loop's thread only.
-        self._player = Player[TokenText, PreparedNode](TokenText(log))
+        self._player = ProgramPlayer[TokenText, PreparedNode](TokenText(log))
         self._performing = False
         self._jobs: dict[EngineAsk, GenerationJob | SelectionJob] = {}
         self._pauses = ProgramPauses(context.loop.scheduler.pauses, priority, namespace)

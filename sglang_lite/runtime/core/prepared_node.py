@@ -21,7 +21,7 @@ from sglang_lite.program.nodes import (
     Select,
     Text,
 )
-from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, Branch, QueuedNode
+from sglang_lite.program.play.branch import NOTHING_EXPECTED, Ask, ProgramBranch, QueuedNode
 from sglang_lite.protocol import (
     CapabilityError,
     ConstraintError,
@@ -63,7 +63,7 @@ class PreparedNode(QueuedNode):
     begun: GenerationJob | None = None
 
 
-EngineBranch: TypeAlias = Branch[TokenText, PreparedNode]
+EngineBranch: TypeAlias = ProgramBranch[TokenText, PreparedNode]
 EngineAsk: TypeAlias = Ask[TokenText, PreparedNode]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Rollback, Text
 from sglang_lite.program.play.branch import Ask, BranchText, Cancel, Ended, Failed, Forked, Idle, QueuedNode
-from sglang_lite.program.play.player import Player
+from sglang_lite.program.play.player import ProgramPlayer
 from sglang_lite.protocol import ProgramError, RequestAbortedError, SglError
 
 
@@ -58,7 +58,7 @@ class Driver:
     have come, on pauses at any time."""
 
     def __init__(self, draw):
-        self.draw, self.player = draw, Player(Words("P"))
+        self.draw, self.player = draw, ProgramPlayer(Words("P"))
         self.asks, self.prompts, self.errors, self.events = [], {}, {}, []
         self.verdicts, self.attempts, self.counts = [], {}, {}
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text, Verdict
-from sglang_lite.program.play.branch import NOTHING_EXPECTED, Branch, ExpectedTokens, Totals
+from sglang_lite.program.play.branch import NOTHING_EXPECTED, ExpectedTokens, ProgramBranch, Totals
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams, Span
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch, ScheduledProgram, expected_tokens
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
@@ -253,7 +253,7 @@ def test_of_a_program_the_longest_way_goes_first_and_others_keep_their_place():
     queue = waiting(engine, *(([7, i], {}) for i in range(5)))
     program = ScheduledProgram()
     for request, path in zip(queue[1:4], (5, 50, 20)):
-        branch: Branch = Branch((), Totals())
+        branch: ProgramBranch = ProgramBranch((), Totals())
         branch.expected = ExpectedTokens(0, path, path)
         request.branch = ScheduledBranch(program, branch)
     assert [request.id for request in lpm([], queue, engine.store.tree)] == [0, 2, 3, 1, 4]
