@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import json
@@ -100,7 +101,7 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
         ParameterError: the file can't be read, or no row is right.
     """
     try:
-        lines = file.read_text(encoding="utf-8-sig", errors="replace").split("\n")
+        lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise ParameterError("DATA", f"{file}: {error.strerror}.") from error
     rows, broken = [], {}
@@ -108,7 +109,7 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
         if not line.strip():
             continue
         try:
-            columns = json.loads(line)
+            columns = json.loads(line.decode())
             if not isinstance(columns, dict):
                 raise ValueError("it is not a JSON object.")  # as the decoder's own
             arguments = {name: value for name, value in columns.items() if name in program.signature.parameters}

@@ -22,6 +22,7 @@ from sglang_lite.protocol.anything import Foreign, Json
 
 MAX_RESULT: Final = 1 << 20  # characters of a result; a prompt holds far less
 _MAX_PAGES: Final = 100  # of a server's list of tools
+_MAX_TOLD: Final = 300  # characters of an error of the SDK
 
 
 def mcp(
@@ -315,4 +316,5 @@ def _innermost(error: BaseException) -> BaseException:
 
 def _told(error: Exception) -> str:
     inner = _innermost(error)
-    return str(inner).rstrip(".") or type(inner).__name__
+    text = " ".join(str(inner).split())  # of a schema that wasn't kept, many lines with the whole schema
+    return text[:_MAX_TOLD].rstrip(".") or type(inner).__name__

@@ -76,15 +76,17 @@ def test_a_run_that_failed_counts_as_wrong(files, capsys):
 
 def test_broken_lines_are_named_and_the_others_run(files, capsys):
     program, data = files
-    data.write_text('{"text": "a crash", "kind": "bug"}\n\n{"text"\n[1]\n{"kind": "bug"}\n{"text": "a parcel"}\n')
+    broken = b'{"text"\n[1]\n{"kind": "bug"}\n{"text": "a parcel"}\n{"text": "\xff", "kind": "bug"}\n'
+    data.write_bytes(b'\xef\xbb\xbf{"text": "a crash", "kind": "bug"}\n\n' + broken)
     assert evaluate(program, data, "--metric", ACCURACY) == 1
     out = capsys.readouterr().out
     assert scores(out) == {"accuracy of kind": "100.0%"}
     reasons = [line.partition(": ")[2] for line in out.split("\n") if line.startswith("  ")]
-    assert reasons[1:] == [
+    assert reasons[1:4] == [
         "it is not a JSON object.", "classify: missing a required argument: 'text'.", "it has no column 'kind'.",
     ]  # fmt: skip
-    assert len(reasons) == 4
+    assert "can't decode byte 0xff in position 10" in reasons[4]
+    assert len(reasons) == 5
 
 
 def test_a_stopped_run_goes_on_wherever_its_file_was_cut(files, tmp_path, capsys):

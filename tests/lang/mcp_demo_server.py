@@ -37,8 +37,8 @@ def dies() -> str:
 
 
 @server.tool()
-def long() -> str:
-    return "x" * 3_000_000
+def long(size: int = 3_000_000) -> str:
+    return "x" * size
 
 
 @server.tool()

@@ -1,4 +1,5 @@
-"""An MCP server for tests two of whose tools have schemas that can't be used; by hand, since the SDK refuses to."""
+"""An MCP server for tests two of whose tools have schemas that can't be used, and one whose results aren't what its schema
+says; by hand, since the SDK refuses to."""
 
 import json
 import sys
@@ -8,7 +9,9 @@ SCHEMAS = {
     "good": {"type": "object", "properties": {"x": {"type": "integer"}}},
     "refused": {"type": "string"},
     "unheld": {"type": "object", "properties": {"x": {"type": "int"}}},
+    "lies": {"type": "object"},
 }
+COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
 
 for line in sys.stdin:
     asked = json.loads(line)
@@ -21,7 +24,10 @@ for line in sys.stdin:
                 "serverInfo": {"name": "odd", "version": "1"},
             }
         case "tools/list":
-            answer = {"tools": [{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()]}
+            tools = [{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()]
+            answer = {"tools": [{**tool, "outputSchema": COUNT} if tool["name"] == "lies" else tool for tool in tools]}
+        case "tools/call" if asked["params"]["name"] == "lies":
+            answer = {"content": [], "structuredContent": {"count": "three"}}
         case "tools/call":
             answer = {"content": [{"type": "text", "text": str(asked["params"]["arguments"]["x"])}]}
         case _:

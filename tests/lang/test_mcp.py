@@ -97,6 +97,10 @@ def test_a_failure_of_a_tool_is_its_result(tools):
 def test_a_result_that_is_too_long_is_an_error(tools):
     with pytest.raises(sgl.ToolError, match="long gave 3,000,0"):
         tools["long"]()
+    with sgl.mcp(server, tools=["long", "add"]) as (long, add):  # not by a pipe, where the SDK takes 20 s
+        with pytest.raises(sgl.ToolError, match="long gave 50,000,0"):
+            long(size=50_000_000)
+        assert add(a=1) == {"result": 4}
 
 
 def test_a_server_that_dies_in_a_call_fails_that_call_and_the_next():
@@ -275,9 +279,14 @@ def test_the_official_client_lists_and_calls_bound_programs_with_enums(old):
     assert json.loads(answer.content[0].text) == {"return": ["wall", "red"] * 2}
 
 
-def test_a_tool_with_a_schema_that_can_not_be_used_is_left_out():
+def test_a_server_that_lies_about_its_schemas_answers_the_rest():
     command = [sys.executable, str(Path(__file__).with_name("mcp_odd_server.py"))]
-    with pytest.warns(UserWarning, match="is left out") as told, sgl.mcp(command) as (good,):
+    with pytest.warns(UserWarning, match="is left out") as told:
+        tools = sgl.mcp(command)
+    with tools as (good, lies):
+        with pytest.raises(sgl.ToolError, match=r"failed in lies: .* 'three' is not of type 'integer'") as refused:
+            lies()
+        assert "\n" not in str(refused.value)
         assert good(x=3) == "3"
     said = "".join(str(each.message) for each in told)
     assert "the tool refused is left out: its schema can't be used: inputSchema.type: " in said
