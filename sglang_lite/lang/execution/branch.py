@@ -473,12 +473,12 @@ def _gen_node(
 
 def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
     """Parameters of the node over those of the run, with more stops and the node's seed."""
-    params, seed = node.params, run.seed_of(path)
+    params = node.params
     if run.settings.params is not NO_PARAMS:
         params = merge(run.settings.params, params)
-    if not stops and seed is UNSET:
+    if not stops and run.settings.seed is None:
         return params
-    own = () if isinstance(params.stop, Unset) else params.stop
+    own, seed = () if isinstance(params.stop, Unset) else params.stop, run.seed_of(path)
     return msgspec.structs.replace(
         params,
         stop=(*own, *(s for s in stops if s not in own)) or UNSET,
