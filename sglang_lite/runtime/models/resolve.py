@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import logging
 import os
@@ -85,10 +86,11 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         return folder
     if path.suffix in (".gguf", ".safetensors", ".bin") or len(path.parts) > 1:
         raise ModelError(f"model {model!r}: there is no such file or folder in {Path.cwd()}.", hint="Check the path.")
+    near = difflib.get_close_matches(model, ALIASES, n=1, cutoff=0.85)  # not phi-4-mini for gpt-5-mini
+    others = f"A model behind an API has a backend instead, as sgl.OpenAI({model!r})."
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
-        hint="`sglang-lite models` lists the aliases. A model behind an API has a backend instead, as "
-        f"sgl.OpenAI({model!r}).",
+        hint=f"Did you mean {near[0]!r}?" if near else f"`sglang-lite models` lists the aliases. {others}",
     )
 
 

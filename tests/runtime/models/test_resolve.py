@@ -144,6 +144,8 @@ def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
     assert resolve(str(tmp_path)) == tmp_path
     with pytest.raises(sgl.ModelError, match=r"'nope' is not an alias.*`sglang-lite models` lists the aliases"):
         resolve("nope")
+    with pytest.raises(sgl.ModelError, match=r"'smolm2-135m' is not an alias.*Did you mean 'smollm2-135m'\?$"):
+        resolve("smolm2-135m")
     with pytest.raises(sgl.ModelError, match=r"no config.json \(found: nothing\)"):
         resolve(str(tmp_path.joinpath("empty").mkdir() or tmp_path / "empty"))
     with pytest.raises(sgl.ModelError, match=r"not a .gguf file"):
