@@ -14,7 +14,9 @@ SHOWN := | awk '/^ *Downloading .*MB\)/{print "  fetching " $$2; fflush()} /^Ins
 # Workers of pytest, 2 GB each: three keep two cores busy, as tests also wait. One thread of torch in each, or they fight
 # for the cores.
 WORKERS ?= 3
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# These seldom wait, and a worker computes for 10 to 20 s before its first test.
+docs fast: WORKERS := 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test docs fast changed check unit coverage test-clients test-gateways test-long test-gpu test-ranks format clean
 
