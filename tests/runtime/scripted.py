@@ -155,9 +155,9 @@ def tokenizer():
     return Tokenizer(backend, [letter.encode() for letter in LETTERS], [EOS], eos_ids=[EOS])
 
 
-def loaded(context_length=512, window=None):
+def loaded(context_length=512, window=None, stages=1):
     model = ScriptedModel() if window is None else WindowedModel(window)
-    return LoadedModel("scripted", model, tokenizer(), VOCAB, frozenset({EOS}), context_length)
+    return LoadedModel("scripted", model, tokenizer(), VOCAB, frozenset({EOS}), context_length, stages=stages)
 
 
 def answer(prompt, params, seed=None):

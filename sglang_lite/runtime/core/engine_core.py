@@ -170,7 +170,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
-            drafting=drafting, adapters=pool,
+            drafting=drafting, adapters=pool, stages=loaded.stages,
         )  # fmt: skip
         try:
             self.runner = make_runner(
@@ -182,9 +182,9 @@ class EngineCore:
             if loaded.model.device.type != "cpu":
                 wait(warming)
             self.loop = StepLoop(
-                self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
+                self.scheduler, self.runner, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads), encoding=encoding,
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
-                encoding=encoding, shared=loaded.shared, file=_step_file(self.runner, self.capacity),
+                shared=loaded.shared, file=_step_file(self.runner, self.capacity), stages=loaded.stages,
             )  # fmt: skip
         except BaseException:
             self.compiler.close()

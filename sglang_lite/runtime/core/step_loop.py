@@ -1,4 +1,5 @@
-"""The step loop: plan → launch → settle the step before (read and record it) → make masks → draw, on one thread.
+"""The step loop: plan → launch → settle the step before (read and record it) → make masks → draw, on one thread. Where
+a model has stages, the draws of as many steps are left to later turns, less one.
 
 Other threads only post commands to its inbox (inbox.py). All state of requests is changed on this thread, so no locks
 are needed. Nothing on it may block: tokenisation and grammar compilation finish before a request is posted.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -23,12 +25,11 @@ from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.recount import Recount
 from sglang_lite.runtime.core.step_clock import DeviceTime, StepClock
-from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, adjustments
+from sglang_lite.runtime.core.step_masks import MaskedRows, StepMasks, draws_of
 from sglang_lite.runtime.core.token_reader import TokenReader
 from sglang_lite.runtime.core.token_watch import TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
-from sglang_lite.runtime.executor.sampler import Draws
 from sglang_lite.runtime.executor.step_record import StepWriter
 from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 from sglang_lite.runtime.requests.output_builder import Finish
@@ -98,6 +99,7 @@ class StepLoop:
         encoding: requests that wait for features of their images; None for a model that reads no images.
         shared: steps of all replicas, of which each step of this loop is one.
         file: file that steps are written to before they are launched; None for none.
+        stages: number of the model's stages, so of steps that are computed at the same time.
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
@@ -123,6 +125,7 @@ class StepLoop:
         encoding: Encoding | None = None,
         shared: SharedSteps | None = None,
         file: Path | None = None,
+        stages: int = 1,
     ) -> None:
         self.scheduler, self.steps = scheduler, 0
         self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
@@ -140,7 +143,7 @@ class StepLoop:
         self._ends = RequestEnds(self, self._reader, partial(self._end, state=State.FAILED))
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
-        self.encoding, self._shared = encoding, shared
+        self.encoding, self._shared, self._launched = encoding, shared, deque[_Launched](maxlen=stages)
         for each in (encoding, shared):
             if each is not None:
                 each.wake = partial(inbox.post_if_open, _do_nothing)
@@ -178,7 +181,7 @@ class StepLoop:
                         self.recount.run()
                         continue
                     self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
-                elif self.scheduler.waits and self._in_flight is None and not self._joins:
+                elif self.scheduler.waits and not self._computes and not self._joins:
                     self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)
                 self.inbox.run()
                 if self.inbox.closing:
@@ -194,6 +197,7 @@ class StepLoop:
             self.inbox.crash = crash
             error = _crashed(crash)
         self._in_flight = None
+        self._launched.clear()
         self.postponed.close()
         self.masks.close()
         self.inbox.end()
@@ -210,7 +214,12 @@ class StepLoop:
         """True if the loop has work to do before the next command."""
         encodes = self.encoding is not None and self.encoding.due
         due = (encodes and not self.holds) or (not self.scheduler.idle and not self._held)
-        return due or self._joins or self._in_flight is not None or bool(self.postponed)
+        return due or self._joins or self._computes or bool(self.postponed)
+
+    @property
+    def _computes(self) -> bool:
+        """True if the tokens of a step that has been launched have not been read."""
+        return self._in_flight is not None or bool(self._launched)
 
     @property
     def _joins(self) -> bool:
@@ -269,35 +278,41 @@ class StepLoop:
     def _plan(self) -> Batch | None:
         self._planned = time.perf_counter()
         batch = None if self._held else self.scheduler.plan()
-        stuck = batch is None and self._in_flight is None and not self._held
+        stuck = batch is None and not self._computes and not self._held
         if stuck and not self.scheduler.queues.idle and not self.scheduler.waits:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
 
     def _run_planned(self, batch: Batch | None) -> None:
-        """Launches a step, and reads the tokens of the step before while it runs (overlap) or its own tokens (no
-        overlap). A step's draws may depend on all earlier tokens, so they are launched last."""
-        if batch is None:
-            if self._shared is not None and self._joins:
-                self._shared.join()
-            self.settle()
-            return
-        step = self._launch(batch)
-        if self.scheduler.drafts is not None:
-            self.scheduler.drafts.record_checked()
-        self.settle()
-        with self.span("masks"):
-            masked = self.masks.make(step.batch, step.patience)
-        self._draw(step, masked)
-        self.scheduler.record_duration(batch, time.perf_counter() - step.began)
-        if not self._overlap or batch.drafts or self.scheduler.reads_first:
-            self.settle()
+        """Launches a step, and reads the tokens of the step before while it runs (overlap) or its own (no overlap). A
+        step's draws may depend on all earlier tokens, so they are launched last, behind the steps of other stages."""
+        began = time.perf_counter()
+        if batch is not None:
+            self._launched.append(self._launch(batch))
+            if self.scheduler.drafts is not None:
+                self.scheduler.drafts.record_checked()
+        elif self._shared is not None and self._joins:
+            self._shared.join()
+        self._read()
+        if self._launched and (batch is None or len(self._launched) == self._launched.maxlen):
+            step = self._draw_next()
+            self.scheduler.record_duration(step.batch, time.perf_counter() - began)
+            if not self._overlap or step.batch.drafts or self.scheduler.reads_first:
+                self.settle()
+
+    def settle(self) -> None:
+        """Draws and reads the tokens of all steps that have been launched."""
+        self._read()
+        while self._launched:
+            self._draw_next()
+            self._read()
 
     def _isolate(self, shortage: str) -> None:
         """Discards a step that ran out of memory. Keeps the results of the step before if they can still be read; else
         its tokens are drawn again."""
+        self._launched.clear()
         try:
-            self.settle()
+            self._read()
         except Exception as error:  # as in `step`
             if not memory_shortage.is_shortage(error):
                 raise
@@ -322,21 +337,23 @@ class StepLoop:
         patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
         return _Launched(batch, forward, self.scheduler.record_launch(batch), patience, self._planned, began)
 
-    def settle(self) -> None:
+    def _read(self) -> None:
         """Reads the tokens of the step in flight, if any."""
         before, self._in_flight = self._in_flight, None
         self.postponed.run(lambda: before is None or not before.pending.ready)
         if before is not None:
             self._settle(before)
 
-    def _draw(self, step: _Launched, masked: MaskedRows) -> None:
-        batch, rows, table = step.batch, masked.rows, self.scheduler.store.table
-        slots, special = batch.slots[rows], adjustments(batch, masked, table, self._eos_ids)
-        behind = batch.drafted[rows] - masked.offsets if batch.drafts else None
-        draws = Draws(rows, special, masked.masks, table.scored[slots], behind)
-        pending = self.runner.sample(step.forward, draws)
-        self.scheduler.count_draws(slots[masked.offsets == 0] if batch.drafts else slots)
+    def _draw_next(self) -> _Launched:
+        """Launches the draws of the first step that has none yet, and returns it."""
+        step = self._launched.popleft()
+        with self.span("masks"):
+            masked = self.masks.make(step.batch, step.patience)
+        batch, table = step.batch, self.scheduler.store.table
+        pending = self.runner.sample(step.forward, draws_of(batch, masked, table, self._eos_ids))
+        self.scheduler.count_draws(batch.slots[masked.rows[masked.offsets == 0]])
         self._in_flight = _InFlight(step, masked, pending)
+        return step
 
     def _settle(self, before: _InFlight) -> None:
         """Reads the results of a step: appends the drawn tokens, and looks at those that may end a request or that a
@@ -345,11 +362,8 @@ class StepLoop:
         batch = step.batch
         sampled = before.pending.read()
         self._device_time.settle(batch, step.began, read=before.pending is not sampled)
-        if before.masked.filling:
-            self.masks.times.add(before.masked.filling)
-            waited = before.masked.filling if before.pending is sampled else sampled.waited  # on a CPU: masks only
-            if waited is not None:
-                self.masks.waits.add(waited)
+        on_cpu = before.pending is sampled  # where it waits for masks alone
+        self.masks.record(before.masked, before.masked.filling if on_cpu else sampled.waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
         for row, scored in step.forward.scored.items():
@@ -379,18 +393,10 @@ class StepLoop:
         if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
             self.postponed.run_all()
 
-    def read_records(self, request: Request) -> None:
-        """Reads what a request's result has of its tokens, before its pages are given back."""
-        names = request.params.recorded
-        if names and request.handle is not None:
-            table, slot = self.scheduler.store.table, request.slot
-            count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
-            request.output.recorded = self.runner.recorded(table.token_slots(slot, 0, count), names)
-
     def _abort(self, request: Request) -> None:
         if request.ended:
             return
-        self.read_records(request)
+        self._ends.read_records(request)
         self.scheduler.finish(request, State.ABORTED)
         error = RequestAbortedError("the request was aborted.")
         error.partial = request.generation(Finish("abort", None))
@@ -446,7 +452,7 @@ class RequestEnds:
         """Ends a request with its result, or starts the next request of its program in its slot."""
         if self._scheduler.drafts is not None:
             self._scheduler.drafts.learn(request)
-        self._loop.read_records(request)
+        self.read_records(request)
         if request.follow is None:
             self._scheduler.finish(request, State.FINISHED)
             request.output.send(request.generation(finish))
@@ -474,6 +480,14 @@ class RequestEnds:
             self._fail(following, error)
         else:
             self._scheduler.continue_in_slot(request, following)
+
+    def read_records(self, request: Request) -> None:
+        """Reads what a request's result has of its tokens, before its pages are given back."""
+        names = request.params.recorded
+        if names and request.handle is not None:
+            table, slot = self._scheduler.store.table, request.slot
+            count = min(int(table.computed[slot]), int(table.known[slot]) - 1)
+            request.output.recorded = self._loop.runner.recorded(table.token_slots(slot, 0, count), names)
 
     def _keep_images(self, request: Request) -> bool:
         """Keeps the features of a request that continues in a slot. Returns False if some are not there."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR
 from sglang_lite.runtime.drafting.draft import Draft
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
-from sglang_lite.runtime.executor.sampler import Masks
+from sglang_lite.runtime.executor.sampler import Draws, Masks
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -146,6 +146,13 @@ class StepMasks:
             rows, offsets, which = np.delete(rows, missing), np.delete(offsets, missing), np.delete(which, missing)
         return MaskedRows(rows, offsets, Masks(shared.written, which), filling)
 
+    def record(self, drawn: MaskedRows, waited: float | None) -> None:
+        """Records the times of a step's masks, of which the device waited so long; None if that was not measured."""
+        if drawn.filling:
+            self.times.add(drawn.filling)
+            if waited is not None:
+                self.waits.add(waited)
+
     def close(self) -> None:
         """Ends the threads, and releases the memory of the masks: on a GPU, it is pinned."""
         self._words = self._words[:0].copy()
@@ -166,7 +173,14 @@ def _matchers(draft: Draft) -> Sequence[Matcher | None]:
     return draft.matchers or [None] * len(draft.drawn)
 
 
-def adjustments(
+def draws_of(batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]) -> Draws:
+    """Returns a step's draws, for a runner."""
+    rows = drawn.rows
+    behind = batch.drafted[rows] - drawn.offsets if batch.drafts else None
+    return Draws(rows, _adjustments(batch, drawn, table, eos_ids), drawn.masks, table.scored[batch.slots[rows]], behind)
+
+
+def _adjustments(
     batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]
 ) -> dict[int, DrawAdjustments]:
     """Adjustments for draws that need more than the sampling table and masks, by index into `drawn.rows`."""

@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 # Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
-# second argument, or of all tokens if it is None.
+# second argument, or of all tokens if it is None. A model of several stages returns the rows of one instead.
 _MEASURED = 3  # replays of a step whose time is measured
 Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
@@ -43,6 +43,7 @@ class CudaGraphs:
         vocab_size: number of tokens whose logits are computed.
         dtype: data type of logits.
         drafts: whether rows with several tokens need the logits of all, as drafts are checked, or of the last one.
+        received: [tokens, hidden_size] for `DevicePlan.rows` of all sizes; None to begin with embeddings.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class CudaGraphs:
         vocab_size: int,
         dtype: torch.dtype,
         drafts: bool = False,
+        received: torch.Tensor | None = None,
     ) -> None:
-        self.sizes, self._drafts = sizes, drafts
+        self.sizes, self._drafts, self._received = sizes, drafts, received
         self._max_tokens = max_tokens
         self._slots, self._staging, self._page_size = slots, staging, page_size
         self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
@@ -182,6 +184,7 @@ class CudaGraphs:
             lora=lora,
             rotary=slots.rotary(static[4:, :tokens]),
             features=False,
+            rows=None if self._received is None else self._received[:tokens],
         )
 
         last_only = multi_token_rows and not self._drafts
@@ -249,21 +252,24 @@ class CapturedGraph:
     draws: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
     _shared: SharedPrefixArrays | None = None
 
-    def run(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> tuple[torch.Tensor, Ints]:
+    def run(
+        self, inputs: GpuInputs, shared: SharedPrefixArrays | None, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Ints]:
         """Launches the step. Returns logits [N, vocab_size], valid until any graph runs again, and int32 [rows], the
         index of those of each row's last token.
 
         Args:
             inputs: inputs of the step, with at most as many tokens as were captured.
             shared: prefixes that rows share; None if the graph was captured without.
+            rows: `DevicePlan.rows` of the tokens; None to begin with embeddings.
         """
-        (arrays, stride), real, rows = self.static.shape, len(inputs.ids), len(inputs.last)
+        (arrays, stride), real, count = self.static.shape, len(inputs.ids), len(inputs.last)
         changed = shared is not None and shared is not self._shared
         sent = np.zeros(len(self.memory) if changed else arrays * stride, dtype=np.int32)
         host = sent[: arrays * stride].reshape(arrays, stride)
         host[1, real:] = self.dummy
         host[0, :real], host[1, :real], host[2, :real] = inputs.ids, inputs.slots, inputs.positions
-        host[3, :rows] = inputs.last
+        host[3, :count] = inputs.last
         if self.plan.rotary is not None:
             host[4:, :real] = inputs.three_positions
         if shared is not None and changed:
@@ -272,8 +278,10 @@ class CapturedGraph:
                 sent[i * stride : i * stride + len(array)] = array
             self._shared = shared
         self.staging.send(sent, self.memory[: len(sent)])
+        if rows is not None and self.plan.rows is not None:
+            self.plan.rows[: len(rows)] = rows
         self.graph.replay()
-        return (self.logits[:rows], np.arange(rows, dtype=np.int32)) if self.last_only else (self.logits, inputs.last)
+        return (self.logits[:count], np.arange(count, dtype=np.int32)) if self.last_only else (self.logits, inputs.last)
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
+from sglang_lite.runtime.executor.mask_events import MaskEvents
 from sglang_lite.runtime.executor.page_memory import GpuPageMemory
 from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import (
@@ -35,7 +35,7 @@ from sglang_lite.runtime.executor.prefix_groups import (
 )
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogprobs, TokensToScore, score, score_rows
 from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
-from sglang_lite.runtime.executor.staging import Staging, make_event
+from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
 from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
@@ -50,12 +50,13 @@ from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_p
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
+from sglang_lite.runtime.parallel.layout import ALONE
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 
-_EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
-# One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
-# as a launch.
-_MEASURE_EVERY = 8
+_EVERY_OPTION = SamplingParams(
+    repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias=((0, 0.0),),
+    return_logprob=True, top_logprobs_num=2, token_ids_logprob=(0,),
+)  # fmt: skip
 _DRAFTED_TOKENS = 128  # decoded tokens of a step that drafts may take an engine of few rows to
 
 
@@ -65,12 +66,14 @@ class GpuForward:
 
     Attributes:
         record: step that the forward computes.
-        hidden: hidden states [T, hidden_size]; none if a captured graph computed the logits.
+        hidden: what the model returned for tokens [T, hidden_size]; none if a captured graph computed the logits. With
+            several stages, valid until the next forward.
         logits: logits [N, vocab_size]; None if no captured graph computed them.
         last: int32 [rows], index of each row's last token in `hidden` or `logits`.
         scored: log-probabilities of prompt tokens, by row of the step.
         graph: captured decoding graph that ran, or None.
         done: event after the forward, or None. Recorded only in some steps whose draws may wait for masks.
+        token_slots: int64 [T], slots of the tokens in the cache; None if they are not needed.
     """
 
     record: StepRecord
@@ -80,6 +83,7 @@ class GpuForward:
     scored: dict[int, PromptLogprobs]
     graph: CapturedGraph | None
     done: torch.cuda.Event | None = None
+    token_slots: torch.Tensor | None = None
 
 
 class GpuRunner:
@@ -132,24 +136,26 @@ class GpuRunner:
         self.adapters, self._lora = adapters, None if adapters is None else adapters.step(self._slots.adapters)
         self._own = _own_matrices(self._lora, adapters)
         self._dummy_tokens = pages * page_size, window_pages * page_size  # first token slots of the dummy pages
-        self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE * (device.type == "cuda"))])
-        self._masked_steps = 0  # number of steps whose draws may wait for masks
+        self._events = MaskEvents(device)
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         shares = model.shares_prefixes and self._attention.shares_prefixes
         self._prefixes = _prefix_groups(model, slot_pages, self._target_chunks) if shares else None
         self._sharing = (False,) if self._prefixes is None else (False, True)
         captured = self._attention.capturable and model.uncapturable is None
+        parallel = ALONE if model.parts is None else model.parts.ranks.parallel
+        self._staged = parallel.pp > 1
+        received = empty_rows(model, 2 * self._max_decoded_tokens) if parallel.stage > 0 else None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
             page_size=page_size, extra_items=self._target_chunks,
             vocab_size=model.vocab_size if model.parts is None else model.parts.size,
-            dtype=model.precision.compute, drafts=draft_tokens > 0,
+            dtype=model.precision.compute, drafts=draft_tokens > 0 or self._staged, received=received,
         )  # fmt: skip
         self._draws = GpuDraws(
             self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs,
             alike=model.precision.batch_invariant, parts=model.parts,
         )  # fmt: skip
-        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
+        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes and not self._staged else 0
         self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
 
     @property
@@ -193,8 +199,13 @@ class GpuRunner:
     # ---------------------------------------------------------------------------------------------- steps
 
     @torch.inference_mode()
-    def forward(self, record: StepRecord) -> GpuForward:
-        """Launches the forward of a step."""
+    def forward(self, record: StepRecord, rows: torch.Tensor | None = None) -> GpuForward:
+        """Launches the forward of a step, or this rank's stage of it.
+
+        Args:
+            record: the step.
+            rows: [T, hidden_size] of the stage before; None to begin with embeddings.
+        """
         captured, prefixes = self.graphs.can_run(record), self._prefixes
         inputs = build_gpu_inputs(
             record, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
@@ -217,30 +228,40 @@ class GpuRunner:
         decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
         graph = self.graphs.find(self._compute, inputs, shared is not None, decoded) if captured else None
         if graph is not None:
-            logits, last = graph.run(inputs, shared)
+            logits, last = graph.run(inputs, shared, rows)
+            if self._staged:
+                return self._in_stage(record, logits, last, graph.plan)
             if graph.draws is None:
                 self._draws.capture(graph, self._model.logit_softcap)
-            return GpuForward(record, logits[:0], logits, last, {}, graph, self._forward_event(record))
+            return GpuForward(record, logits[:0], logits, last, {}, graph, self._events.after_forward(record))
+        if self._staged:
+            plan = replace(self._plan(inputs, shared), rows=rows)
+            return self._in_stage(record, self._run(plan), inputs.last, plan)
         prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
         hidden, last = prefilled or (
             self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)),
             inputs.last,
         )
         scored = score(self._model, record, last, hidden, self._staging.fetch)
-        return GpuForward(record, hidden, None, last, scored, None, self._forward_event(record))
+        return GpuForward(record, hidden, None, last, scored, None, self._events.after_forward(record))
 
-    def _forward_event(self, record: StepRecord) -> torch.cuda.Event | None:
-        """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
-        as these may wait for masks. Returns None in all other steps."""
-        if self._device.type != "cuda" or not record.watched:
-            return None
-        self._masked_steps += 1
-        return self._record_event() if self._masked_steps % _MEASURE_EVERY == 1 else None
+    def _in_stage(self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan) -> GpuForward:
+        """Forward of one stage."""
+        at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
+        return GpuForward(record, rows, None, last, {}, None, self._events.after_forward(record), at)
 
-    def _record_event(self) -> torch.cuda.Event:
-        mark = next(self._event_ring)
-        mark.record()
-        return mark
+    @torch.inference_mode()
+    def end(self, forward: GpuForward, rows: torch.Tensor) -> None:
+        """Records and scores the tokens of a step that has passed all stages, as all ranks do at the same time.
+
+        Args:
+            forward: forward of the step.
+            rows: [T, hidden_size] behind the last stage on its ranks; on others, anything of this shape.
+        """
+        record = forward.record
+        if forward.token_slots is not None:
+            self._cache.record_hidden(forward.token_slots, self._model.ended(rows))
+        forward.scored.update(score(self._model, record, forward.last, rows, self._staging.fetch))
 
     @torch.inference_mode()
     def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
@@ -249,7 +270,7 @@ class GpuRunner:
         if not len(rows):
             return Sampled((), {})
         record, graph = forward.record, forward.graph
-        waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
+        waiting = None if masks is None or forward.done is None else (forward.done, self._events.record())
         softcap, back = self._model.logit_softcap, np.int32(0) if draws.behind is None else draws.behind
         positions, last = record.ends[rows] - back, forward.last[rows] - back
         if adjustments is None:
@@ -273,19 +294,19 @@ class GpuRunner:
     def allocate_masks(self, rows: int, words: int) -> Ints:
         """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`."""
         memory = self._draws.allocate_masks(rows, words)
-        for graph in self.graphs.captured.values():
+        for graph in () if self._staged else self.graphs.captured.values():
             self._draws.capture(graph, self._model.logit_softcap)
         return memory
 
     def _run(self, plan: DevicePlan) -> torch.Tensor:
         hidden = self._model.run(plan, self._cache, self._attention.plan_step(plan))
-        if self._cache.hidden is not None:
+        if self._cache.hidden is not None and not self._staged:
             self._cache.record_hidden(plan.token_slots, hidden)
         return hidden
 
     def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         hidden = self._run(plan)
-        return self._model.raw_logits(hidden if last is None else hidden[last], out)
+        return hidden if self._staged else self._model.raw_logits(hidden if last is None else hidden[last], out)
 
     # --------------------------------------------------------------------------------------- preparation
 
@@ -313,17 +334,10 @@ class GpuRunner:
     def _run_first_steps(self) -> None:
         """Runs a prompt and one token after it, drawn both plainly and with every option of a request: torch loads the
         kernel of an operator when it first runs. Uses slot 0 and page 0, which no request has yet."""
-        everything = resolve_params(
-            SamplingParams(
-                repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias=((0, 0.0),),
-                return_logprob=True, top_logprobs_num=2, token_ids_logprob=(0,),
-            ),
-            self._model.vocab_size,
-        )  # fmt: skip
-        slots, row = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
-        count = min(FIRST_ROWS, self._longest)
+        slots, row, count = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64), min(FIRST_ROWS, self._longest)
         tokens = np.zeros(count, dtype=np.int32)
-        adjustments = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
+        options = resolve_params(_EVERY_OPTION, self._model.vocab_size)
+        adjustments = {0: DrawAdjustments(options, tokens, prompt_len=0, banned=(0,))}
         masks = Masks(self._draws.allocate_masks(1, -(-self._model.vocab_size // 32)), slots)
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
@@ -406,6 +420,12 @@ class GpuRunner:
             rotary=self._slots.rotary(torch.stack(rotary)) if rotary else None,
             limits=self._staging.send(inputs.limits) if inputs.limits.size else None,
         )
+
+
+def empty_rows(model: DeviceModel, count: int) -> torch.Tensor:
+    """Returns memory for rows [count, hidden_size] of a model's layers."""
+    assert model.spec is not None, "a decoder's layers"
+    return torch.zeros((count, model.spec.hidden_size), dtype=model.precision.compute, device=model.device)
 
 
 def _send_shared(staging: Staging, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:

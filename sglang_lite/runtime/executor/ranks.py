@@ -27,6 +27,7 @@ from sglang_lite.runtime.parallel.collectives import Collectives
 if TYPE_CHECKING:
     from sglang_lite.runtime.executor.gpu_draws import GpuPendingTokens
     from sglang_lite.runtime.executor.gpu_runner import GpuForward, GpuRunner
+    from sglang_lite.runtime.executor.stages import Stages
     from sglang_lite.runtime.models.decoder import Decoder
 
 _T = TypeVar("_T")
@@ -56,12 +57,14 @@ class DrawParts(msgspec.Struct, frozen=True, tag="draw parts"):
     """Draws of GPUs, each from its part of the vocabulary; arguments of `GpuRunner.sample`.
 
     Attributes:
+        step: number of the step.
         rows, behind: as there.
         adjusted: whether rows have adjustments, which rank 0 alone knows.
         scored: whether a token is scored.
         words, mask_rows: masks, or None.
     """
 
+    step: int
     rows: Ints
     behind: Ints | None
     adjusted: bool
@@ -210,15 +213,25 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
 class GpuLeadRunner(LeadRunner["GpuRunner"]):
     """Runner of rank 0 on a GPU. The tokens that are drawn are on all GPUs, so ids of -1 stay."""
 
+    def __init__(self, runner: GpuRunner, links: RankLinks, balance: ExpertBalance | None) -> None:
+        super().__init__(runner, links, balance)
+        self._stages = _stages(runner)
+
     def forward(self, record: StepRecord) -> GpuForward:
-        return self.tell_forward(record, self._runner.forward)
+        forward = self.tell_forward(record, self._stages.begin)
+        assert forward is not None, "rank 0 is of the first stage"
+        return forward
 
     def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
-        draw, masks = partial(self._runner.sample, forward, draws), draws.masks
-        if not len(draws.rows):
-            return draw()
+        masks, step = draws.masks, forward.record.step
+
+        def draw() -> GpuPendingTokens | Sampled:
+            return self._runner.sample(self._stages.ended(step), draws)
+
+        if not len(draws.rows) and not forward.record.scores:
+            return self._runner.sample(forward, draws)
         message = DrawParts(
-            draws.rows.astype(np.int32), _of_message(draws.behind), bool(draws.adjustments), draws.reports,
+            step, draws.rows.astype(np.int32), _of_message(draws.behind), bool(draws.adjustments), draws.reports,
             None if masks is None else masks.words, None if masks is None else masks.rows,
         )  # fmt: skip
         return self.together(message, draw)
@@ -245,12 +258,16 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
         make: makes the rank's runner.
     """
     runner: ModelRunner | None = None
-    forward: Any = None  # of the runner
+    stages: Stages | None = None  # on a GPU
+    forward: Any = None  # of the runner, on a CPU
     words, pending = np.zeros((0, 0), dtype=np.int32), None  # memory of masks, and draws that may read it
     for message in messages:
         match message:
             case Begin():
                 runner = make(message.capacity)
+                stages = None if isinstance(runner, CpuRunner) else _stages(cast("GpuRunner", runner))
+            case Forward() if stages is not None:
+                stages.begin(message.record)
             case Forward() if runner is not None:
                 forward = runner.forward(message.record)
             case Draw() if isinstance(runner, CpuRunner):
@@ -260,8 +277,17 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
                 move_experts(runner.model, message.layer, message.slots)
             case AllocateMasks() if runner is not None:
                 words = runner.allocate_masks(message.rows, message.words)
-            case DrawParts() if runner is not None:
-                pending = _drawn(cast("GpuRunner", runner), forward, message, words, pending)
+            case DrawParts() if stages is not None:
+                pending = _drawn(cast("GpuRunner", runner), stages.ended(message.step), message, words, pending)
+
+
+def _stages(runner: GpuRunner) -> Stages:
+    """Steps of a rank's runner."""
+    from sglang_lite.runtime.executor.stages import Stages  # imports Triton
+
+    parts = runner.model.parts
+    assert parts is not None, "there are several ranks"
+    return Stages(runner, parts.ranks)
 
 
 def move_experts(model: Model, layer: int | None, slots: tuple[int, ...]) -> None:

@@ -152,6 +152,8 @@ class DevicePlan:
         rotary: positions that rotate queries and keys, of a model that has three a token; None if `positions` do.
         limits: int32 [T], number of tokens that each token in blocks sees; None if it sees those up to itself.
         features: whether a token may stand for features.
+        rows: [T, hidden_size] behind the layers of other ranks, which come before this one's and are overwritten; None
+            to begin with embeddings.
     """
 
     ids: torch.Tensor
@@ -171,6 +173,7 @@ class DevicePlan:
     rotary: RotaryPositions | None = None
     limits: torch.Tensor | None = None
     features: bool = True
+    rows: torch.Tensor | None = None
 
     @property
     def token_slots(self) -> torch.Tensor:

@@ -76,6 +76,8 @@ class LoadedModel:
         media, tower: how prompts have images, videos and sounds, and their encoder; None if the model takes none.
         ranks: links to the ranks that have the other parts of it; None if it is whole.
         shared: steps of the replicas that share its feed-forwards; None if it is whole.
+        stages: number of steps that its stages compute at the same time. On CPUs one: stages of a machine have its
+            threads by turns.
     """
 
     name: str
@@ -90,6 +92,7 @@ class LoadedModel:
     tower: Tower | EncoderClient | None = None
     ranks: RankLinks | None = None
     shared: SharedSteps | None = None
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +257,7 @@ def load_model(
         raise
     return LoadedModel(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
-        None if tower is None else files.media, tower,
+        None if tower is None else files.media, tower, stages=ranks.parallel.pp if kind.fused else 1,
     )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.models.sharding import stage_layers
 from sglang_lite.runtime.models.layer_watch import LayerWatch
+from sglang_lite.runtime.models.sharding import stage_layers
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.parallel.layout import Parallel
 

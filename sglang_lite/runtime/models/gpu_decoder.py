@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, nor
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts
+from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, from_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted, adapted_rows
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
@@ -33,7 +33,6 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer
-from sglang_lite.runtime.parallel.collectives import in_turn
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.shared_steps import SharedSteps
 
@@ -94,9 +93,9 @@ class GpuDecoder(Decoder):
 
     @property
     def shares_prefixes(self) -> bool:
-        if any(isinstance(each, LatentSpec) and each.heads >= PAIRS_PER_PROGRAM for each in self.attentions):
-            return False  # one row's heads fill a kernel program, which is bound by products, not by reading keys
-        return all(layer.spec.attention.window is None for layer in self.layers)
+        # One row's heads may fill a kernel program, which is bound by products then, not by reading keys.
+        bound = any(isinstance(each, LatentSpec) and each.heads >= PAIRS_PER_PROGRAM for each in self.attentions)
+        return not bound and all(layer.spec.attention.window is None for layer in self.layers)
 
     @property
     def logit_softcap(self) -> float | None:
@@ -111,17 +110,24 @@ class GpuDecoder(Decoder):
             attention: attention that has been prepared for this plan.
 
         Returns:
-            Hidden states [T, hidden_size] after the last norm.
+            Hidden states [T, hidden_size] after the last norm; with several stages, the rows behind this rank's.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
         rows = None if plan.lora is None else _rows_of(plan.lora, plan.slots, self.layers)
-        residual = embed(plan, self.embedding, self.embedding_scale, self.features)
-        args = rows, plan, cache, attention
-        if self.ranks.parallel.pp == 1:
-            with self._step(len(residual)):
-                return self.watch.passed(plan.ids, plan.positions, self._run_stage(residual, *args)[0])
-        residual = in_turn(self.ranks, residual, lambda x: self._run_stage(x, *args)[1])
-        return self.watch.passed(plan.ids, plan.positions, norm(residual, self.norm, self.spec.rms_eps))
+        residual = plan.rows
+        if residual is None:
+            residual = embed(plan, self.embedding, self.embedding_scale, self.features)
+        with self._step(len(residual)):
+            normed, residual = self._run_stage(residual, rows, plan, cache, attention)
+        return self.watch.passed(plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual)
+
+    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns hidden states [R, hidden_size] after the last norm, of what `run` returned of some tokens."""
+        staged = self.ranks.parallel.pp > 1
+        return norm(from_last_stage(self.ranks, hidden), self.norm, self.spec.rms_eps) if staged else hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(self.ended(hidden))
 
     def _run_stage(
         self,
@@ -306,12 +312,11 @@ class GpuDecoder(Decoder):
         return add_norm(x, residual, self.norm, eps), residual
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping, of this rank's part of the
-        vocabulary; in `out` if given."""
+        """Returns logits [R, V] of what `run` returned of some tokens, in the model's dtype, before soft-capping, of
+        this rank's part of the vocabulary; in `out` if given."""
+        hidden = self.ended(hidden)
         logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
-        if self.spec.logit_scale == 1.0:
-            return logits
-        return torch.mul(logits, self.spec.logit_scale, out=out)
+        return logits if self.spec.logit_scale == 1.0 else torch.mul(logits, self.spec.logit_scale, out=out)
 
     def _attend(
         self,
@@ -328,14 +333,12 @@ class GpuDecoder(Decoder):
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         norms = (layer.q_norm, layer.k_norm) if _norms_in_kernel(spec, self.spec.norm) else (None, None)
-        rope = self.ropes[layer.rope].tables
+        turn = *norms, self.spec.rms_eps, self.ropes[layer.rope].tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
         if attention.from_product is not None:
-            attention.from_product(
-                qkv, *norms, self.spec.rms_eps, rope, cache, index, out, scales=scales, rules=layer.rules
-            )
+            attention.from_product(qkv, *turn, cache, index, out, scales=scales, rules=layer.rules)
         else:
-            q = rope_store(qkv, *norms, self.spec.rms_eps, rope, plan.in_layer(spec.window), cache, index, scales)
+            q = rope_store(qkv, *turn, plan.in_layer(spec.window), cache, index, scales)
             attention.attend(q, cache, index, out, layer.rules)
         return out.view(len(qkv), -1)
 

@@ -29,11 +29,15 @@ _FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums: it connects the GPUs 
 
 
 class LargeSums(Protocol):
-    """Operations of NCCL, by which many numbers are summed."""
+    """Operations of NCCL, by which many numbers are summed or sent."""
 
     def sum(self, x: torch.Tensor) -> None: ...
 
     def gather(self, out: torch.Tensor, x: torch.Tensor) -> None: ...
+
+    def send(self, x: torch.Tensor, rank: int) -> None: ...
+
+    def receive(self, out: torch.Tensor, rank: int) -> None: ...
 
 
 class GpuRanks:
@@ -91,6 +95,25 @@ class GpuRanks:
         parts = self.stack(F.pad(x, (0, max(sizes) - x.shape[1])))
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
+    def hand_on(self, x: torch.Tensor, stage: int) -> torch.Tensor:
+        """Passes rows on from a stage to the next one, from each rank to that at the same place.
+
+        Args:
+            x: rows, on ranks of the stage; on others, memory for as many, which may be written.
+            stage: the stage.
+
+        Returns:
+            The rows, on ranks of the next stage; on others, anything.
+        """
+        own, parallel, x = self.parallel.stage, self.parallel, x.contiguous()
+        if self.nccl is None:
+            return self.sum(x if own == stage and parallel.in_stage.rank == 0 else torch.zeros_like(x))
+        if own == stage:
+            self.nccl.send(x, parallel.rank + parallel.tp)
+        elif own == stage + 1:
+            self.nccl.receive(x, parallel.rank - parallel.tp)
+        return x
+
     def _fits(self, x: torch.Tensor) -> Peers | None:
         peers = self.peers
         fits = peers is not None and x.nbytes <= self._most(peers) and x.nbytes % 4 == 0
@@ -107,6 +130,12 @@ class GpuRanks:
 
     def _cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.split(x.view(-1), self._most(self._pieces) // x.element_size())
+
+
+def from_last_stage(ranks: Collectives, x: torch.Tensor) -> torch.Tensor:
+    """Rows of the last stage, on every rank, each of which has as many of its own."""
+    last = ranks.parallel.rank == ranks.parallel.ranks - 1  # all of its stage have the same rows
+    return ranks.sum(x if last else torch.zeros_like(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +192,11 @@ class _Nccl:
         self._group = group(store, parallel.rank, parallel.ranks, group.Options())
         with torch.cuda.device(device):
             for size in _FIRST:
-                self.sum(torch.zeros(size, dtype=torch.uint8, device=device))
+                self.sum(first := torch.zeros(size, dtype=torch.uint8, device=device))
+            if parallel.stage > 0:
+                self.receive(first, parallel.rank - parallel.tp)
+            if parallel.stage < parallel.pp - 1:
+                self.send(first, parallel.rank + parallel.tp)
             torch.cuda.synchronize(device)
 
     def sum(self, x: torch.Tensor) -> None:
@@ -171,6 +204,12 @@ class _Nccl:
 
     def gather(self, out: torch.Tensor, x: torch.Tensor) -> None:
         self._group.allgather([list(out.unbind(0))], [x]).wait()
+
+    def send(self, x: torch.Tensor, rank: int) -> None:
+        self._group.send([x], rank, 0).wait()
+
+    def receive(self, out: torch.Tensor, rank: int) -> None:
+        self._group.recv([out], rank, 0).wait()
 
 
 def connect(

@@ -27,7 +27,7 @@ class LayerWatch:
     Attributes:
         folder: folder of this process's files; None until it is set, after which each forward makes a `Pass00000.pt`,
             which `torch.load` reads: ids and positions of its tokens [T], and the hidden states [T, hidden_size] behind
-            each layer and behind the last norm.
+            each layer and behind the last norm; of stages on GPUs, instead of the latter again those behind the stage.
     """
 
     folder: Path | None = None

@@ -138,12 +138,17 @@ class DeviceModel(Model, Protocol):
         ...
 
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Computes hidden states [T, …] of the plan's tokens and stores the tokens' keys and values in the cache."""
+        """Computes hidden states [T, …] of the plan's tokens and stores the tokens' keys and values in the cache. With
+        several stages, returns the rows behind this rank's."""
+        ...
+
+    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns hidden states [R, …] behind the last layer, of what `run` returned of some tokens."""
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping; in `out` if given. With
-        `parts`, those of this rank's part of the vocabulary."""
+        """Returns logits [R, V] of what `run` returned of some tokens, in the model's dtype, before soft-capping; in
+        `out` if given. With `parts`, those of this rank's part of the vocabulary."""
         ...
 
 

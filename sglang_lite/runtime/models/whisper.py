@@ -161,6 +161,9 @@ class WhisperDecoder:
 
         return self._run_layers(ids.clamp(min=0), plan.positions, over_text, over_sound)
 
+    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits [R, vocab_size] of hidden states [R, hidden size]."""
         return self.raw_logits(hidden).float()

@@ -50,6 +50,7 @@ class Scheduler:
         drafting: proposes tokens that may come next; None to compute each token by itself. On a GPU, where a step with
             drafts is launched later, only as long as it pays.
         adapters: adapters on the device; None if no request has one.
+        stages: number of steps that are computed at the same time, each with rows of its own.
 
     Attributes:
         queues: requests that have not ended.
@@ -71,8 +72,9 @@ class Scheduler:
         pace: StepPace | None = None,
         drafting: Drafting | None = None,
         adapters: AdapterPool | None = None,
+        stages: int = 1,
     ) -> None:
-        self.store = store
+        self.store, self._stages = store, stages
         chunk = step_tokens if store.windows is None else store.windows.chunk_tokens
         self._step_tokens, self._last_alone, self._pace = min(step_tokens, chunk), last_alone, pace
         self._reserve = PageReserve()
@@ -294,13 +296,15 @@ class Scheduler:
         return self.isolated or (self.drafts is not None and self.drafts.due)
 
     def _ready(self) -> list[Request]:
-        """Decoding requests that have a token to compute and have not reached their limit."""
-        table = self.store.table
-        slots = slots_of(self.queues.decoding)
+        """Decoding requests that have a token to compute and have not reached their limit: of each of the steps that
+        are computed at the same time, a share of all."""
+        table, requests = self.store.table, self.queues.decoding
+        slots, most = slots_of(requests), -(-len(requests) // self._stages)
         waiting = table.length[slots] >= table.limit[slots]  # for the id of the last token
+        waiting |= table.length[slots] <= table.computed[slots]  # for the draw of the next one
         if not waiting.any():
-            return list(self.queues.decoding)
-        return [r for r, w in zip(self.queues.decoding, waiting.tolist()) if not w]
+            return list(requests)[:most]
+        return [r for r, w in zip(requests, waiting.tolist()) if not w][:most]
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
         """Every streaming request, and as many other ones as the time of a step allows, in turn."""

@@ -30,15 +30,19 @@ class Scheduling(RuleBasedStateMachine):
         writes=st.sampled_from([None, "write_through", "write_through_selective", "write_back"]),
         host=st.sampled_from([0.25, 1, 8]),
         window=st.sampled_from([None, 1, 3, 8, 20]),
+        stages=st.sampled_from([1, 1, 2, 3]),
         seed=st.integers(0, 1000),
     )
-    def start(self, overlap, page, chunk, cached, policy, eviction, drafter, drafted, writes, host, window, seed):
+    def start(
+        self, overlap, page, chunk, cached, policy, eviction, drafter, drafted, writes, host, window, stages, seed
+    ):
+        drafter = drafter if stages == 1 else None  # stages check no drafts
         late = random.Random(seed)
         tiers = {"enable_hierarchical_cache": True, "hicache_ratio": host, "hicache_write_policy": writes}
         self.engine = SteppedEngine(
             overlap=overlap, page_size=page, step_tokens=chunk, prefix_cache=cached, max_running=4,
             context_length=96, max_total_tokens=128, policy=policy, eviction=eviction, fails=self._fails,
-            drafter=drafter, draft_tokens=drafted, model=loaded(window=window),
+            drafter=drafter, draft_tokens=drafted, model=loaded(window=window, stages=stages),
             late=lambda: late.random() < 0.3, **(tiers if writes and cached else {}),
         )  # fmt: skip
         self.requests, self.programs, self.aborted = [], [], set()

@@ -1,7 +1,9 @@
 """Ranks with the runners of GPUs give what one process gives: their kernels run under Triton's interpreter, and gloo
 stands in for NCCL."""
 
+import collections
 import os
+import queue
 import threading
 from typing import Any
 
@@ -45,6 +47,15 @@ class GlooAsNccl:
     def gather(self, out, x):
         count = self.gloo.parallel.ranks
         out.copy_(self.gloo.gather(x.reshape(1, -1), [x.numel()] * count).view(out.shape))
+
+    def send(self, x, rank):
+        MESSAGES[self.gloo.parallel.rank, rank].put(x.clone())
+
+    def receive(self, out, rank):
+        out.copy_(MESSAGES[rank, self.gloo.parallel.rank].get(timeout=threads.TIMEOUT_S))
+
+
+MESSAGES: collections.defaultdict[tuple[int, int], queue.Queue] = collections.defaultdict(queue.Queue)
 
 
 @pytest.fixture

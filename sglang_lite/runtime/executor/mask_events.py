@@ -1,0 +1,36 @@
+"""Events of a GPU by which the time is measured that draws wait for masks."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import torch
+
+from sglang_lite.runtime.executor.staging import make_event
+from sglang_lite.runtime.executor.step_record import StepRecord
+
+_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
+# One in this many steps with masks is measured: recording events takes the host as long as a launch.
+_MEASURE_EVERY = 8
+
+
+class MaskEvents:
+    """Events of a runner's steps; none off a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._ring = cycle([make_event(timed=True) for _ in range(_RING_SIZE * (device.type == "cuda"))])
+        self._on_gpu, self._masked_steps = device.type == "cuda", 0  # number of steps whose draws may wait for masks
+
+    def after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
+        """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
+        as these may wait for masks. Returns None in all other steps."""
+        if not self._on_gpu or not record.watched:
+            return None
+        self._masked_steps += 1
+        return self.record() if self._masked_steps % _MEASURE_EVERY == 1 else None
+
+    def record(self) -> torch.cuda.Event:
+        """Records an event after what has been launched."""
+        mark = next(self._ring)
+        mark.record()
+        return mark
