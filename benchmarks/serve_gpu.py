@@ -1,6 +1,6 @@
 """Chat streams over HTTP from another process, against the same engine asked directly.
 
-    python benchmarks/serve_gpu.py [--shape qwen3-0.6b] [--streams 256] [--tokens 256] [--repeat 3]
+    python benchmarks/serve_gpu.py [--shape qwen3-0.6b] [--streams 256] [--tokens 256 ...] [--repeat 3]
 
 direct     tokens/s of `Engine(in_process=True)`, without streams: what the device gives
 streams    the same, with a stream each, whose events are counted
@@ -9,7 +9,8 @@ http 20ms  tokens/s over HTTP, where a stream has at most one event in 20 ms (`-
 http       and one event a token, with the events/s
 
 Behind the ratio: milliseconds from the start until the last stream has its first event. Weights are random. The client
-reads sockets in a process of its own, and counts events and tokens.
+reads sockets in a process of its own, whose connections are open before, and counts events and tokens. Of several
+numbers of tokens, each is measured on the same engines.
 """
 
 from __future__ import annotations
@@ -75,14 +76,15 @@ def _medians(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(each[name] for each in found) for name in found[0]}
 
 
-async def _stream(port: int, text: str, tokens: int) -> tuple[int, int, float]:
-    """Reads a stream; how many events and tokens it had, and when the first came."""
+async def _stream(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: str, tokens: int
+) -> tuple[int, int, float]:
+    """Asks for a stream, and reads it; how many events and tokens it had, and when the first came."""
     body = {
         "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
     data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
     head += "Connection: close\r\n\r\n"
     writer.write(head.encode() + data)
@@ -98,8 +100,9 @@ async def _stream(port: int, text: str, tokens: int) -> tuple[int, int, float]:
 
 
 async def _client(port: int, streams: int, tokens: int) -> dict[str, float]:
+    opened = [await asyncio.open_connection("127.0.0.1", port, limit=2**20) for _ in range(streams)]
     begun = time.perf_counter()
-    found = await asyncio.gather(*(_stream(port, text, tokens) for text in texts(streams)))
+    found = await asyncio.gather(*(_stream(*each, text, tokens) for each, text in zip(opened, texts(streams))))
     took = time.perf_counter() - begun
     return {
         "tokens": sum(each[1] for each in found) / took, "events": sum(each[0] for each in found) / took,
@@ -107,8 +110,10 @@ async def _client(port: int, streams: int, tokens: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def over_http(folder: Path, *, interval_ms: float, streams: int, tokens: int, repeat: int) -> dict[str, float]:
-    """Tokens/s, events/s, and when the last stream has begun, the medians of some runs."""
+def over_http(
+    folder: Path, *, interval_ms: float, streams: int, counts: Sequence[int], repeat: int
+) -> dict[int, dict[str, float]]:
+    """By number of tokens: tokens/s, events/s, and when the last stream has begun, the medians of some runs."""
     command = [
         sys.executable, "-m", "sglang_lite.launch_server", "--model", str(folder), "--load-format", "dummy",
         "--port", "0", "--max-total-tokens", "300000", "--seed", "0", "--chat-template", TEMPLATE,
@@ -118,47 +123,55 @@ def over_http(folder: Path, *, interval_ms: float, streams: int, tokens: int, re
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = server.stdout.readline().rsplit(":", 1)[-1].strip()
-        client = [sys.executable, __file__, "--client", port, "--streams", str(streams), "--tokens", str(tokens)]
+        client = [sys.executable, __file__, "--client", port, "--streams", str(streams), "--tokens"]
+
+        def asked(tokens: int) -> dict[str, Any]:
+            done = subprocess.run([*client, str(tokens)], check=True, capture_output=True, text=True)
+            found: dict[str, Any] = json.loads(done.stdout)
+            return found
+
         try:
-            found: list[dict[str, Any]] = [
-                json.loads(subprocess.run(client, check=True, capture_output=True, text=True).stdout)
-                for _ in range(repeat + 1)
-            ]
+            return {tokens: _medians([asked(tokens) for _ in range(repeat + 1)][1:]) for tokens in counts}
         finally:
             server.terminate()
-    return _medians(found[1:])
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    sizes = {"streams": options.streams, "tokens": options.tokens}
+    streams, counts, repeat = options.streams, options.tokens, options.repeat
     if options.client is not None:
-        print(json.dumps(asyncio.run(_client(options.client, **sizes))))
+        print(json.dumps(asyncio.run(_client(options.client, streams, *counts))))
         return
-    sizes["repeat"] = options.repeat
+    direct = {}
+
+    def show(label: str, tokens: int, found: Mapping[str, float]) -> None:
+        rate = found["tokens"]
+        events = f"  {found['events']:,.0f} events/s" if "events" in found else ""
+        over = f"{rate / direct.setdefault(tokens, rate):.3f}  {found['begun'] * 1000:4.0f} ms"
+        print(f"{label:10} {tokens:5} {rate:11,.0f} tokens/s  {over}{events}", flush=True)
+
+    def ask(label: str, engine: sgl.Engine, *, stream: bool) -> None:
+        for tokens in counts:
+            show(label, tokens, asked_directly(engine, stream=stream, streams=streams, tokens=tokens, repeat=repeat))
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder, options.shape)
         with start(folder, here=True) as engine:
-            direct = asked_directly(engine, stream=False, **sizes)["tokens"]
-            print(f"direct     {direct:11,.0f} tokens/s", flush=True)
-            _print("streams", asked_directly(engine, stream=True, **sizes), direct)
+            ask("direct", engine, stream=False)
+            ask("streams", engine, stream=True)
         with start(folder, here=False, stream_interval_s=0.02) as engine:
-            _print("handle", asked_directly(engine, stream=True, **sizes), direct)
+            ask("handle", engine, stream=True)
         for label, interval in (("http 20ms", 20.0), ("http", 0.0)):
-            _print(label, over_http(folder, interval_ms=interval, **sizes), direct)
-
-
-def _print(label: str, found: Mapping[str, float], direct: float) -> None:
-    events = f"  {found['events']:,.0f} events/s" if "events" in found else ""
-    begun, tokens = found["begun"] * 1000, found["tokens"]
-    print(f"{label:10} {tokens:11,.0f} tokens/s  {tokens / direct:.3f}  {begun:4.0f} ms{events}", flush=True)
+            found = over_http(folder, interval_ms=interval, streams=streams, counts=counts, repeat=repeat)
+            for tokens in counts:
+                show(label, tokens, found[tokens])
 
 
 if __name__ == "__main__":
