@@ -90,6 +90,7 @@ def page_names(
         "computes in": model.format, "token": model.token_bytes, "device": model.device.type,
         "page_size": capacity.sizes.page_size, "context_length": capacity.context_length,
         "kinds": [config.dtype, config.quantization, config.kv_dtype, config.load_format, config.model_impl],
+        "records": [config.enable_return_routed_experts, config.enable_return_hidden_states],
         "kv_scales": config.quantization_param_path and _fingerprint(Path(config.quantization_param_path)),
     }  # fmt: skip
     return PageNames(json.dumps(header).encode(), capacity.sizes.page_size)

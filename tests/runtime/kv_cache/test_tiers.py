@@ -1,6 +1,7 @@
 """A cache that keeps pages in the host's memory: outputs are those of one that never forgets, and less is computed."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
 from sglang_lite.runtime.calls import Stats, WriteTensors
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core.cache_tiers import page_names
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.page_names import PageNames
 from sglang_lite.runtime.kv_cache.radix import RadixTree
@@ -194,6 +196,16 @@ def test_names_depend_on_header_namespace_and_all_tokens_before():
     for others in (names(tokens, header=b"model 2"), names(tokens, namespace="a"), names([9, *tokens[1:]])):
         assert not set(others) & set(same)
     assert names([*tokens[:8], 9, 9, 9, 9])[:2] == same[:2]
+
+
+def test_names_depend_on_what_an_engine_records_of_tokens():
+    core = engine().core
+    keys = [
+        page_names(replace(core.config, **records), "scripted", None, loaded().model, core.capacity).key
+        for records in ({}, {"enable_return_routed_experts": True}, {"enable_return_hidden_states": True})
+    ]
+    assert keys[0] == core.scheduler.store.tiers.names.key
+    assert len(set(keys)) == 3
 
 
 def test_names_of_a_node_stay_those_of_its_pages_when_it_is_split():
