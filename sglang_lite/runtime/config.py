@@ -56,6 +56,7 @@ LoadFormat: TypeAlias = Literal[
 ]  # fmt: skip
 # When a page is copied to the host.
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
+PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete", "timeout"]
 # Rules by which replicas are chosen (engine/replica_chooser.py).
 LoadBalance: TypeAlias = Literal[
     "auto", "cache_aware", "round_robin", "shortest_queue", "total_requests", "total_tokens"
@@ -190,6 +191,9 @@ class EngineConfig:
             device alone has when the engine ends is not kept. None for no files. Needs `enable_hierarchical_cache`.
         hicache_storage_dir: folder of the files, URL, or what else the class takes. Whoever can write there can change
             what a model takes for computed.
+        hicache_storage_prefetch_policy: how long a request waits for files before it computes what has not been read:
+            "wait_complete", until all has been read; "timeout", for 2 s and 0.1 s more for each 1,000 tokens;
+            "best_effort", no longer than it waits for its turn. Nobody waits for more than ten seconds.
         hicache_storage_max_gb: size of all files of "file"; the least recently used are removed beyond. Other stores
             have no limit here.
         overlap: whether to plan and launch a step while the one before is still running.
@@ -346,6 +350,7 @@ class EngineConfig:
     hicache_write_policy: WritePolicy = "write_through"
     hicache_storage_backend: str | None = None
     hicache_storage_dir: str | None = None
+    hicache_storage_prefetch_policy: PrefetchPolicy = "timeout"
     hicache_storage_max_gb: float = 10.0
     overlap: bool = True
     jump_forward: Literal["safe", "off"] = "safe"

@@ -68,6 +68,7 @@ def make_tiers(
         ),
         config.hicache_write_policy,
         disk,
+        config.hicache_storage_prefetch_policy,
     )
 
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
 _AGAIN = 64  # one sequence in so many is brought up although computing seems faster, as copies may be slow for a while
-_MAX_READING = 16  # sequences that are read from files before their requests are admitted
+_PART_FILES = 8  # of a sequence, that are read and then fetched together, while the next part is read
+_MAX_READING = 64  # parts that are read before their requests are admitted
+_PATIENCE_S, _TOKEN_PATIENCE_S = 2.0, 1e-4  # for which "timeout" waits for files, and more for each of their tokens
 _CLOSE_S = 0.001  # pause while copies and writes end
 DEADLINE_S = 10.0  # of reading files; then their store is not used any more
 
@@ -65,20 +67,22 @@ class Fetch:
 
 @dataclass(eq=False, slots=True)
 class DiskRead:
-    """Pages on their way from files to the host.
+    """Pages on their way from files to the host: a part of a sequence.
 
     Attributes:
         names: names of the pages.
         files: names of the files that may have them.
         skip: pages of the first file before them.
-        found: number of the files that exist.
+        found: number of the sequence's files that exist, of those that are looked for.
+        earlier_files, earlier: numbers of these files, and of their pages, that earlier parts have.
+        patience_s: seconds for which a request waits for them.
         slots: places of the host for their pages; empty until that is known.
         copy: number of the last copy that may use these.
         filled: whether the slots of each file have been filled, from the time on when the copy has completed.
         began: that time.
         read: number of pages that have been read.
         asked: time of its beginning.
-        done: True if the pages are there, were not found, or took too long.
+        done: True if no request waits any more: the pages are there, were not found, or took too long.
         dropped: True if nobody may have them any more.
     """
 
@@ -86,6 +90,9 @@ class DiskRead:
     files: Sequence[bytes]
     skip: int
     found: Future[int]
+    earlier_files: int
+    earlier: int
+    patience_s: float
     slots: Ints = field(default_factory=lambda: _NONE)
     copy: int = 0
     filled: Sequence[Future[bool]] = ()
@@ -106,6 +113,7 @@ class Tiers:
         policy: when pages are copied to the host: "write_through", when they are computed;
             "write_through_selective", when they are used again; "write_back", when they are evicted.
         disk: tier below the host; None without.
+        prefetch_policy: how long requests wait for files: "best_effort", "wait_complete" or "timeout".
 
     Attributes:
         host, names, disk: the arguments of these names.
@@ -114,9 +122,16 @@ class Tiers:
     """
 
     def __init__(
-        self, store: PrefixCache, host: HostTier, names: PageNames, policy: str, disk: DiskTier | None = None
+        self,
+        store: PrefixCache,
+        host: HostTier,
+        names: PageNames,
+        policy: str,
+        disk: DiskTier | None = None,
+        prefetch_policy: str = "timeout",
     ) -> None:
         self._store, self.host, self.names, self._policy, self.disk = store, host, names, policy, disk
+        self._prefetch_policy = prefetch_policy
         self.fetching: list[Fetch] = []
         self.fetched_pages = self.read_pages = 0
         self._run = -(-RUN_TOKENS // store.page_size)  # pages in a file
@@ -305,14 +320,20 @@ class Tiers:
         if not ends or (ends[-1] - first) * size < _MIN_FETCHED or self._computes(self._file_page_s, token_s):
             return None
         name = behind[found]
-        if name not in self._reading:
-            files = [behind[end - 1 - at] for end in ends]
-            names = behind[found : ends[-1] - at]
-            self._reading[name] = DiskRead(names, files, first - run * self._run, self.disk.find(files))
-            read = self._reading[name]
-            self._move_files()
-            return read
-        return self._reading[name]
+        if name in self._reading:
+            return self._reading[name]
+        files = [behind[end - 1 - at] for end in ends]
+        exist, patience_s = self.disk.find(files), _patience_s(self._prefetch_policy, (ends[-1] - first) * size)
+        for start in range(0, len(files), _PART_FILES):
+            part = ends[start : start + _PART_FILES]
+            begin = max(part[0] - self._run, first)
+            names, skip = behind[begin - at : part[-1] - at], begin - (part[0] - self._run)
+            read = DiskRead(names, files[start : start + _PART_FILES], skip, exist, start, begin - first, patience_s)
+            read.done = not patience_s
+            self._reading.setdefault(names[0], read)
+        read = self._reading[name]
+        self._move_files()
+        return read
 
     def settle(self) -> int:
         """Gives the tree the pages that have arrived. Returns the number of copies that have completed."""
@@ -363,7 +384,10 @@ class Tiers:
             if self._advance(read, completed):
                 read.done = True
                 del self._reading[name]
-            elif not read.done and time.perf_counter() - read.asked > DEADLINE_S:
+                continue
+            waited_s = time.perf_counter() - read.asked
+            read.done = read.done or waited_s > read.patience_s
+            if not read.dropped and waited_s > DEADLINE_S:
                 read.done = read.dropped = True  # a thread may still write its slots
                 self.disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
 
@@ -372,7 +396,8 @@ class Tiers:
         assert self.disk is not None
         if not read.found.done():
             return False
-        files = read.files[: read.found.result()]
+        exist = read.found.result() - read.earlier_files
+        files = read.files[: max(exist, 0)]
         if not len(read.slots):
             read.slots = self.host.reserve(max(len(files) * self._run - read.skip, 0))
             read.copy = self.host.memory.launched
@@ -388,13 +413,20 @@ class Tiers:
             return False
         whole = sum(1 for _ in takewhile(Future.result, read.filled))
         filled = 0 if read.dropped else min(max(whole * self._run - read.skip, 0), len(read.slots))
-        if filled:
-            each_s = (time.perf_counter() - read.began) / filled
+        if filled and exist <= len(files):  # the last part
+            each_s = (time.perf_counter() - read.began) / (read.earlier + filled)
             self._file_page_s += (each_s - self._file_page_s) / 4 if self._file_page_s else each_s
         self.host.adopt(read.names[:filled], read.slots)
         read.read = filled
         self.read_pages += filled
         return True
+
+
+def _patience_s(policy: str, tokens: int) -> float:
+    """Seconds for which a request waits until tokens have been read from files."""
+    if policy == "timeout":
+        return _PATIENCE_S + _TOKEN_PATIENCE_S * tokens
+    return DEADLINE_S if policy == "wait_complete" else 0.0
 
 
 def _read_files(disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead) -> Iterator[Future[bool]]:

@@ -104,13 +104,18 @@ class CacheUse:
     host_tokens: int = 0
     disk_tokens: int = 0
 
-    def admitted(self, tokens: int, page_size: int) -> None:
+    def fetched(self, fetch: Fetch | DiskRead, page_size: int) -> None:
+        """Notes what is fetched from a lower tier."""
+        if isinstance(fetch, Fetch) and fetch is not self.fetch and self.tokens < 0:
+            self.disk_tokens += fetch.from_disk * page_size
+            self.host_tokens += (len(fetch.pages) - fetch.from_disk) * page_size
+        self.fetch = fetch
+
+    def admitted(self, tokens: int) -> None:
         """Notes the number of cached tokens at the first admission."""
         self.tokens = tokens
-        if isinstance(self.fetch, Fetch):
-            fetched = min(len(self.fetch.pages) * page_size, tokens)
-            self.disk_tokens = min(self.fetch.from_disk * page_size, fetched)
-            self.host_tokens = fetched - self.disk_tokens
+        self.disk_tokens = min(self.disk_tokens, tokens)
+        self.host_tokens = min(self.host_tokens, tokens - self.disk_tokens)
 
 
 class Follower(Protocol):

@@ -101,20 +101,19 @@ class Admission:
                 if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
-            fetch = self._fetch(request, reusable, match)
-            if fetch == "later" or (fetch is not None and not fetch.done):
+            while (fetch := self._fetch(request, reusable, match)) is not None and fetch != "later" and fetch.done:
+                match = store.match(reusable, request.space)
+            if fetch is not None:
                 promised += needed
                 self._to_fetch += needed * (fetch == "later")
                 continue
-            if fetch is not None:
-                match = store.match(reusable, request.space)
             self._admissions += 1
             request.admission = self._admissions
             request.handle = store.admit(tokens, match, request.space)
             table.adapter[request.slot] = adapter_slot
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
-                request.cache.admitted(min(int(table.computed[request.slot]), request.prompt_len), store.page_size)
+                request.cache.admitted(min(int(table.computed[request.slot]), request.prompt_len))
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
                 request.cache.miss = store.miss(
@@ -137,7 +136,7 @@ class Admission:
             return None
         fetch = tiers.fetch(reusable, match, request.space, self._pauses.token_s, cache.fetch)
         if isinstance(fetch, Fetch | DiskRead):
-            cache.fetch = fetch
+            cache.fetched(fetch, self._store.page_size)
         return fetch
 
     def evict_ahead(self, tokens: int) -> None:

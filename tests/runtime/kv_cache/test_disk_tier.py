@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,6 +79,42 @@ def test_what_computing_brings_sooner_is_computed(tmp_path):
     assert ended(events).meta["cache_miss"]["reason"] == "on_disk"
 
 
+@pytest.mark.parametrize(
+    ("policy", "patience_s", "waits"),
+    [("best_effort", 2, False), ("timeout", 2, True), ("timeout", -1, False), ("wait_complete", -1, True)],
+)
+def test_a_request_waits_for_files_as_long_as_the_policy_says(tmp_path, policy, patience_s, waits, monkeypatch):
+    monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PATIENCE_S", patience_s)
+    one(engine(tmp_path), LONG)
+    later = engine(tmp_path, hicache_storage_prefetch_policy=policy)
+    threads = later.store.tiers.disk.executor = Late(random.Random(1))
+    _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
+    for _ in range(8):
+        later.step()
+    assert (events == []) == waits
+    while later.step():
+        threads.run(1)
+    assert ended(events).usage.cached_tokens == 512 * waits
+    assert not later.store.tiers.disk.off
+
+
+def test_a_long_prompt_is_fetched_part_by_part_while_the_next_part_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("sglang_lite.runtime.kv_cache.tiers._PART_FILES", 1)
+    one(engine(tmp_path), LONG)
+    later = engine(tmp_path)
+    tiers = later.store.tiers
+    threads = tiers.disk.executor = Late(SimpleNamespace(shuffle=lambda _: None))  # in order
+    _, events = later.start(LONG, SamplingParams(max_tokens=2, temperature=0))
+    fetched = set()
+    while later.step():
+        fetched.add(tiers.fetched_pages)
+        threads.run(1)
+    assert fetched == {0, 256, 512}
+    usage = ended(events).usage
+    assert (usage.cached_tokens, usage.disk_tokens, usage.host_tokens) == (512, 512, 0)
+    later.check_empty()
+
+
 def test_a_file_that_is_gone_is_written_again(tmp_path):
     one(engine(tmp_path), LONG)
     later, files = engine(tmp_path), set(tmp_path.glob("*.kv"))
@@ -120,11 +157,17 @@ def header_altered(path):
     path.write_bytes(data)
 
 
+def of_an_older_version(path):
+    data = bytearray(path.read_bytes())
+    data[7] -= 1
+    path.write_bytes(data)
+
+
 def emptied(path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("harm", [cut, lengthened, altered, header_altered, emptied])
+@pytest.mark.parametrize("harm", [cut, lengthened, altered, header_altered, of_an_older_version, emptied])
 def test_damaged_files_are_not_taken_and_are_removed(tmp_path, harm, caplog):
     one(engine(tmp_path), LONG)
     for path in list(tmp_path.glob("*.kv")):
@@ -212,6 +255,7 @@ def test_a_file_that_is_read_counts_as_used(tmp_path):
         {"hicache_storage_backend": None},
         {"hicache_storage_backend": "nixl"},
         {"hicache_storage_max_gb": 0},
+        {"hicache_storage_prefetch_policy": "later"},
         {"enable_hierarchical_cache": False},
         {"hicache_storage_backend": 3},
     ],
