@@ -61,7 +61,16 @@ def plain(value):
         case Played():
             return (value.path, value.name, plain(value.event))
         case dict():
-            left = {"e2e_latency", "cached_tokens", "cache_miss", "id", "queue_time", "first_token_time", "latency"}
+            left = {
+                "e2e_latency",
+                "cached_tokens",
+                "cached_tokens_details",
+                "cache_miss",
+                "id",
+                "queue_time",
+                "first_token_time",
+                "latency",
+            }
             return {k: plain(v) for k, v in value.items() if k not in left}
         case list() | tuple():
             return [plain(each) for each in value]

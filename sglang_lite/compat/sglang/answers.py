@@ -30,11 +30,15 @@ class _ImageCounts(TypedDict, total=False):
     cached_image_tokens: int
 
 
-class MetaInfo(_MetaInfo, _ImageCounts, total=False):
-    """Metadata of an answer of `generate`; what does not apply to it is left out."""
-
+class _OfWhole(TypedDict, total=False):
     e2e_latency: float
     queue_time: float
+    cached_tokens_details: dict[str, int]
+
+
+class MetaInfo(_MetaInfo, _ImageCounts, _OfWhole, total=False):
+    """Metadata of an answer of `generate`; what does not apply to it is left out."""
+
     input_token_logprobs: list[_Logprob]
     output_token_logprobs: list[_Logprob]
     output_token_logprobs_length: int

@@ -17,6 +17,7 @@ from sglang_lite.protocol import (
     SglError,
     TokenLogprob,
     Unset,
+    Usage,
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
@@ -80,8 +81,8 @@ class SampleAnswer:
     def _whole(self, generation: Generation, finish: dict[str, Any]) -> dict[str, Any]:
         usage = generation.usage
         scores = {} if generation.scores is None else generation.scores.as_meta()
-        times = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s}
-        meta = {**times, **usage.image_counts, **generation.meta, **scores, **self._recorded(generation)}
+        told = {"e2e_latency": usage.total_s, "queue_time": usage.queue_s, "cached_tokens_details": _by_tier(usage)}
+        meta = {**told, **usage.image_counts, **generation.meta, **scores, **self._recorded(generation)}
         return self._answer(
             generation.text,
             generation.token_ids,
@@ -163,6 +164,12 @@ class SampleAnswer:
         first = self._prompt_ids[0]
         text = self._decode((first,)) if params.return_text_in_logprobs is True else None
         return [TokenLogprob(None, first, text), *prompt]
+
+
+def _by_tier(usage: Usage) -> dict[str, int]:
+    """Tokens of the prompt that were cached, by where they were found."""
+    on_device = usage.cached_tokens - usage.host_tokens - usage.disk_tokens
+    return {"device": on_device, "host": usage.host_tokens, "storage": usage.disk_tokens}
 
 
 def _finish(generation: Generation) -> dict[str, Any]:

@@ -87,6 +87,16 @@ def test_usage_and_stats_tell_the_tier():
     assert generation(tiers, [1] * 110).usage.host_tokens == 0  # on the device now
 
 
+def test_answers_of_the_native_protocol_tell_the_tier():
+    config = {"enable_hierarchical_cache": True, "hicache_write_policy": "write_back", "max_total_tokens": 192}
+    one_token = {"max_new_tokens": 1, "temperature": 0}
+    with sgl.Engine.of(loaded(), **config) as opened:
+        answers: list[Any] = [opened.generate(input_ids=[i] * 100, sampling_params=one_token) for i in (1, 2, 3, 1)]
+    told = [each["meta_info"]["cached_tokens_details"] for each in answers]
+    assert told[0] == {"device": 0, "host": 0, "storage": 0}
+    assert told[3] == {"device": 0, "host": 99, "storage": 0}
+
+
 def test_copies_that_were_slow_once_are_tried_again():
     tiers, prompts = engine(), [[1 + i] * 100 for i in range(4)]
     for prompt in prompts:
