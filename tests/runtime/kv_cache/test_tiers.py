@@ -2,6 +2,8 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.cache_tiers import page_names
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.page_names import PageNames
+from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.radix import RadixTree
 from sglang_lite.runtime.loading.load_model import load_model
 from tests.counts import some
@@ -206,6 +209,24 @@ def test_names_depend_on_header_namespace_and_all_tokens_before():
     for others in (names(tokens, header=b"model 2"), names(tokens, namespace="a"), names([9, *tokens[1:]])):
         assert not set(others) & set(same)
     assert names([*tokens[:8], 9, 9, 9, 9])[:2] == same[:2]
+
+
+def test_adapters_share_what_the_model_itself_has_computed_alone():
+    tree, names = RadixTree(4, EVICTION["lru"]), PageNames(b"", 4)
+    tokens, pages = np.arange(1, 13, dtype=np.int32), np.arange(3, dtype=np.int32)
+
+    def named(namespace="", digest="", invocation=()):
+        adapter: Any = SimpleNamespace(digest=digest, invocation=invocation) if digest else None
+        ids, place = PrefixSpace.of(namespace, adapter).invoked_in(tokens).key(tokens)
+        return names.of(tree.insert(ids, pages, place).node)[-3:]
+
+    plain, a, b = named(), named(digest="a"), named(digest="b")
+    late_a, late_b = named(digest="a", invocation=(5, 6)), named(digest="b", invocation=(5, 6))
+    same = {*plain} | {*a} | {*b} | {*late_a} | {*late_b} | {*named("a:")} | {*named("\0a:")}
+    assert len(same) == 3 + 3 + 3 + 2 + 2 + 3 + 3
+    assert named(digest="a") == a
+    first = names.after(names.root(b""), tokens)
+    assert next(first) == plain[0]
 
 
 def test_names_depend_on_what_an_engine_records_of_tokens():
