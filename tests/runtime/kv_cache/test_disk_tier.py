@@ -197,10 +197,11 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path):
         engine(tmp_path)
 
 
-def test_a_path_that_is_no_folder_is_refused(tmp_path):
+def test_a_path_that_is_no_folder_or_takes_no_files_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(sgl.ParameterError, match="hicache_storage_dir"):
-        engine(tmp_path / "file")
+    for path in (tmp_path / "file", "/proc"):
+        with pytest.raises(sgl.ParameterError, match=r"hicache_storage_dir: .* Name a folder that you may write to"):
+            engine(path)
 
 
 def test_a_folder_that_vanishes_is_not_used_any_more(tmp_path, caplog):
