@@ -14,19 +14,18 @@ from sglang_lite.protocol import ParameterError, RecordName
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
+from sglang_lite.runtime.config_checks import check_int as _check_int
+from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.config_checks import (
-    check_encoders,
     check_offload,
     check_parallel,
     check_scales,
     check_template,
     check_tiers,
     seed_ports,
+    set_media,
     set_watch,
-    urls_of_encoders,
 )
-from sglang_lite.runtime.config_checks import check_int as _check_int
-from sglang_lite.runtime.config_checks import check_number as _check_number
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.models.lora.paths import lora_texts
 from sglang_lite.runtime.parallel.layout import ALONE, Parallel
@@ -270,7 +269,7 @@ class EngineConfig:
             no CUDA graphs, and no step is planned ahead.
         debug_tensor_dump_layers: numbers of the layers that are written there; None for all.
         pp_size: number of stages in a row, each of `tp_size` processes with a run of the layers (pipeline parallelism),
-            that compute a step one after another.
+            that compute a step one after another; on GPUs, each another step at the same time.
         nnodes: number of machines that the ranks, or with `dp_size` above 1 the replicas, are on, each with as many.
             Each runs the same `sglang-lite serve`.
         node_rank: number of this machine; 0 has the engine.
@@ -443,7 +442,7 @@ class EngineConfig:
         check_parallel(self)
         set_watch(self)
         self._check_lora()
-        self._check_media()
+        set_media(self)
 
     @property
     def recorded(self) -> tuple[RecordName, ...]:
@@ -469,19 +468,6 @@ class EngineConfig:
                 _check_int(name, getattr(self, name), 1)
         if self.max_loaded_loras is not None and self.max_loaded_loras < self.max_loras_per_batch:
             raise ParameterError("max_loaded_loras", "is less than max_loras_per_batch.", hint="Raise it.")
-
-    def _check_media(self) -> None:
-        """Checks the settings of images, videos and sounds, and gives them one form."""
-        for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
-            found = by_kind(name, getattr(self, name))
-            for medium, value in found.items():
-                if not isinstance(value, kind) or isinstance(value, bool) or value == 0:
-                    raise ParameterError(name, f"{shown(value)} is not right for {medium!r}.")
-                if medium == "audio" and kind is Mapping:
-                    raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
-            object.__setattr__(self, name, found or None)
-        object.__setattr__(self, "encoder_urls", urls_of_encoders(self.encoder_urls))
-        check_encoders(self.encoder_only, self.language_only, self.encoder_urls, self.enable_multimodal)
 
     @property
     def image_options(self) -> ImageOptions:

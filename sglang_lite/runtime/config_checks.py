@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.parallel.addresses import address
 from sglang_lite.runtime.parallel.layout import Parallel
+from sglang_lite.runtime.tokens.image_options import by_kind
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.config import EngineConfig
@@ -102,7 +103,7 @@ def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
         raise ParameterError("cpu_offload_gb", "is not here with enable_memory_saver.", hint="Leave one out.")
 
 
-def urls_of_encoders(given: UserValue) -> tuple[str, ...]:
+def _urls_of_encoders(given: UserValue) -> tuple[str, ...]:
     """Addresses of encoders, without a slash at their ends. Raises ParameterError if one is none."""
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, list | tuple):
@@ -114,7 +115,7 @@ def urls_of_encoders(given: UserValue) -> tuple[str, ...]:
     return tuple(each.rstrip("/") for each in found)
 
 
-def check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ...], media: bool | None) -> None:
+def _check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ...], media: bool | None) -> None:
     """Raises ParameterError if settings of encoders on other servers don't fit together, or to `enable_multimodal`."""
     if language_only and encoder_only:
         raise ParameterError("encoder_only", "and language_only are both given.", hint="Leave one out.")
@@ -148,6 +149,20 @@ def set_watch(config: EngineConfig) -> None:
         object.__setattr__(config, "overlap", False)  # records have all ids then
     if folder is not None or config.enable_layerwise_nvtx_marker:
         object.__setattr__(config, "cuda_graphs", False)
+
+
+def set_media(config: EngineConfig) -> None:
+    """Checks the settings of images, videos and sounds, and gives them one form. Raises ParameterError."""
+    for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
+        found = by_kind(name, getattr(config, name))
+        for medium, value in found.items():
+            if not isinstance(value, kind) or isinstance(value, bool) or value == 0:
+                raise ParameterError(name, f"{shown(value)} is not right for {medium!r}.")
+            if medium == "audio" and kind is Mapping:
+                raise ParameterError(name, "sounds have no settings.", hint="Leave it out.")
+        object.__setattr__(config, name, found or None)
+    object.__setattr__(config, "encoder_urls", _urls_of_encoders(config.encoder_urls))
+    _check_encoders(config.encoder_only, config.language_only, config.encoder_urls, config.enable_multimodal)
 
 
 def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ranks: int) -> None:
