@@ -111,6 +111,7 @@ LANGUAGES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_legal_values_of_a_small_language_have_the_probability_1(small_engine, language):
     """All ways to spell all values, which draws at a high temperature find; each is scored at temperature 1."""

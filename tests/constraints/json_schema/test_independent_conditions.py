@@ -49,6 +49,7 @@ def objects(dice, count, rows):
         yield {name: dice.choice(["x", "y", 1]) for name in names if dice.random() < 0.7}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(some(5, 60)))
 def test_independent_conditions_are_enforced_exactly(seed):
     dice = random.Random(seed)

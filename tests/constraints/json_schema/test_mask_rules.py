@@ -203,6 +203,7 @@ OBJECTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_members_come_in_any_order_each_once_and_all_that_have_to(name):
     constraint = json_schema({"type": "object", **OBJECTS[name]}, order="any")

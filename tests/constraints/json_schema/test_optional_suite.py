@@ -13,7 +13,7 @@ from tests.constraints.engine import accepts, compiled
 from tests.constraints.suites import DRAFTS, official_groups, parts_accepted_wrongly
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_only_what_the_docs_name_is_wrongly_accepted(draft):
     accepted, rejected = set(), []

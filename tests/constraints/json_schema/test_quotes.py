@@ -80,6 +80,7 @@ def test_a_quote_is_a_span_of_the_document(document, least):
         assert sgl.grammar.matches(constraint, as_json(text, ascii_only=True)) is (text in allowed), text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_quotes_by_characters_begin_and_end_anywhere(document):
     constraint = schema_of(Annotated[str, sgl.quote(document, by="chars")])

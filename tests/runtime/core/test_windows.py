@@ -117,6 +117,7 @@ def check(seed, *, rows=20):
     engine.check_empty()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_every_schedule_sees_what_is_in_the_window(seed):
     check(seed)

@@ -31,6 +31,7 @@ def engine(**config):
     return SteppedEngine(**{"enable_hierarchical_cache": True, **sizes, **config})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("page", "host"), [(1, 4), (4, 2), (16, 0.3)])
 def test_whatever_happens_answers_are_those_of_a_cache_that_never_forgets(policy, page, host):

@@ -205,7 +205,7 @@ def test_a_family_gives_transformers_logits(tmp_path, arch):
             assert row[token].item() == pytest.approx(value, abs=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_a_file_takes_the_place_of_another_in_a_running_engine(tmp_path, arch):
     def told(engine):

@@ -41,6 +41,7 @@ HALF = Precision(torch.float16, torch.float16, torch.float16, packed=True)
 TOLD = "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
     folder, reference = write(tmp_path, FORMATS[name])
@@ -73,6 +74,7 @@ def test_it_is_the_model_that_it_describes(tmp_path, name):
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=0.1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
     if block_library() is None:
@@ -308,6 +310,7 @@ def test_what_compressed_tensors_packs_it_unpacks_equally(form, settings, dtype)
         assert torch.equal(ours.to(theirs.dtype), theirs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_description_counts_what_is_kept(tmp_path, name, monkeypatch):
     """On a CPU without bfloat16: all numbers of blocks that it multiplies, and float32 for the rest."""

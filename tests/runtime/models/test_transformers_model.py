@@ -294,6 +294,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
         sgl.Engine(tmp_path, in_process=True, dtype="float32")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "architecture", "message"),
     [
