@@ -1,6 +1,7 @@
 """A model that is cut over ranks gives what the whole one gives."""
 
 import json
+import os
 from concurrent.futures import Future
 
 import pytest
@@ -152,3 +153,21 @@ def test_each_rank_rounds_its_part(settings, tmp_path):
     with engine_of_ranks(folder, Parallel(tp=2), tmp_path / "meeting", **settings) as ranks:
         found = torch.tensor(logprobs(ranks))
     assert (found - expected).abs().mean() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v2"])
+def test_ranks_read_little_more_than_the_files_have(name, tmp_path, monkeypatch):
+    read, preadv = list[int](), os.preadv
+    folder = folder_of(name, tmp_path / "model", hidden_size=64, intermediate_size=512)
+
+    def counting(*arguments):
+        count = preadv(*arguments)
+        read.append(count)
+        return count
+
+    monkeypatch.setattr(os, "preadv", counting)
+    with engine(folder, device="cpu"):
+        whole = sum(read)
+    with engine_of_ranks(folder, Parallel(tp=4), tmp_path / "meeting", device="cpu") as running:
+        ask(running, [5, 9], most=1).result()  # all have loaded
+        assert whole < sum(read) - whole < 1.25 * whole

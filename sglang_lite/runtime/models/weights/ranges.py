@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import MAX_BYTES
@@ -25,6 +27,7 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+Bytes: TypeAlias = NDArray[np.uint8]
 _PIECE = 1 << 22  # bytes that one thread reads at a time, at least
 
 
@@ -37,6 +40,10 @@ class Ranges(Protocol):
         """Fills `out` with bytes from `start` on. Raises OSError if there are fewer."""
         ...
 
+    def read_rows(self, file: Path, start: int, stride: int, out: Bytes) -> None:
+        """Fills each row of `out` [rows, bytes] with bytes from `start` on, `stride` behind those of the row before."""
+        ...
+
 
 class LocalRanges:
     """Ranges of files on this machine."""
@@ -46,12 +53,22 @@ class LocalRanges:
 
     def read(self, file: Path, start: int, out: memoryview) -> None:
         with open(file, "rb", buffering=0) as opened:
-            at = 0
-            while at < len(out):
-                count = os.preadv(opened.fileno(), [out[at:]], start + at)
-                if not count:
-                    raise OSError(f"it ends at {start + at:,}")
-                at += count
+            _fill(opened.fileno(), start, out)
+
+    def read_rows(self, file: Path, start: int, stride: int, out: Bytes) -> None:
+        with open(file, "rb", buffering=0) as opened:
+            for row in out:
+                _fill(opened.fileno(), start, row.data)
+                start += stride
+
+
+def _fill(descriptor: int, start: int, out: memoryview) -> None:
+    at = 0
+    while at < len(out):
+        count = os.preadv(descriptor, [out[at:]], start + at)
+        if not count:
+            raise OSError(f"it ends at {start + at:,}")
+        at += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +162,29 @@ class RangeSource(FolderSource):
         found, dtype = self._header(name, file)
         if len(found.shape) != 2:
             return self._tensor(name, file)
-        rows = _RangeRows(self, file, found, dtype)
+        rows = _RangeRows(self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize)
         return self._scaled(name, rows.shape, rows.read, file) if dtype == torch.float8_e4m3fn else rows
 
-    def read(self, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor of a shape whose numbers begin at a place in a file. Raises ModelError if they can't be read."""
+    def read(
+        self, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int | None = None
+    ) -> torch.Tensor:
+        """Tensor of a shape whose numbers begin at a place in a file, each row `stride` bytes behind the one before, or
+        with nothing in between. Raises ModelError if they can't be read."""
         out = torch.empty(tuple(shape), dtype=dtype, pin_memory=self._pinned)
-        data = out.view(-1).view(torch.uint8).numpy().data if out.numel() else memoryview(b"")
+        data: Bytes = out.view(-1).view(torch.uint8).numpy() if out.numel() else np.empty(0, np.uint8)
         piece = max(_PIECE, -(-len(data) // self._threads))
-        parts = [
-            self._pool.submit(self._ranges.read, file, start + at, data[at : at + piece])
-            for at in range(0, len(data), piece)
-        ]
+        if stride is None or stride == len(data) // max(shape[0], 1):
+            parts = [
+                self._pool.submit(self._ranges.read, file, start + at, data[at : at + piece].data)
+                for at in range(0, len(data), piece)
+            ]
+        else:
+            rows = data.reshape(shape[0], -1)
+            step = max(piece // rows.shape[1], 1)
+            parts = [
+                self._pool.submit(self._ranges.read_rows, file, start + at * stride, stride, rows[at : at + step])
+                for at in range(0, len(rows), step)
+            ]
         try:
             for part in parts:
                 part.result()
@@ -166,12 +194,28 @@ class RangeSource(FolderSource):
 
 
 class _RangeRows(PlainRows):
-    def __init__(self, source: RangeSource, file: Path, header: StoredTensor, dtype: torch.dtype) -> None:
-        super().__init__(header.shape, dtype)
-        self._source, self._file, self._start = source, file, header.start
+    """Rows of a file, of which some columns can be read alone.
+
+    Args:
+        source: source that reads the file.
+        file, start: place of the first number.
+        shape, dtype: as of PlainRows.
+        stride: bytes between the beginnings of two rows.
+    """
+
+    def __init__(
+        self, source: RangeSource, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int
+    ) -> None:
+        super().__init__(shape, dtype)
+        self._source, self._file, self._start, self._stride = source, file, start, stride
 
     def read(self, start: int, end: int) -> torch.Tensor:
         rows, columns = self.shape
         start, end = min(start, rows), min(end, rows)
-        at = self._start + start * columns * self.dtype.itemsize
-        return self._source.read(self._file, at, (end - start, columns), self.dtype)
+        at = self._start + start * self._stride
+        return self._source.read(self._file, at, (end - start, columns), self.dtype, self._stride)
+
+    def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
+        down, across = range(self.shape[0])[rows], range(self.shape[1])[columns]
+        start = self._start + down.start * self._stride + across.start * self.dtype.itemsize
+        return _RangeRows(self._source, self._file, start, (len(down), len(across)), self.dtype, self._stride)

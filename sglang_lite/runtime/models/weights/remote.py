@@ -6,10 +6,13 @@ import hashlib
 import json
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.models.config_fields import MAX_BYTES
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.weights.ranges import Bytes
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.+")
 _NOT_HERE = ("redis",)  # SGLang's addresses that no file system has
@@ -98,6 +101,12 @@ class RemoteRanges:
         if len(data) != len(out):
             raise OSError(f"it ends at {start + len(data):,}")
         out[:] = data
+
+    def read_rows(self, file: Path, start: int, stride: int, out: Bytes) -> None:
+        whole = bytearray(len(out) * stride)  # by one request
+        self.read(file, start, memoryview(whole)[: (len(out) - 1) * stride + out.shape[1]])
+        for i, row in enumerate(out):
+            row.data[:] = whole[i * stride : i * stride + len(row)]
 
     def _path(self, file: Path) -> str:
         return f"{self._root.rstrip('/')}/{file.relative_to(self._folder).as_posix()}"
