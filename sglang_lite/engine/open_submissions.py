@@ -62,7 +62,7 @@ class OpenSubmissions:
         self.reader = threading.current_thread()  # until the reader's thread exists
         self.open: dict[int, OpenSubmission] = {}
         self._calls: dict[int, tuple[EngineProcess, Future[Any]]] = {}
-        self._flushes = Flushes(lambda: True)  # all sinks are called on the reader's thread
+        self._flushes = Flushes(lambda: True)  # events are delivered on the reader's thread alone
         self._late: deque[Callable[[], object]] = deque()
 
     # -------------------------------------------------------------------------------- called on any thread
@@ -152,6 +152,7 @@ class OpenSubmissions:
             for _ in range(entry.expected_ends):
                 with contextlib.suppress(Exception):
                     entry.sink(copy(error))
-            if entry.flush is not None:
-                self._flushes.after_this(entry.flush)
+        for flush in {entry.flush for entry in ended if entry.flush is not None}:
+            with contextlib.suppress(Exception):
+                flush()  # at once: another process's reader may call the sinks by now
         self.flush()

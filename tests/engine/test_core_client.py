@@ -9,11 +9,15 @@ import os
 import pickle
 import sys
 import threading
+from concurrent.futures import Future
 from functools import partial
+from unittest.mock import create_autospec
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.engine.engine_process import EngineProcess
+from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Delta,
@@ -293,6 +297,21 @@ def test_flush_is_called_after_its_sinks_and_seldom(own):
     assert flushes == sorted(set(flushes))  # each has something new
     assert flushes[-1] == len(events)
     assert len(flushes) <= len(events) / 2  # one for the four streams of a step
+
+
+def test_readers_of_what_a_process_leaves_open_are_woken_once_behind_all_its_ends():
+    """Also while the reader of the process that replaces it delivers events."""
+    dead, other = (create_autospec(EngineProcess, ready=Future()) for _ in range(2))
+    submissions, events, woken = OpenSubmissions(abort=print), [], []
+
+    def flush():
+        woken.append(len(events))
+
+    for number, process in enumerate((dead, dead, other)):
+        entry = submissions.open[number] = OpenSubmission(flush=flush)
+        entry.sink, entry.process = events.append, process
+    submissions.fail(dead, EngineClosedError("gone"))
+    assert (len(events), woken, list(submissions.open)) == (2, [2], [2])
 
 
 def test_a_flush_that_fails_and_a_loop_that_is_closed_stop_nobody(own, caplog):
