@@ -240,6 +240,12 @@ def test_the_format_of_sharded_files_is_named(sharded, tmp_path, capsys):
     assert 'load_format="sharded_state"' in capsys.readouterr().err
 
 
+def test_files_by_rank_are_refused_by_name(folder, tmp_path, capsys):
+    assert main(["save", str(folder), "--sharded", "--tp", "8", "--out", str(tmp_path / "out")]) == 1
+    assert "load the folder with tp_size=8" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_where_nothing_can_be_saved_is_told(folder, capsys):
     assert main(["save", str(folder), "--sharded", "--out", str(folder / "config.json" / "out")]) == 1
     assert "is below a file" in capsys.readouterr().err
