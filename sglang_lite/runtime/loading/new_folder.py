@@ -6,8 +6,10 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 
@@ -37,6 +39,17 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ParameterError("out", f"{out} is below a file.", hint="Give a folder that is not.") from error
     except OSError as error:
         raise ModelError(f"{out}: can't be written: {error}", hint="Give a folder on another disk.") from error
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Writes a file of tensors. Raises OSError if it can't be written."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which is no OSError, whatever its reason
+        raise OSError(str(error)) from error
 
 
 def copy_description(folder: Path, out: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.loading.calibrate import Scaling, calibrate, read_texts
 from sglang_lite.runtime.loading.model_files import read_spec
-from sglang_lite.runtime.loading.new_folder import copy_description, new_folder
+from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
@@ -96,7 +96,6 @@ def _write(
     progress: Callable[[Iterable[Path]], Iterable[Path]],
 ) -> None:
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     files: dict[str, str] = {}
     plain = set[str]()
@@ -114,7 +113,7 @@ def _write(
                     state[name] = tensor.to(stored.dtype)
                     if tensor.ndim == 2 and module != name:
                         plain.add(module)
-        save_file(state, out / file.name, metadata={"format": "pt"})
+        write_tensors(state, out / file.name)
         files |= dict.fromkeys(state, file.name)
     copy_description(folder, out)
     for index in out.glob("*.safetensors.index.json"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.loading.new_folder import copy_description, new_folder
+from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
 from sglang_lite.runtime.models.weights.load_format import shard_name
@@ -59,14 +59,12 @@ def _stored(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, part_bytes: int) -> None:
-    from safetensors.torch import save_file
-
     parts, state, size = 0, dict[str, torch.Tensor](), 0
     for name, tensor in tensors:
         state[name] = tensor.clone(memory_format=torch.contiguous_format)  # pickled ones may share memory
         size += tensor.nbytes
         if size >= part_bytes:
-            save_file(state, out / shard_name(0, parts), metadata={"format": "pt"})
+            write_tensors(state, out / shard_name(0, parts))
             parts, state, size = parts + 1, {}, 0
     if state or not parts:
-        save_file(state, out / shard_name(0, parts), metadata={"format": "pt"})
+        write_tensors(state, out / shard_name(0, parts))

@@ -152,8 +152,20 @@ def without(part):
     return lambda state: state.pop(UP + part)
 
 
+def add(part, tensor):
+    return lambda state: state.update({UP + part: tensor})
+
+
 def put(part, change):
     return lambda state: state.update({UP + part: change(state[UP + part])})
+
+
+NF4_STATE = ".weight.quant_state.bitsandbytes__nf4"
+
+
+def state_with(stored, **changes):
+    """A quant_state with other entries."""
+    return torch.tensor(list(json.dumps(json.loads(bytes(stored.tolist())) | changes).encode()), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +189,29 @@ def put(part, change):
         ("nvfp4", put(".weight_packed", lambda t: t.int()), "numbers of 4 bits are torch.int32"),
         ("mxfp4", put(".weight_scale", lambda t: t.float()), "scales are torch.float32"),
         ("bitsandbytes, 8 bits", put(".SCB", lambda t: t[:3]), "SCB of"),
+        ("gptq", put(".scales", lambda t: t * float("inf")), "a scale is zero, infinite or not a number"),
+        (
+            "nvfp4 of Model Optimizer",
+            put(".weight_scale_2", lambda t: t * 0),
+            "a scale is zero, infinite or not a number",
+        ),
+        (
+            "nvfp4 of Model Optimizer",
+            put(".weight_scale_2", lambda t: torch.ones(3)),
+            "the scale of its scales has shape",
+        ),
+        ("nf4", put(NF4_STATE, lambda t: state_with(t, blocksize=0)), "quant_state can't be understood"),
+        (
+            "nf4, scales in 8 bits",
+            put(".weight.nested_quant_map", lambda t: t[:9]),
+            "nested_quant_map has another length",
+        ),
+        ("nf4, scales in 8 bits", put(".weight.nested_absmax", lambda t: t[:0]), "nested_quant_map has another length"),
+        (
+            "compressed-tensors, bytes",
+            add(".weight_zero_point", torch.zeros(3, 1, dtype=torch.int8)),
+            "weight_zero_point has",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path, form, change, message):

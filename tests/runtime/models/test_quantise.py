@@ -1,6 +1,8 @@
 """Folders that `sglang-lite quantize` writes: read by this package and by transformers."""
 
 import json
+import resource
+import signal
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.loading.quantise import quantise
+from sglang_lite.runtime.loading.save import save_sharded
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
@@ -67,6 +70,19 @@ def test_what_can_not_be_quantised_is_named(folder, tmp_path):
     with pytest.raises(sgl.ModelError, match=r"the weights are quantised already \(gptq\)"):
         quantise(str(packed), out, group=32)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("write", [lambda *at: quantise(*at, group=32), save_sharded], ids=["quantise", "save"])
+def test_nothing_is_left_of_weights_that_a_disk_does_not_take(write, folder, tmp_path):
+    handled, (soft, hard) = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # of a file; the model's have more
+    try:
+        with pytest.raises(sgl.ModelError, match=r"out: can't be written: .*File too large"):
+            write(str(folder), tmp_path / "to" / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handled)
+    assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_nothing_is_left_of_what_fails(folder, tmp_path, monkeypatch):

@@ -38,6 +38,8 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
         rows, columns = map(int, about["shape"])
         block, offset = int(about["blocksize"]), float(about.get("nested_offset", 0.0))
         nested = int(about.get("nested_blocksize", 1))
+        if min(rows, columns, block, nested) < 1:
+            raise ValueError("a size is none")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"quant_state can't be understood: {error!r}") from error
     packed, absmax, table = parts[".weight"], parts[".weight.absmax"], parts[".weight.quant_map"].float()
@@ -49,6 +51,8 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
     if _NESTED[0] in parts:
         if _NESTED[1] not in parts or scale.dtype != torch.uint8:
             raise ValueError("absmax is quantised, and nested_quant_map is missing or absmax is not uint8")
+        if parts[_NESTED[1]].shape != (256,) or parts[_NESTED[0]].numel() != -(-len(scale) // nested):
+            raise ValueError("nested_absmax or nested_quant_map has another length than absmax asks for")
         outer = parts[_NESTED[0]].float().repeat_interleave(nested)[: len(scale)]
         scale = parts[_NESTED[1]].float()[scale.int()] * outer + offset
     check_scales(scale, zero=True)  # of blocks that are 0

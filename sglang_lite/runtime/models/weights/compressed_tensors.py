@@ -68,7 +68,10 @@ def int_quantized(schemes: Sequence[Scheme]) -> Packing:
         groups_of(weight.shape[1], scale.shape[1], None)
         zero = parts[".weight_zero_point"].to(torch.int16) + 128 if ".weight_zero_point" in parts else 128
         if isinstance(zero, torch.Tensor):
-            zero = zero.reshape(-1, 1 if zero.ndim < 2 else zero.shape[-1]).expand(scale.shape)
+            zero = zero.reshape(-1, 1 if zero.ndim < 2 else zero.shape[-1])
+            if len(zero) not in (1, len(scale)) or zero.shape[1] not in (1, scale.shape[1]):
+                raise ValueError(f"weight_zero_point has shape {tuple(parts['.weight_zero_point'].shape)}")
+            zero = zero.expand(scale.shape)
         return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, scale, zero)
 
     return Packing(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, check_scales, groups_of
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, check_scales, groups_of, scale_of_all
 from sglang_lite.runtime.models.weights.source import EncodedStack
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -19,7 +19,7 @@ def nvfp4_of_compressed_tensors() -> Packing:
     """NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
 
     def read(parts: Parts) -> Blocks:
-        scale = parts[".weight_scale"].float() / parts[".weight_global_scale"].float()
+        scale = parts[".weight_scale"].float() / scale_of_all(parts[".weight_global_scale"])
         return _blocks(parts[".weight_packed"], scale, 16)
 
     return Packing(
@@ -31,7 +31,7 @@ def nvfp4_of_model_optimizer() -> Packing:
     """NVFP4 with the matrix's scale in `weight_scale_2`."""
 
     def read(parts: Parts) -> Blocks:
-        return _blocks(parts[".weight"], parts[".weight_scale"].float() * parts[".weight_scale_2"].float(), 16)
+        return _blocks(parts[".weight"], parts[".weight_scale"].float() * scale_of_all(parts[".weight_scale_2"]), 16)
 
     return Packing((".weight_scale_2", ".weight", ".weight_scale"), read, 9.0, ignored=(".input_scale",))
 

@@ -132,6 +132,14 @@ def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
         raise ValueError("a scale is zero, infinite or not a number")
 
 
+def scale_of_all(scale: torch.Tensor) -> torch.Tensor:
+    """The one scale of a matrix's scales, as float32 []. Raises ValueError if it is none."""
+    if scale.numel() != 1:
+        raise ValueError(f"the scale of its scales has shape {tuple(scale.shape)}")
+    check_scales(scale)
+    return scale.float().reshape(())
+
+
 def groups_of(columns: int, scales: int, group: int | None) -> int:
     """Columns of a block.
 
