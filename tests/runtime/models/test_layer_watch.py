@@ -5,11 +5,12 @@ import json
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from sglang_lite.cli import main
 from sglang_lite.protocol import ParameterError, SamplingParams
-from sglang_lite.runtime.executor.step_record import read_steps
+from sglang_lite.runtime.executor.step_record import append_step, read_steps
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.test_families import engine
@@ -70,13 +71,18 @@ def test_layers_are_ranges_of_profiles(folder, tmp_path):
     assert [names.count(f"layer {number}") for number in range(4)] == [3, 3, 3, 0]
 
 
-def test_a_file_of_steps_may_end_in_the_middle_of_one(folder, tmp_path):
+def test_a_file_of_steps_may_end_in_the_middle_of_one_and_has_no_adapters(folder, tmp_path, capsys):
     with engine(folder, **SETTINGS, debug_tensor_dump_output_folder=str(tmp_path / "dump")) as running:
         running.complete(PROMPT, GREEDY)
     of_process, _ = read(tmp_path / "dump")
     content = (of_process / "steps").read_bytes()
     (tmp_path / "torn").write_bytes(content[:-1])
-    assert len(read_steps(tmp_path / "torn")[1]) == 2
+    capacity, records = read_steps(tmp_path / "torn")
+    assert len(records) == 2
+    for each in (capacity, replace(records[0], lora=1)):
+        append_step(tmp_path / "adapted", each)
+    assert main(["replay", str(tmp_path / "adapted"), "--model", str(folder), "--out", str(tmp_path / "out")]) == 1
+    assert "step 1 has rows of images or of adapters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
