@@ -21,6 +21,7 @@ SMALL = {
     "calibration.py": ["--texts", "1"],
     "closing.py": ["--generations", "20", "--schemas", "16"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
+    "agents_server.py": ["--help"],  # it needs a server that is started apart
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
