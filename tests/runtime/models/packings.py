@@ -250,6 +250,18 @@ def bytes_of_torchao(bits=8, group=None, kind="IntxWeightOnlyConfig", *, symmetr
     return Format(config, store, ("torchao",))
 
 
+def floats_of_torchao() -> Format:
+    kind = {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": {}}
+
+    def store(weight):
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        numbers = (weight / scale).to(torch.float8_e4m3fn)
+        return {"._weight_qdata": numbers, "._weight_scale": scale}, numbers.float() * scale
+
+    config = {"quant_method": "torchao", "quant_type": {"default": kind}}
+    return Format(config, store, ("torchao",), wide=True)
+
+
 FORMATS = {
     "gptq": gptq(), "gptq, zeros": gptq(symmetric=False), "gptq, a scale a row": gptq(group=-1),
     "gptq, second version": gptq(symmetric=False, second=True), "gptq, reordered": gptq(reorder=True, symmetric=False),
@@ -263,7 +275,7 @@ FORMATS = {
     "nf4": four_bits(), "nf4, scales in 8 bits": four_bits(nested=True), "fp4": four_bits("fp4"),
     "nf4, blocks over two rows": four_bits(block=64), "bitsandbytes, 8 bits": bytes_of_bitsandbytes(),
     "torchao": bytes_of_torchao(4, 32, symmetric=False),
-    "torchao, 8 bits": bytes_of_torchao(kind="Int8WeightOnlyConfig"),
+    "torchao, 8 bits": bytes_of_torchao(kind="Int8WeightOnlyConfig"), "torchao, floats": floats_of_torchao(),
 }  # fmt: skip
 
 

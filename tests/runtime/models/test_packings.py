@@ -310,6 +310,10 @@ def test_experts_in_mxfp4(tmp_path):
             for strategy, group in (("group", 32), ("channel", None))
             for symmetric in (True, False)
         ),
+        *(
+            ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": symmetric})
+            for symmetric in (True, False)
+        ),
         ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
         ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
         ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
@@ -321,12 +325,12 @@ def test_what_compressed_tensors_packs_it_unpacks_equally(form, settings, dtype)
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     scales = {"nvfp4-pack-quantized": torch.float8_e4m3fn, "mxfp4-pack-quantized": torch.uint8}.get(form)
     args = QuantizationArgs(**{"type": "int", **settings, "scale_dtype": scales, "zp_dtype": scales})
     activations = QuantizationArgs(num_bits=8) if form == "int-quantized" else None
     scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=activations)
-    blocks = weight.view(48, -1, args.group_size or 128)
+    blocks = weight.view(48, -1, args.group_size or 256)
     whole = {"global_scale": (448 * 6 / weight.abs().max()).float().reshape(1)} if "nvfp4" in form else {}
     scale, zero = calculate_qparams(blocks.amin(-1), blocks.amax(-1), args, **whole)
     given = {"weight": weight, "weight_scale": scale} | {f"weight_{name}": value for name, value in whole.items()}

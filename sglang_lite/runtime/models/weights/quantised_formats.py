@@ -20,7 +20,7 @@ from sglang_lite.runtime.models.weights.gptq import BITS, gptq
 from sglang_lite.runtime.models.weights.packing import Packing
 from sglang_lite.runtime.models.weights.rounding import NF4
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.models.weights.torchao import CONFIGS, torchao
+from sglang_lite.runtime.models.weights.torchao import FLOATS, INTEGERS, torchao
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Quantisation:
                 f"…{' or …'.join(parts)}.",
                 hint="Remove quantization_config, if the checkpoint is not quantised.",
             )
-        if self.matrices.scales and not source.has_scales:
+        if self.matrices.scales and not (self.matrices.packings or source.has_scales):
             raise ModelError(
                 f"{self.source}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
                 hint="Remove quantization_config, if the checkpoint is not quantised.",
@@ -245,9 +245,11 @@ def _mxfp4(config: Mapping[str, Json]) -> Matrices:
 def _torchao(config: Mapping[str, Json]) -> Matrices:
     kinds = config["quant_type"]
     kind = kinds["default"]["_type"] if isinstance(kinds, dict) and kinds.keys() == {"default"} else kinds
-    if kind not in CONFIGS:
+    if kind in FLOATS:
+        return Matrices(("torchao",), (torchao(None),), scales=True)
+    if kind not in INTEGERS:
         raise _UnsupportedError(f"'torchao' ({kind})")
-    return Matrices(("torchao",), (torchao(),), format=_BYTES)
+    return Matrices(("torchao",), (torchao(9.0),), format=_BYTES)
 
 
 _METHODS: dict[str, Callable[[Mapping[str, Json]], Matrices]] = {

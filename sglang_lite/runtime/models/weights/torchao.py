@@ -12,16 +12,17 @@ from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, groups_of
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
-CONFIGS = frozenset({  # whose tensors are of these classes
+INTEGERS = frozenset({  # configs whose tensors are of the first two classes
     "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig",
-    "Int8DynamicActivationIntxWeightConfig", "Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig",
+    "Int8DynamicActivationIntxWeightConfig",
 })  # fmt: skip
+FLOATS = frozenset({"Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"})  # of the third
 
 
-def torchao() -> Packing:
-    """Packing of integers one a byte, and of 8-bit floats."""
+def torchao(cpu_bits: float | None) -> Packing:
+    """Packing of integers one a byte, and of 8-bit floats. `cpu_bits` are those of `Packing`."""
     return Packing(
-        ("._weight_qdata", "._weight_scale"), _read, 9.0, ("._weight_zero_point", "._weight_act_pre_scale"),
+        ("._weight_qdata", "._weight_scale"), _read, cpu_bits, ("._weight_zero_point", "._weight_act_pre_scale"),
         ("._weight_act_quant_scale", "._weight_act_quant_zero_point"),
     )  # fmt: skip
 
