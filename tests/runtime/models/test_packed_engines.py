@@ -1,0 +1,187 @@
+"""Engines on packed folders: new weights keep the format, rows don't depend on their batch, and grammars hold."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3ForCausalLM
+
+import sglang_lite as sgl
+from sglang_lite.protocol import Regex, SamplingParams
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
+from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library, make_linear
+from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
+from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
+from sglang_lite.runtime.models.new_weights import StagedWeights
+from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.folder import open_folder
+from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE
+from tests.runtime.models.packings import FORMATS, TINY, write
+from tests.runtime.models.test_families import ask, prompts
+from tests.runtime.models.test_fp8 import engine
+from tests.runtime.models.test_new_weights import all_tensors, told
+from tests.runtime.models.tiny import randomise, save
+
+CPU = torch.device("cpu")
+HALF = Precision(torch.float16, torch.float16, torch.float16, packed=True)
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def folder_of(form, at):
+    """Folder in a format of `packings.py`, or in 16 bits for "int4", which rounds it while it is loaded."""
+    if form == "int4":
+        return save(randomise(Qwen3ForCausalLM(TINY)), at)
+    return write(at, FORMATS[form])[0]
+
+
+def scaled_copy(folder, to):
+    """Copy of a folder whose floats are 0.75 times as large: scales, norms and what is in 16 bits."""
+    shutil.copytree(folder, to)
+    state = load_file(folder / "model.safetensors")
+    save_file(
+        {name: each * 0.75 if each.is_floating_point() and each.itemsize > 1 else each for name, each in state.items()},
+        to / "model.safetensors",
+    )
+    return to
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ["gptq", "gptq, reordered", "awq", "compressed-tensors", "nf4", "nvfp4", "int4"])
+def test_new_weights_are_kept_in_the_format(tmp_path, form):
+    old = folder_of(form, tmp_path / "old")
+    new, settings = scaled_copy(old, tmp_path / "new"), {"dtype": "auto"}
+    if form == "int4":
+        settings["quantization"] = form
+    with engine(new, **settings) as running:
+        expected = told(running)
+    with engine(old, **settings) as running:
+        before = told(running)
+        assert before != expected
+        running.update_weights(str(new))
+        assert told(running) == expected
+        given = load_file(old / "model.safetensors")
+        some = {name: each for name, each in given.items() if name.startswith(Q)}
+        if form not in ("int4", "nf4"):  # of which the first has a plain tensor, and the second is decoded
+            with pytest.raises(sgl.ModelError, match="in fewer bits in this engine, and can't be read back"):
+                running.update_weights_from_tensor(some)
+            assert told(running) == expected
+        running.update_weights_from_tensor(given)
+        assert told(running) == before
+
+
+def gpu_decoder(folder):
+    """Decoder of a GPU that keeps what is packed; nobody runs its kernels."""
+    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
+    with torch.inference_mode():
+        return GpuDecoder(spec, open_folder(folder, read_quantisation(folder).matrices), HALF, DEVICE, 64)
+
+
+def stage(model, folder):
+    return StagedWeights(model, lambda: open_folder(folder, read_quantisation(folder).matrices), whole=True)
+
+
+@needs_kernels
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("form", ["gptq", "gptq, reordered", "awq", "nf4", "nvfp4"])
+def test_new_weights_overwrite_packed_ones_of_a_gpu(tmp_path, form):
+    old = folder_of(form, tmp_path / "old")
+    new = scaled_copy(old, tmp_path / "new")
+    running, expected = gpu_decoder(old), all_tensors(gpu_decoder(new))
+    assert type(running.layers[0].qkv) is PackedLinear
+    found = all_tensors(running)
+    addresses = [tensor.data_ptr() for tensor in found.values()]
+    assert any(not torch.equal(found[key], expected[key]) for key in found)
+    with torch.inference_mode():
+        stage(running, new).write()
+    found = all_tensors(running)
+    assert [tensor.data_ptr() for tensor in found.values()] == addresses
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
+@needs_kernels
+def test_weights_in_another_format_are_refused_where_addresses_stay(tmp_path):
+    running = gpu_decoder(folder_of("gptq", tmp_path / "gptq"))
+    with torch.inference_mode(), pytest.raises(sgl.ModelError, match="have another form than the running ones"):
+        stage(running, folder_of("nf4", tmp_path / "nf4"))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("form", ["gptq, reordered", "nvfp4"])
+def test_a_row_has_the_same_bits_in_every_batch(tmp_path, form):
+    batch = prompts(20, 9, 33, 5)
+    with engine(folder_of(form, tmp_path), dtype="auto", deterministic=True, max_running=4) as running:
+        together = [each.result(timeout=60) for each in [ask(running, ids, most=4) for ids in batch]]
+        alone = [ask(running, ids, most=4).result(timeout=60) for ids in batch]
+    for one, other in zip(together, alone):
+        assert one.token_ids == other.token_ids
+        assert one.output_logprobs == other.output_logprobs
+
+
+@needs_kernels
+def test_a_deterministic_gpu_decodes_a_packed_folder(tmp_path):
+    """And multiplies as it does a plain one, whose rows have the same bits in every batch."""
+    folder, reference = write(tmp_path, FORMATS["gptq"])
+    source = open_folder(folder, read_quantisation(folder).matrices)
+    part = source.take(f"{Q}.weight", (64, 64))
+    alike = Precision(torch.float16, torch.float16, torch.float16, batch_invariant=True)
+    made = LinearBuilder(alike, DEVICE, fused=True).make([part], None)
+    assert type(made) is InvariantLinear
+    assert torch.equal(made.weight, reference.state_dict()[f"{Q}.weight"].half().to(DEVICE))
+
+
+def two_orders(folder):
+    """Matrices that a layer multiplies together, whose inputs are in two orders, and their values."""
+    source = open_folder(folder, read_quantisation(folder).matrices)
+    first = source.take(f"{Q}.weight", (64, 64))
+    assert isinstance(first, Blocks)
+    assert first.order is not None
+    parts = [first, Blocks(first.q, first.scale, first.minimum, order=first.order.flip(0))]
+    return parts, torch.cat([part.decode(0, 64) for part in parts])
+
+
+def test_orders_that_differ_in_a_product_are_multiplied_apart(tmp_path):
+    if block_library() is None:
+        pytest.skip("needs AVX2 and a C++ compiler")
+    parts, values = two_orders(folder_of("gptq, reordered", tmp_path))
+    product = make_linear(parts, None, quantise=False, dtype=torch.float32, device=CPU, blocks=True)
+    assert type(product) is StackedProducts
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    expected = x @ values.t()
+    assert torch.allclose(product(x), expected, rtol=0, atol=2e-3 * expected.abs().max().item())
+
+
+@needs_kernels
+def test_orders_that_differ_in_a_product_are_decoded_on_a_gpu(tmp_path):
+    parts, values = two_orders(folder_of("gptq, reordered", tmp_path))
+    made = LinearBuilder(HALF, DEVICE, fused=True).make(parts, None)
+    assert type(made) is GpuLinear
+    assert torch.equal(made.weight, values.half().to(DEVICE))
+
+
+CALL = Regex(r"look_it_up:[a-e]{4};then_answer:([0-4]{3}|none)")
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("form", ["gptq", "compressed-tensors"])
+def test_answers_under_a_grammar_are_those_of_the_decoded_model(tmp_path, form):
+    """Whose forced text is read at once, and where it is not."""
+    packed, reference = write(tmp_path / "packed", FORMATS[form])
+    plain = save(reference, tmp_path / "plain")
+    params = SamplingParams(max_tokens=60, temperature=0)
+    found = []
+    for folder, settings in (
+        (plain, {}), (packed, {}), (packed, {"jump_forward": "off"}), (packed, {"dtype": "auto"}),
+    ):  # fmt: skip
+        with engine(folder, **settings) as running:
+            found.append(running.complete([5, 6, 7], params, constraint=CALL))
+    assert {each.text for each in found} == {found[0].text}
+    assert [each.usage.forced_tokens > 20 for each in found] == [True, True, False, True]
