@@ -1,6 +1,9 @@
 """Quality that a number format costs: perplexity and agreement with float32 on a fixed text.
 
-python benchmarks/quality.py [--dtypes bfloat16 int8] [--tokens 2048]
+python benchmarks/quality.py [--dtypes bfloat16 int8] [--folders DIR ...] [--quantization int4 ...] [--tokens 2048]
+
+With `--folders` the first is read in float32, then the others, in whatever format, and the first again in bfloat16,
+rounded as `Engine(quantization=)` does, instead of the default model in other types.
 
 On a GPU: its formats, through the engine, with the mean difference of the text's log-probabilities instead of the KL
 divergence.
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import pydoc_data.topics
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,24 +67,35 @@ def on_gpu(text: str, tokens: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8"])
+    parser.add_argument("--folders", nargs="+", type=Path)
+    parser.add_argument("--quantization", nargs="+", default=[])
     parser.add_argument("--tokens", type=int, default=2048)
     options = parser.parse_args()
-    path = resolve("smollm2-135m")
     text = "".join(pydoc_data.topics.topics[name] for name in ("exceptions", "import", "specialnames"))
     if torch.cuda.is_available():
         on_gpu(text, options.tokens)
         return
+    rows: list[tuple[str, Path, dict[str, Any]]]
+    if options.folders:
+        first = options.folders[0]
+        rows = [(folder.name, folder, {"dtype": "float32"}) for folder in options.folders]
+        rows += [(name, first, {"dtype": "bfloat16", "quantization": name}) for name in options.quantization]
+    else:
+        path = resolve("smollm2-135m")
+        rows = [(dtype, path, {"dtype": dtype}) for dtype in ["float32", *options.dtypes]]
     reference: torch.Tensor | None = None
-    print(f"{'dtype':10}{'perplexity':>12}{'KL to float32':>15}{'greedy agreement':>18}")
-    for dtype in ["float32", *options.dtypes]:
-        loaded = load_model(EngineConfig(device="cpu", dtype=dtype), path)
+    print(f"{'':20}{'perplexity':>12}{'over the first':>16}{'KL to it':>12}{'greedy agreement':>18}")
+    for name, path, settings in rows:
+        loaded = load_model(EngineConfig(device="cpu", **settings), path)
         ids = loaded.tokenizer.encode(text)[: options.tokens]
-        rows = logprobs(loaded, ids)
-        reference = rows if reference is None else reference
-        loss = -rows[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).mean().item()
-        divergence = (reference.exp() * (reference - rows)).sum(-1).mean().item()
-        agreement = (reference.argmax(-1) == rows.argmax(-1)).float().mean().item()
-        print(f"{dtype:10}{math.exp(loss):12.3f}{divergence:15.4f}{agreement:18.1%}", flush=True)
+        found = logprobs(loaded, ids)
+        loss = -found[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).mean().item()
+        if reference is None:
+            reference, least = found, loss
+        divergence = (reference.exp() * (reference - found)).sum(-1).mean().item()
+        agreement = (reference.argmax(-1) == found.argmax(-1)).float().mean().item()
+        more = math.exp(loss - least) - 1
+        print(f"{name:20}{math.exp(loss):12.3f}{more:16.1%}{divergence:12.4f}{agreement:18.1%}", flush=True)
 
 
 if __name__ == "__main__":
