@@ -222,8 +222,9 @@ class _Inspection:
             kept = source.in_8_bits if formats.keep_fp8 else 0
             blocks, bits = self._in_blocks(formats)
             for packing, count in source.packed.items():
-                if packing.cpu_bits is not None and _keeps(formats):
-                    blocks, bits = blocks + count, bits + int(count * packing.cpu_bits)
+                few = packing.gpu_bits if device.type == "cuda" else packing.cpu_bits if _keeps(formats) else None
+                if few is not None:
+                    blocks, bits = blocks + count, bits + int(count * few)
             numbers = source.elements - kept - blocks
             self._update(
                 loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8,
@@ -238,12 +239,13 @@ class _Inspection:
             return ""
         if source.in_8_bits and formats.keep_fp8:
             return "in 8-bit floating point"
-        if formats.blocks and block_library() is not None and (in_file or any(p.cpu_bits for p in source.packed)):
+        if _multiplies(formats) and (in_file or any(packing.cpu_bits for packing in source.packed)):
             few_rows = formats.weights != torch.float32
             return "as they are stored" + (" in steps of few rows, decoded in others" if few_rows else "")
-        if device.type == "cuda" and not source.in_8_bits:
-            kept = 'quantization="gguf" keeps those of 4 bits' if in_file else "but for those of 4 bits"
-            return f"decoded while loading; {kept}"
+        if device.type == "cuda" and any(packing.gpu_bits for packing in source.packed):
+            return "in 4 bits (packed_row, packed_products; experts_packed), of more than 256 rows decoded before each"
+        if device.type == "cuda" and in_file:
+            return 'decoded while loading; quantization="gguf" keeps those of 4 bits'
         return "decoded while loading"
 
     def _in_blocks(self, formats: Precision) -> tuple[int, int]:
@@ -337,10 +339,14 @@ def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
         _take_all(spec.layers, source)
 
 
+def _multiplies(formats: Precision) -> bool:
+    """True if a CPU multiplies blocks as they are."""
+    return formats.blocks and block_library() is not None
+
+
 def _keeps(formats: Precision) -> bool:
-    """True if a CPU keeps blocks alone: in bfloat16 they are kept besides decoded weights, which serve steps with many
-    rows."""
-    return formats.blocks and formats.weights == torch.float32 and block_library() is not None
+    """True if it keeps blocks alone: in bfloat16 it keeps decoded weights, too, which serve steps with many rows."""
+    return _multiplies(formats) and formats.weights == torch.float32
 
 
 def _megabytes(count: int | None) -> str:

@@ -364,6 +364,26 @@ def test_a_description_counts_what_is_kept(tmp_path, name, monkeypatch):
         assert FORMATS[name].wide or found.loaded_bytes < 0.7 * plain
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_description_counts_what_a_gpu_keeps(tmp_path, name, monkeypatch):
+    """Layers' matrices of up to 4 bits as they are, with their scales, and 16 bits for the rest."""
+    folder, _ = write(tmp_path, FORMATS[name])
+    monkeypatch.setattr("sglang_lite.runtime.loading.description.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False)
+    found, named = describe(str(folder)), dict(Qwen3ForCausalLM(TINY).named_parameters())
+    matrices = sum(t.numel() for n, t in named.items() if t.ndim == 2 and "layers" in n)
+    plain = 2 * sum(t.numel() for t in named.values())
+    few = name.partition(",")[0] in KEPT_BY_A_GPU and not name.partition(",")[2].startswith((" 8 bits", " bytes"))
+    assert found.products.startswith("in 4 bits" if few else "decoded while loading")
+    assert found.loaded_bytes is not None
+    saved = (plain - found.loaded_bytes) / matrices  # bytes of each of their 2
+    assert 1.3 < saved < 1.5 if few else saved == 0
+
+
+KEPT_BY_A_GPU = ("gptq", "awq", "compressed-tensors", "nf4", "fp4", "nvfp4", "nvfp4 of Model Optimizer", "mxfp4")
+
+
 @pytest.mark.parametrize("to", ROUNDINGS)
 def test_a_plain_checkpoint_is_rounded_while_it_is_loaded(tmp_path, to):
     reference = randomise(Qwen3ForCausalLM(TINY))

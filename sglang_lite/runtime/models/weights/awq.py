@@ -11,14 +11,15 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, groups_of, unpacked
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
 
 _PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))  # nibble of a word in which each of eight outputs is
 
 
 def awq(group: int | None) -> Packing:
     """Packing of AWQ. `group` is the number of inputs of a group; -1 for all, None if it is not declared."""
-    return Packing((".qweight", ".qzeros", ".scales"), partial(_read, group=group), 5.0)
+    parts = ".qweight", ".qzeros", ".scales"
+    return Packing(parts, partial(_read, group=group), 5.0, gpu_bits=four_bits_in(group))
 
 
 def _read(parts: Parts, *, group: int | None) -> Blocks:

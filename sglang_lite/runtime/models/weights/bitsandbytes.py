@@ -24,7 +24,7 @@ def four_bits(kind: str) -> Packing:
     state = f".weight.quant_state.bitsandbytes__{kind}"
     return Packing(
         (state, ".weight", ".weight.absmax", ".weight.quant_map"), lambda parts: _read(parts, state), None,
-        optional=_NESTED,
+        optional=_NESTED, gpu_bits=4.25,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.gptq import input_order
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, groups_of, unpacked
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
 Scheme = tuple[int, int | None]  # bits of a number, and columns of a group or None for one group a row
@@ -47,10 +47,11 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
                 )
         return blocks_of(numbers if order is None else numbers[:, order], bits, scale, zero, order)
 
+    few = all(bits <= 4 for bits, _ in schemes)
     return Packing(
-        (".weight_packed", ".weight_scale", ".weight_shape"), read,
-        5.0 if all(bits <= 4 for bits, _ in schemes) else 9.0, (".weight_zero_point", ".weight_g_idx"),
-        (".input_scale", ".output_scale"),
+        (".weight_packed", ".weight_scale", ".weight_shape"), read, 5.0 if few else 9.0,
+        (".weight_zero_point", ".weight_g_idx"), (".input_scale", ".output_scale"),
+        gpu_bits=max(four_bits_in(group) for _, group in schemes) if few else None,
     )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ def nvfp4_of_compressed_tensors() -> Packing:
         return _blocks(parts[".weight_packed"], scale, 16)
 
     return Packing(
-        (".weight_global_scale", ".weight_packed", ".weight_scale"), read, 9.0, ignored=(".input_global_scale",)
+        (".weight_global_scale", ".weight_packed", ".weight_scale"), read, 9.0, ignored=(".input_global_scale",),
+        gpu_bits=5.0,
     )  # fmt: skip
 
 
@@ -33,7 +34,8 @@ def nvfp4_of_model_optimizer() -> Packing:
     def read(parts: Parts) -> Blocks:
         return _blocks(parts[".weight"], parts[".weight_scale"].float() * scale_of_all(parts[".weight_scale_2"]), 16)
 
-    return Packing((".weight_scale_2", ".weight", ".weight_scale"), read, 9.0, ignored=(".input_scale",))
+    parts = ".weight_scale_2", ".weight", ".weight_scale"
+    return Packing(parts, read, 9.0, ignored=(".input_scale",), gpu_bits=5.0)
 
 
 def mxfp4_of_compressed_tensors() -> Packing:
@@ -42,6 +44,7 @@ def mxfp4_of_compressed_tensors() -> Packing:
         lambda parts: _blocks(parts[".weight_packed"], _powers(parts[".weight_scale"]), 32),
         8.5,
         ignored=(".input_global_scale",),
+        gpu_bits=4.5,
     )
 
 
@@ -52,7 +55,7 @@ def mxfp4_experts() -> Packing:
     def read(parts: Parts) -> EncodedStack:
         return Mxfp4Experts(parts["_blocks"], parts["_scales"])
 
-    return Packing(("_blocks", "_scales"), read, 8.5, weight="")
+    return Packing(("_blocks", "_scales"), read, 8.5, weight="", gpu_bits=4.5)
 
 
 class Mxfp4Experts(EncodedStack):

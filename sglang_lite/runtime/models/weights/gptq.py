@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, groups_of, unpacked
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
 
 BITS = (2, 3, 4, 8)
 
@@ -26,7 +26,11 @@ def gptq(bits: int, group: int | None, *, second_version: bool) -> Packing:
         second_version: whether zeros are stored as they are.
     """
     read = partial(_read, bits=bits, group=group, offset=0 if second_version else 1)
-    return Packing((".qweight", ".qzeros", ".scales"), read, 5.0 if bits <= 4 else 9.0, optional=(".g_idx",))
+    few = bits <= 4
+    return Packing(
+        (".qweight", ".qzeros", ".scales"), read, 5.0 if few else 9.0, optional=(".g_idx",),
+        gpu_bits=four_bits_in(group) if few else None,
+    )  # fmt: skip
 
 
 def _read(parts: Parts, *, bits: int, group: int | None, offset: int) -> Blocks:

@@ -30,6 +30,7 @@ class Packing:
         weight: suffix of the name under which the model asks for the matrix.
         cpu_bits: bits of a number in memory, scales included, where a CPU multiplies it without decoding; None where it
             is decoded.
+        gpu_bits: the same on a GPU that computes in 16 bits, of matrices that it can stack.
     """
 
     parts: tuple[str, ...]
@@ -38,6 +39,12 @@ class Packing:
     optional: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     weight: str = ".weight"
+    gpu_bits: float | None = None
+
+
+def four_bits_in(group: int | None) -> float:
+    """Bits of a number in 4 bits, with a scale and a zero in 16 bits for each group; -1 and None for long ones."""
+    return 4 + 32 / (group if group is not None and group > 0 else 128)
 
 
 @dataclass(frozen=True, slots=True)
