@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file, save_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests
@@ -77,9 +77,12 @@ def write_plain(out: Path) -> None:
     if difference > 1e-4:
         sys.exit("not the same function")
     del model.config.quantization_config  # the file's
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    save_model(model, str(out / "model.safetensors"), metadata={"format": "pt"})
+    state = model.state_dict()
+    del state["lm_head.weight"]  # the embedding's
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_packed(plain: Path, out: Path, form: Format) -> None:
