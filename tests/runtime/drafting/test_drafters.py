@@ -323,6 +323,8 @@ def test_a_deterministic_engine_gives_the_same_bits(small_file):
         with sgl.Engine(
             small_file, dtype="bfloat16", deterministic=True, in_process=True, speculation=speculation
         ) as engine:
+            if engine.core.scheduler.drafts is not None:  # whatever steps take on a busy machine
+                engine.core.scheduler.drafts.drafting.cost = FreeDrafts()
             told = []
             for seed, temperature in enumerate((0, 1.5)):
                 params = SamplingParams(temperature=temperature, seed=seed, max_tokens=16, return_logprob=True)
