@@ -99,10 +99,10 @@ class GpuTransformersModel(TransformersModel):
 
         return self._run(ids, plan.positions, paged)
 
-    @torch.inference_mode()
     def ended(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
+    @torch.inference_mode()
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         logits = super().raw_logits(hidden)
         return logits if out is None else out.copy_(logits)
