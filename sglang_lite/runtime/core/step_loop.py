@@ -1,5 +1,5 @@
 """The step loop: plan → launch → settle the step before (read and record it) → make masks → draw, on one thread. Where
-a model has stages, the draws of as many steps are left to later turns, less one.
+a model has several stages, a step is settled and drawn as many turns later as there are stages behind the first.
 
 Other threads only post commands to its inbox (inbox.py). All state of requests is changed on this thread, so no locks
 are needed. Nothing on it may block: tokenisation and grammar compilation finish before a request is posted.

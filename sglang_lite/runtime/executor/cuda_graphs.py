@@ -24,9 +24,9 @@ from sglang_lite.runtime.kernels.lora_own import pays
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
+_MEASURED = 3  # replays of a step whose time is measured
 # Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
 # second argument, or of all tokens if it is None. A model of several stages returns the rows of one instead.
-_MEASURED = 3  # replays of a step whose time is measured
 Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 

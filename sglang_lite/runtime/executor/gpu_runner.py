@@ -252,7 +252,8 @@ class GpuRunner:
 
     @torch.inference_mode()
     def end(self, forward: GpuForward, rows: torch.Tensor) -> None:
-        """Records and scores the tokens of a step that has passed all stages, as all ranks do at the same time.
+        """Records and scores the tokens of a step that has passed all stages, if it has such tokens. All ranks do so at
+        the same time.
 
         Args:
             forward: forward of the step.

@@ -50,6 +50,7 @@ class Stages:
     def ended(self, number: int) -> GpuForward:
         """Lets a step go on to the last stage, if it is not there. Returns its forward."""
         while (step := self._steps[-1]) is None or step.record.step != number:
+            assert any(self._steps), "only a step that has begun, and is not behind the last stage, can end"
             self._go_on(None)
         assert step.forward is not None, "it has passed this rank's stage"
         return step.forward
@@ -67,7 +68,8 @@ class Stages:
             here.forward = self._runner.forward(here.record, received)
         if last is not None and len(self._steps) > 1:
             assert last.forward is not None
-            self._runner.end(last.forward, self._rows(last, len(self._steps) - 1))
+            if last.record.scores or last.forward.token_slots is not None:
+                self._runner.end(last.forward, self._rows(last, len(self._steps) - 1))
 
     def _rows(self, step: _Step, stage: int) -> torch.Tensor:
         """Rows [T, hidden_size] of a step behind a stage if that is this rank's, else memory for them."""

@@ -345,7 +345,7 @@ def _multiplies(formats: Precision) -> bool:
 
 
 def _keeps(formats: Precision) -> bool:
-    """True if it keeps blocks alone: in bfloat16 it keeps decoded weights, too, which serve steps with many rows."""
+    """True if a CPU keeps blocks alone: in bfloat16 it has decoded weights, too, which serve steps with many rows."""
     return _multiplies(formats) and formats.weights == torch.float32
 
 
