@@ -202,6 +202,16 @@ def state_with(stored, **changes):
         ),
         ("nf4", put(NF4_STATE, lambda t: state_with(t, blocksize=0)), "quant_state can't be understood"),
         (
+            "nf4",
+            put(".weight.quant_map", lambda t: t * float("nan")),
+            "quant_map has a number that is infinite, or none",
+        ),
+        ("gptq, a scale a row", put(".qweight", lambda t: t[:0]), "up_proj.weight: "),
+        ("awq", put(".qzeros", lambda t: t[:0]), "up_proj.weight: "),
+        ("compressed-tensors", put(".weight_shape", lambda t: t.double()), "up_proj.weight: "),
+        ("torchao", put("._weight_zero_point", lambda t: t[:, :1]), "_weight_zero_point has shape"),
+        ("torchao, floats", put("._weight_scale", lambda t: t * float("inf")), "a scale is zero, infinite or not"),
+        (
             "nf4, scales in 8 bits",
             put(".weight.nested_quant_map", lambda t: t[:9]),
             "nested_quant_map has another length",

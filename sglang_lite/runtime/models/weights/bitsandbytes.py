@@ -45,6 +45,8 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
     packed, absmax, table = parts[".weight"], parts[".weight.absmax"], parts[".weight.quant_map"].float()
     if packed.dtype != torch.uint8 or packed.numel() != -(-rows * columns // 2) or table.shape != (16,):
         raise ValueError(f"weight is {packed.dtype} of {packed.numel()} bytes, and quant_state says {rows} x {columns}")
+    if not table.isfinite().all():
+        raise ValueError("quant_map has a number that is infinite, or none")
     if absmax.numel() != -(-rows * columns // block):
         raise ValueError(f"absmax has {absmax.numel()} scales, not one for {block} of {rows} x {columns} numbers")
     scale = absmax.flatten()

@@ -149,8 +149,17 @@ class FolderSource(WeightSource):
         parts = {part: self._tensor(each.module + part, self._files[each.module + part]) for part in each.parts}
         try:
             return each.packing.read(parts)
-        except ValueError as error:
-            raise ModelError(f"{file}: {name}: {error}.", hint="Fetch the checkpoint again.") from error
+        except (
+            ValueError,
+            IndexError,
+            TypeError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:  # torch's: shapes and dtypes
+            if "memory" in str(error):  # which ran out
+                raise
+            why = str(error).partition("\n")[0].rstrip(".")
+            raise ModelError(f"{file}: {name}: {why}.", hint="Fetch the checkpoint again.") from error
 
     @abstractmethod
     def _names(self, file: Path) -> list[str]: ...

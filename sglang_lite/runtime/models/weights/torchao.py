@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, groups_of
+from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, check_scales, groups_of
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
 INTEGERS = frozenset({  # configs whose tensors are of the first two classes
@@ -34,6 +34,7 @@ def _read(parts: Parts) -> EncodedMatrix:
     if "._weight_act_pre_scale" in parts:
         raise ValueError("_weight_act_pre_scale multiplies activations, which has no reader")
     if numbers.dtype != torch.int8:
+        check_scales(scale)
         return ScaledRows(numbers.shape, lambda start, end: numbers[start:end], scale, None)
     rows, columns = numbers.shape
     if scale.numel() == 1:
@@ -41,7 +42,10 @@ def _read(parts: Parts) -> EncodedMatrix:
     elif scale.ndim != 2 or len(scale) != rows:
         raise ValueError(f"_weight_scale has shape {tuple(scale.shape)} for a matrix of {rows} by {columns}")
     groups_of(columns, scale.shape[1], None)
-    zero = parts.get("._weight_zero_point", torch.zeros((), dtype=torch.int8)).short().expand(scale.shape)
+    zero = parts.get("._weight_zero_point", torch.zeros((), dtype=torch.int8)).short()
+    if zero.numel() != 1 and zero.shape != parts["._weight_scale"].shape:
+        raise ValueError(f"_weight_zero_point has shape {tuple(zero.shape)}, and _weight_scale {tuple(scale.shape)}")
+    zero = zero.expand(scale.shape)
     bits = 4 if int(numbers.min()) >= -8 and int(numbers.max()) < 8 and int(zero.min()) >= -8 else 8
     half = 1 << bits - 1
     return blocks_of((numbers.short() + half).to(torch.uint8), bits, scale, zero + half)
