@@ -1,7 +1,9 @@
 """Steps on their way through a model's stages, as one rank on a GPU sees them.
 
-Each stage computes another step at the same time. When the next one begins, every stage hands the rows of its step on
-to the stage behind it. All ranks have the same calls in the same order, so that their exchanges meet:
+Each stage computes another step at the same time. When one begins, the steps before it are handed on, up to the first
+stage that has none; when one has to end, all are. A step that is behind the last stage stays there until it is drawn
+from, as its rows are in the memory of the next one. All ranks have the same calls in the same order, so that their
+exchanges meet:
 
     calls     begin(0)   begin(1)   ended(0)   begin(2)   ended(1)   begin(3)   ended(2)
     stage 0   0          1                     2                     3
@@ -10,7 +12,6 @@ to the stage behind it. All ranks have the same calls in the same order, so that
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -38,38 +39,42 @@ class Stages:
 
     def __init__(self, runner: GpuRunner, ranks: GpuRanks) -> None:
         self._runner, self._ranks, self._own = runner, ranks, ranks.parallel.stage
-        count = ranks.parallel.pp
-        self._steps = deque[_Step | None]([None] * count, count)  # by stage
+        self._steps: list[_Step | None] = [None] * ranks.parallel.pp  # by stage
 
     def begin(self, record: StepRecord) -> GpuForward | None:
-        """Begins a step, for which the others go on by a stage. Returns its forward on ranks of the first stage."""
+        """Begins a step. Returns its forward on ranks of the first stage."""
         step = _Step(record)
-        self._go_on(step)
+        self._hand_on(step, self._steps.index(None) if None in self._steps else len(self._steps) - 1)
         return step.forward
 
     def ended(self, number: int) -> GpuForward:
-        """Lets a step go on to the last stage, if it is not there. Returns its forward."""
+        """Lets a step go on to the last stage, if it is not there. Returns its forward, to draw from at once."""
         while (step := self._steps[-1]) is None or step.record.step != number:
-            assert any(self._steps), "only a step that has begun, and is not behind the last stage, can end"
-            self._go_on(None)
+            assert any(self._steps), "only a step that has begun, and was not drawn from, can end"
+            self._hand_on(None, len(self._steps) - 1)
         assert step.forward is not None, "it has passed this rank's stage"
+        self._steps[-1] = None
         return step.forward
 
-    def _go_on(self, first: _Step | None) -> None:
+    def _hand_on(self, first: _Step | None, end: int) -> None:
+        """Hands the steps of the stages before `end` on by one, and lets another begin. The one at `end` must not be
+        needed any more."""
         received: torch.Tensor | None = None
-        for stage in reversed(range(len(self._steps) - 1)):
+        for stage in reversed(range(end)):
             step = self._steps[stage]
             if step is not None:
                 rows = self._ranks.hand_on(self._rows(step, stage), stage)
                 received = rows if stage == self._own - 1 else received
-        self._steps.appendleft(first)
-        here, last = self._steps[self._own], self._steps[-1]
-        if here is not None:
+        del self._steps[end]
+        self._steps.insert(0, first)
+        here, last = self._steps[self._own], len(self._steps) - 1
+        if here is not None and self._own <= end:
             here.forward = self._runner.forward(here.record, received)
-        if last is not None and len(self._steps) > 1:
-            assert last.forward is not None
-            if last.record.scores or last.forward.token_slots is not None:
-                self._runner.end(last.forward, self._rows(last, len(self._steps) - 1))
+        ending = self._steps[last]
+        if ending is not None and end == last > 0:
+            assert ending.forward is not None
+            if ending.record.scores or ending.forward.token_slots is not None:
+                self._runner.end(ending.forward, self._rows(ending, last))
 
     def _rows(self, step: _Step, stage: int) -> torch.Tensor:
         """Rows [T, hidden_size] of a step behind a stage if that is this rank's, else memory for them."""

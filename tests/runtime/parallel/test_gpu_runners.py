@@ -90,7 +90,7 @@ LAYOUTS: list[tuple[str, Parallel, dict[str, Any]]] = [
     ("latents", Parallel(tp=2, dp=2), {}),
 ]  # fmt: skip
 if os.environ.get("SGLANG_LITE_CASES") == "all":
-    LAYOUTS.append(("dense", Parallel(tp=2, pp=2), {}))  # takes a minute
+    LAYOUTS += [("dense", Parallel(tp=2, pp=2), {}), ("dense", Parallel(pp=4), {})]  # a minute each
 
 
 @pytest.mark.parametrize(("kind", "layout", "loading"), LAYOUTS, ids=str)
