@@ -115,23 +115,27 @@ class CudaGraphs:
         alone = record.scores or record.limits.size or record.features
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
+    def size_of(self, inputs: GpuInputs) -> int:
+        """Returns the number of tokens of the smallest graph for a step that `can_run`; 0 if not all its tokens are
+        decoded."""
+        tokens, rows = len(inputs.ids), len(inputs.last)
+        if inputs.decoding < tokens:
+            return 0
+        return self.padded_rows(rows) if tokens == rows else self._token_sizes[bisect_left(self._token_sizes, tokens)]
+
     def find(
-        self, compute: Compute, inputs: GpuInputs, shared: bool, lora: LoraStep | None = None
-    ) -> CapturedGraph | None:
-        """Returns the graph that runs a step, captured if necessary, or None if not all tokens are decoded.
+        self, compute: Compute, inputs: GpuInputs, size: int, shared: bool, lora: LoraStep | None = None
+    ) -> CapturedGraph:
+        """Returns the graph that runs a step, captured if necessary.
 
         Args:
             compute: function to capture. Used only to capture a graph.
             inputs: inputs of a step that `can_run`.
+            size: number of the graph's tokens, at least `size_of(inputs)`.
             shared: whether rows share prefixes.
             lora: adapters of the slots, or None if no row has one.
         """
-        tokens, rows = len(inputs.ids), len(inputs.last)
-        if inputs.decoding < tokens:
-            return None
-        size, multi_token_rows = self.padded_rows(rows), tokens > rows
-        if multi_token_rows:
-            size = self._token_sizes[bisect_left(self._token_sizes, tokens)]
+        multi_token_rows = len(inputs.ids) > len(inputs.last) or size not in self.sizes
         return self._captured(compute, size, multi_token_rows, shared, lora)
 
     def _captured(

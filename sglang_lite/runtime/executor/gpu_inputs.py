@@ -116,3 +116,8 @@ MAX_DECODED_ROW_TOKENS = (
 _SHORT_ROW_TOKENS, _MAX_LONG_ROW_TOKENS = 64, 256
 MAX_TOKEN_READS = 1 << 20  # token reads times KV heads that rows with several tokens may need in a decoded step
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)
+_NOTHING: Ints = np.zeros(0, dtype=np.int32)
+NO_TOKENS = GpuInputs(
+    ids=_NOTHING, slots=_NOTHING, positions=_NOTHING, rotary=_NOTHING, limits=_NOTHING, blocks=_NO_BLOCKS,
+    block_size=BLOCK_SIZES[0], last=_NOTHING, decoding=0,
+)  # fmt: skip  # of a step without rows

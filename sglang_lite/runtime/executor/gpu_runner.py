@@ -8,6 +8,7 @@ launched on one stream, so a reused page is written only after all reads that we
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +22,7 @@ from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
-from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
+from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, NO_TOKENS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.mask_events import MaskEvents
@@ -155,8 +156,11 @@ class GpuRunner:
             self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs,
             alike=model.precision.batch_invariant, parts=model.parts,
         )  # fmt: skip
-        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes and not self._staged else 0
+        alone = not self._staged and model.steps is None
+        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
         self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
+        if model.steps is not None:
+            model.steps.smallest, model.steps.replay = min(self.graphs.sizes, default=0), self._replay_idle
 
     @property
     def model(self) -> DeviceModel:
@@ -226,24 +230,38 @@ class GpuRunner:
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
         decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
-        graph = self.graphs.find(self._compute, inputs, shared is not None, decoded) if captured else None
-        if graph is not None:
-            logits, last = graph.run(inputs, shared, rows)
+        with self._begin(len(inputs.ids), self.graphs.size_of(inputs) if captured else 0) as size:
+            if size:
+                if size > self._max_decoded_tokens:  # as another replica has so many
+                    shared = None
+                graph = self.graphs.find(self._compute, inputs, size, shared is not None, decoded)
+                logits, last = graph.run(inputs, shared, rows)
+                if self._staged:
+                    return self._in_stage(record, logits, last, graph.plan)
+                if graph.draws is None:
+                    self._draws.capture(graph, self._model.logit_softcap)
+                return GpuForward(record, logits[:0], logits, last, {}, graph, self._events.after_forward(record))
             if self._staged:
-                return self._in_stage(record, logits, last, graph.plan)
-            if graph.draws is None:
-                self._draws.capture(graph, self._model.logit_softcap)
-            return GpuForward(record, logits[:0], logits, last, {}, graph, self._events.after_forward(record))
-        if self._staged:
-            plan = replace(self._plan(inputs, shared), rows=rows)
-            return self._in_stage(record, self._run(plan), inputs.last, plan)
-        prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
-        hidden, last = prefilled or (
-            self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)),
-            inputs.last,
-        )
+                plan = replace(self._plan(inputs, shared), rows=rows)
+                return self._in_stage(record, self._run(plan), inputs.last, plan)
+            prefilled = self.prompts.run(self._run, inputs, lora) if shared is None else None
+            hidden, last = prefilled or (
+                self._run(replace(self._plan(inputs, shared), lora=lora, features=record.features)),
+                inputs.last,
+            )
         scored = score(self._model, record, last, hidden, self._staging.fetch)
         return GpuForward(record, hidden, None, last, scored, None, self._events.after_forward(record))
+
+    def _begin(self, tokens: int, size: int) -> AbstractContextManager[int]:
+        """Context of a step of so many tokens: the size of the graph that computes it, of at least `size` tokens, or 0
+        if none does, as for a `size` of 0. Replicas that share the step have all begun it."""
+        steps = self._model.steps
+        return nullcontext(size) if steps is None else steps.begin(tokens, size)
+
+    @torch.inference_mode()
+    def _replay_idle(self, size: int) -> None:
+        """Computes this replica's part of a step without rows, by a graph of so many tokens."""
+        self.graphs.find(self._compute, NO_TOKENS, size, shared=False).run(NO_TOKENS, None)
 
     def _in_stage(self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan) -> GpuForward:
         """Forward of one stage."""
@@ -306,6 +324,8 @@ class GpuRunner:
         return hidden
 
     def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+        if self._model.steps is not None:
+            self._model.steps.pad(len(plan.ids))
         hidden = self._run(plan)
         return hidden if self._staged else self._model.raw_logits(hidden if last is None else hidden[last], out)
 
@@ -347,7 +367,8 @@ class GpuRunner:
             self.sample(forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))).read()
         prompt = _one_row(slots, 0, count)
         inputs = build_gpu_inputs(prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
-        rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]
+        with self._begin(count, 0):
+            rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
     @torch.inference_mode()
@@ -387,17 +408,18 @@ class GpuRunner:
             block_size=block_size,
             rotary=self._slots.rotary(zeros(3, count)),
         )
-        if decoding and not shares:
-            self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
-        if self._lora is not None:
-            self._run(replace(plan, lora=self._lora))
-        if self._own is not None and pays(count, count):
-            self._run(replace(plan, lora=self._own))
-        if blocks and self._model.both_ways:
-            self._run(replace(plan, limits=plan.positions + 1))
-        if blocks:
-            self._run(replace(plan, longest_uncached=self._longest + 1))
-        hidden = self._run(plan)
+        with self._begin(count, 0):
+            if decoding and not shares:
+                self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
+            if self._lora is not None:
+                self._run(replace(plan, lora=self._lora))
+            if self._own is not None and pays(count, count):
+                self._run(replace(plan, lora=self._own))
+            if blocks and self._model.both_ways:
+                self._run(replace(plan, limits=plan.positions + 1))
+            if blocks:
+                self._run(replace(plan, longest_uncached=self._longest + 1))
+            hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
         self._draws.warm_up(logits[:1], slots[:1], plan.positions[:1], self._model.logit_softcap)

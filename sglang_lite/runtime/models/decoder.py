@@ -71,6 +71,7 @@ class Decoder:
         both_ways: whether tokens of images see later ones.
         recorded: heads, size and data type of what its caches record of each token, by the cache's attribute.
         expert_moves: changes of the experts that its ranks have, if it has started with a placement.
+        steps: steps that it shares with replicas, if these have parts of its feed-forwards.
         weight_memory: memory of its weights on a GPU, if that and caches can be given back.
         watch: watch over its layers, if they are looked at.
 
@@ -137,6 +138,7 @@ class Decoder:
         self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.expert_moves: ExpertMoves | None = None  # set by `load`
+        self.steps: SharedSteps | None = None  # set by `share_steps`
         self.watch = LayerWatch()  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
@@ -235,22 +237,20 @@ class Decoder:
 
     def share_steps(self, steps: SharedSteps) -> None:
         """Makes each step one of all ranks, which have rows of their own."""
-        steps.join = self._join
+        self.steps, steps.idle = steps, self._idle
         for layer in self.layers:
             layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
 
     @torch.inference_mode()
-    def _join(self) -> None:
-        """Takes part in a step in which other ranks have rows, and this one has none."""
+    def _idle(self) -> None:
+        """Computes this rank's part of a step in which it has no rows."""
         x = torch.empty((0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device)
-        with self._step(0):
-            for layer in self.layers:
-                _feed_forward(layer, x, None, None)
+        for layer in self.layers:
+            _feed_forward(layer, x, None, None)
 
-    def _step(self, rows: int) -> AbstractContextManager[None]:
+    def _step(self, rows: int) -> AbstractContextManager[object]:
         """Context of a step in which this rank has so many rows."""
-        shared = self.layers[0].shared
-        return nullcontext() if shared is None else shared.steps.begin(rows)
+        return nullcontext() if self.steps is None else self.steps.begin(rows)
 
     def _run_layers(
         self,

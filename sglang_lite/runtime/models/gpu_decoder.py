@@ -69,7 +69,7 @@ class GpuDecoder(Decoder):
 
     def share_steps(self, steps: SharedSteps) -> None:
         super().share_steps(steps)
-        self._alone, self.uncapturable = False, "the host tells how many rows other replicas have"
+        self._alone = False
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
@@ -102,7 +102,8 @@ class GpuDecoder(Decoder):
         return self.spec.logit_softcap
 
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Computes the plan's tokens and stores their keys and values.
+        """Computes the plan's tokens and stores their keys and values. Replicas that share feed-forwards have begun a
+        step.
 
         Args:
             plan: device plan of the step.
@@ -117,8 +118,7 @@ class GpuDecoder(Decoder):
         residual = plan.rows
         if residual is None:
             residual = embed(plan, self.embedding, self.embedding_scale, self.features)
-        with self._step(len(residual)):
-            normed, residual = self._run_stage(residual, rows, plan, cache, attention)
+        normed, residual = self._run_stage(residual, rows, plan, cache, attention)
         return self.watch.passed(plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual)
 
     def ended(self, hidden: torch.Tensor) -> torch.Tensor:

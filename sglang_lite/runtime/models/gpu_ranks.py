@@ -92,7 +92,10 @@ class GpuRanks:
         return torch.cat(parts, 1).view(self.parallel.ranks, *x.shape)
 
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        parts = self.stack(F.pad(x, (0, max(sizes) - x.shape[1])))
+        most = max(sizes)
+        parts = self.stack(x if x.shape[1] == most else F.pad(x, (0, most - x.shape[1])))
+        if len(x) == 1 and min(sizes) == most:
+            return parts.view(1, -1)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
     def hand_on(self, x: torch.Tensor, stage: int) -> torch.Tensor:

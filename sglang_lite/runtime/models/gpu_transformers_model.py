@@ -43,7 +43,7 @@ class GpuTransformersModel(TransformersModel):
     """
 
     fused = True
-    parts = None
+    parts = steps = None
     kv_scales: KVScales | None = None
     rope_axes: torch.Tensor | None = None
     both_ways = False

@@ -48,7 +48,7 @@ class WhisperDecoder:
         ModelError: transformers can't make the decoder, or a tensor is missing or has a wrong shape.
     """
 
-    spec = window = parts = logit_softcap = None
+    spec = window = parts = steps = logit_softcap = None
     rope_axes: torch.Tensor | None = None
     kv_scales: KVScales | None = None
     uncapturable: str | None = None
