@@ -7,14 +7,14 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from sglang_lite.runtime.executor.gpu_inputs import GpuInputs
+from sglang_lite.runtime.executor.gpu_inputs import NO_TOKENS, GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixArrays
 from sglang_lite.runtime.executor.staging import Staging, aligned, make_event
@@ -38,7 +38,6 @@ class CudaGraphs:
         max_tokens: maximum number of tokens decoded in one step, as for `build_gpu_inputs`.
         slots: state of slots on the device.
         staging: copies to the device.
-        page_size: tokens in a page.
         extra_items: items for chunks of shared prefixes in addition to one for each token.
         vocab_size: number of tokens whose logits are computed.
         dtype: data type of logits.
@@ -53,7 +52,6 @@ class CudaGraphs:
         slots: GpuSlots,
         staging: Staging,
         *,
-        page_size: int,
         extra_items: int,
         vocab_size: int,
         dtype: torch.dtype,
@@ -62,7 +60,7 @@ class CudaGraphs:
     ) -> None:
         self.sizes, self._drafts, self._received = sizes, drafts, received
         self._max_tokens = max_tokens
-        self._slots, self._staging, self._page_size = slots, staging, page_size
+        self._slots, self._staging = slots, staging
         self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
         # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2: most of their own).
@@ -103,6 +101,10 @@ class CudaGraphs:
                 ended.synchronize()
                 found[tokens] = began.elapsed_time(ended) / 1000 / _MEASURED
         return found
+
+    def run_idle(self, compute: Compute, size: int) -> None:
+        """Launches a graph of `size` tokens, all of which are padding; `compute` as for `find`."""
+        self.find(compute, NO_TOKENS, size, shared=False).run(NO_TOKENS, None)
 
     def padded_rows(self, rows: int) -> int:
         """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""
@@ -172,24 +174,13 @@ class CudaGraphs:
         if shared:
             lengths, chunks, order = memory[arrays : arrays + 3 * stride].view(3, stride)[:, :tokens]
             prefixes = SharedPrefixes(lengths, chunks, order, memory[arrays + 3 * stride :].view(-1, 6), MAX_CHUNKS)
-        plan = DevicePlan(
-            ids=static[0, :tokens],
-            slots=static[1, :tokens],
-            positions=static[2, :tokens],
-            last_tokens=slots.last_tokens,
-            page_table=slots.page_table,
-            window_table=slots.window_table,
-            page_size=self._page_size,
-            decoding=tokens,
-            shared=prefixes,
-            blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
-            block_size=16,
-            separate=not multi_token_rows,
-            lora=lora,
-            rotary=slots.rotary(static[4:, :tokens]),
-            features=False,
-            rows=None if self._received is None else self._received[:tokens],
-        )
+        no_blocks = torch.zeros((0, 4), dtype=torch.int32, device=device)
+        plan = slots.plan(
+            static[0, :tokens], static[1, :tokens], static[2, :tokens], static[4:, :tokens],
+            decoding=tokens, blocks=no_blocks, block_size=16, shared=prefixes,
+        )  # fmt: skip
+        received = None if self._received is None else self._received[:tokens]
+        plan = replace(plan, separate=not multi_token_rows, lora=lora, features=False, rows=received)
 
         last_only = multi_token_rows and not self._drafts
         rows = min(tokens, slots.dummy) if last_only else tokens

@@ -8,7 +8,6 @@ launched on one stream, so a reused page is written only after all reads that we
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +21,7 @@ from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.gpu_draws import GpuDraws, GpuPendingTokens
-from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, NO_TOKENS, GpuInputs, build_gpu_inputs
+from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments
 from sglang_lite.runtime.executor.mask_events import MaskEvents
@@ -52,6 +51,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
 from sglang_lite.runtime.parallel.layout import ALONE
+from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 from sglang_lite.runtime.requests.resolved_params import resolve_params
 
 _EVERY_OPTION = SamplingParams(
@@ -148,7 +148,7 @@ class GpuRunner:
         received = empty_rows(model, 2 * self._max_decoded_tokens) if parallel.stage > 0 else None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
-            page_size=page_size, extra_items=self._target_chunks,
+            extra_items=self._target_chunks,
             vocab_size=model.vocab_size if model.parts is None else model.parts.size,
             dtype=model.precision.compute, drafts=draft_tokens > 0 or self._staged, received=received,
         )  # fmt: skip
@@ -156,11 +156,10 @@ class GpuRunner:
             self._slots, self._staging, device, self.graphs, original_logprobs=original_logprobs,
             alike=model.precision.batch_invariant, parts=model.parts,
         )  # fmt: skip
-        alone = not self._staged and model.steps is None
+        alone = not self._staged and model.steps is UNSHARED
         max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes and alone else 0
         self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, page_size, self.graphs.record)
-        if model.steps is not None:
-            model.steps.smallest, model.steps.replay = min(self.graphs.sizes, default=0), self._replay_idle
+        model.steps.replay_by(partial(self.graphs.run_idle, self._compute), min(self.graphs.sizes, default=0))
 
     @property
     def model(self) -> DeviceModel:
@@ -230,7 +229,7 @@ class GpuRunner:
             else prefixes.find(record, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
         )
         decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
-        with self._begin(len(inputs.ids), self.graphs.size_of(inputs) if captured else 0) as size:
+        with self._model.steps.begin(len(inputs.ids), self.graphs.size_of(inputs) if captured else 0) as size:
             if size:
                 if size > self._max_decoded_tokens:  # as another replica has so many
                     shared = None
@@ -251,17 +250,6 @@ class GpuRunner:
             )
         scored = score(self._model, record, last, hidden, self._staging.fetch)
         return GpuForward(record, hidden, None, last, scored, None, self._events.after_forward(record))
-
-    def _begin(self, tokens: int, size: int) -> AbstractContextManager[int]:
-        """Context of a step of so many tokens: the size of the graph that computes it, of at least `size` tokens, or 0
-        if none does, as for a `size` of 0. Replicas that share the step have all begun it."""
-        steps = self._model.steps
-        return nullcontext(size) if steps is None else steps.begin(tokens, size)
-
-    @torch.inference_mode()
-    def _replay_idle(self, size: int) -> None:
-        """Computes this replica's part of a step without rows, by a graph of so many tokens."""
-        self.graphs.find(self._compute, NO_TOKENS, size, shared=False).run(NO_TOKENS, None)
 
     def _in_stage(self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan) -> GpuForward:
         """Forward of one stage."""
@@ -324,8 +312,7 @@ class GpuRunner:
         return hidden
 
     def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
-        if self._model.steps is not None:
-            self._model.steps.pad(len(plan.ids))
+        self._model.steps.pad(len(plan.ids))
         hidden = self._run(plan)
         return hidden if self._staged else self._model.raw_logits(hidden if last is None else hidden[last], out)
 
@@ -367,7 +354,7 @@ class GpuRunner:
             self.sample(forward, Draws(row, adjustments, masks, np.ones(1, dtype=bool))).read()
         prompt = _one_row(slots, 0, count)
         inputs = build_gpu_inputs(prompt, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
-        with self._begin(count, 0):
+        with self._model.steps.begin(count):
             rows = [TokensToScore(1, tokens, self._run(self._plan(inputs, None)))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
@@ -394,21 +381,13 @@ class GpuRunner:
         items, none = zeros(decoding + self._target_chunks, 6), zeros(decoding)
         shared = SharedPrefixes(none, none, none, items, MAX_CHUNKS) if shares else None
         slots = zeros(count).fill_(self._slots.dummy)
-        plan = DevicePlan(
-            ids=zeros(count),
-            slots=slots,
-            positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device),
-            last_tokens=self._slots.last_tokens,
-            page_table=self._slots.page_table,
-            window_table=self._slots.window_table,
-            page_size=self._slot_pages.page_size,
-            decoding=decoding,
-            shared=shared,
-            blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
-            block_size=block_size,
-            rotary=self._slots.rotary(zeros(3, count)),
-        )
-        with self._begin(count, 0):
+        positions = zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device)
+        of_blocks = torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4)
+        plan = self._slots.plan(
+            zeros(count), slots, positions, zeros(3, count),
+            decoding=decoding, blocks=of_blocks, block_size=block_size, shared=shared,
+        )  # fmt: skip
+        with self._model.steps.begin(count):
             if decoding and not shares:
                 self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
             if self._lora is not None:
@@ -427,22 +406,13 @@ class GpuRunner:
     def _plan(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
         count = inputs.decoding
         ids, slots, positions, blocks, *rotary = self._staging.send_all(*inputs.arrays(self._slots.axes is not None))
-        return DevicePlan(
-            ids=ids,
-            slots=slots,
-            positions=positions,
-            last_tokens=self._slots.last_tokens,
-            page_table=self._slots.page_table,
-            window_table=self._slots.window_table,
-            page_size=self._slot_pages.page_size,
-            decoding=count,
-            shared=None if shared is None else _send_shared(self._staging, shared, count),
-            blocks=blocks.view(-1, 4),
-            block_size=inputs.block_size,
-            longest_uncached=inputs.longest_uncached,
-            rotary=self._slots.rotary(torch.stack(rotary)) if rotary else None,
-            limits=self._staging.send(inputs.limits) if inputs.limits.size else None,
-        )
+        sent = None if shared is None else _send_shared(self._staging, shared, count)
+        plan = self._slots.plan(
+            ids, slots, positions, torch.stack(rotary) if rotary else None,
+            decoding=count, blocks=blocks.view(-1, 4), block_size=inputs.block_size, shared=sent,
+        )  # fmt: skip
+        limits = self._staging.send(inputs.limits) if inputs.limits.size else None
+        return replace(plan, longest_uncached=inputs.longest_uncached, limits=limits)
 
 
 def empty_rows(model: DeviceModel, count: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
-from sglang_lite.runtime.kernels.attention_metadata import RotaryPositions
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, RotaryPositions, SharedPrefixes
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.sampling import DeviceSampling
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -60,9 +60,18 @@ class GpuSlots:
         self.adapters.fill_(self._no_adapter)
         self.sampling = _views(self._parameters, slots + 1)
 
-    def rotary(self, at: torch.Tensor) -> RotaryPositions | None:
-        """Positions [3, T] of a step for `DevicePlan.rotary`."""
-        return None if self.axes is None else RotaryPositions(at, self.axes)
+    def plan(
+        self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, rotary: torch.Tensor | None, *,
+        decoding: int, blocks: torch.Tensor, block_size: int, shared: SharedPrefixes | None = None,
+    ) -> DevicePlan:  # fmt: skip
+        """Plan of a step's tokens; arguments as of DevicePlan, with the positions [3, T] of `rotary`, which count if
+        the model has `axes`."""
+        return DevicePlan(
+            ids=ids, slots=slots, positions=positions, last_tokens=self.last_tokens, page_table=self.page_table,
+            window_table=self.window_table, page_size=self._pages.page_size, decoding=decoding, shared=shared,
+            blocks=blocks, block_size=block_size,
+            rotary=None if rotary is None or self.axes is None else RotaryPositions(rotary, self.axes),
+        )  # fmt: skip
 
     def filtered(self, slots: Ints) -> bool:
         """True if a filter applies to the draws of any of these slots."""

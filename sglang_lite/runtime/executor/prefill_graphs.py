@@ -7,7 +7,7 @@ device needs to run them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -137,21 +137,8 @@ class PrefillGraphs:
         arrays, blocks = _parts(static, count, self._rows)
         ids, of_slots, positions = arrays[:3]
         of_slots.fill_(slots.dummy)
-        plan = DevicePlan(
-            ids=ids,
-            slots=of_slots,
-            positions=positions,
-            last_tokens=slots.last_tokens,
-            page_table=slots.page_table,
-            window_table=slots.window_table,
-            page_size=self._page_size,
-            decoding=decoding,
-            shared=None,
-            blocks=blocks,
-            block_size=_BLOCK,
-            lora=lora,
-            rotary=slots.rotary(arrays[3:]),
-        )
+        plan = slots.plan(ids, of_slots, positions, arrays[3:], decoding=decoding, blocks=blocks, block_size=_BLOCK)
+        plan = replace(plan, lora=lora)
         return _Captured(static, *self._record(lambda: compute(plan)))
 
 

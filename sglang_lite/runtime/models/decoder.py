@@ -7,7 +7,6 @@ unknown to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,7 +35,7 @@ from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, in_turn
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
-from sglang_lite.runtime.parallel.shared_steps import SharedFeedForward, SharedSteps
+from sglang_lite.runtime.parallel.shared_steps import UNSHARED, SharedFeedForward, SharedSteps, Steps
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.expert_moves import ExpertMoves
@@ -71,7 +70,6 @@ class Decoder:
         both_ways: whether tokens of images see later ones.
         recorded: heads, size and data type of what its caches record of each token, by the cache's attribute.
         expert_moves: changes of the experts that its ranks have, if it has started with a placement.
-        steps: steps that it shares with replicas, if these have parts of its feed-forwards.
         weight_memory: memory of its weights on a GPU, if that and caches can be given back.
         watch: watch over its layers, if they are looked at.
 
@@ -138,7 +136,6 @@ class Decoder:
         self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.expert_moves: ExpertMoves | None = None  # set by `load`
-        self.steps: SharedSteps | None = None  # set by `share_steps`
         self.watch = LayerWatch()  # set by `load`
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
@@ -231,26 +228,26 @@ class Decoder:
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, cos_sin, plan, cache)
-        with self._step(len(x)):
+        with self.steps.begin(len(x)):
             x = in_turn(self.ranks, x, lambda x: self._run_layers(x, deep, cos_sin, plan, cache))
         return self.watch.passed(ids, positions, self._norm(x, self.norm))
 
+    @property
+    def steps(self) -> Steps:
+        shared = self.layers[0].shared
+        return UNSHARED if shared is None else shared.steps
+
     def share_steps(self, steps: SharedSteps) -> None:
         """Makes each step one of all ranks, which have rows of their own."""
-        self.steps, steps.idle = steps, self._idle
+        steps.idle = self._idle
         for layer in self.layers:
             layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
 
-    @torch.inference_mode()
     def _idle(self) -> None:
         """Computes this rank's part of a step in which it has no rows."""
         x = torch.empty((0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device)
         for layer in self.layers:
             _feed_forward(layer, x, None, None)
-
-    def _step(self, rows: int) -> AbstractContextManager[object]:
-        """Context of a step in which this rank has so many rows."""
-        return nullcontext() if self.steps is None else self.steps.begin(rows)
 
     def _run_layers(
         self,

@@ -28,6 +28,7 @@ from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.transformers_model import AttentionProbe, TransformersModel
+from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 
 _MEASURED = 1024  # tokens of the run that measures the memory per token
 
@@ -43,7 +44,8 @@ class GpuTransformersModel(TransformersModel):
     """
 
     fused = True
-    parts = steps = None
+    parts = None
+    steps = UNSHARED
     kv_scales: KVScales | None = None
     rope_axes: torch.Tensor | None = None
     both_ways = False

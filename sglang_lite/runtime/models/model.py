@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, SoundPrefix
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
-from sglang_lite.runtime.parallel.shared_steps import SharedSteps
+from sglang_lite.runtime.parallel.shared_steps import Steps
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.gpu_ranks import LogitParts  # imports Triton
@@ -89,7 +89,7 @@ class DeviceModel(Model, Protocol):
         both_ways: whether its attention reads `DevicePlan.limits`, as tokens of images see later ones.
         sound: tokens of the sound that each sequence begins with, if text attends to it apart from other text.
         parts: how ranks share the logits; None if there is one rank.
-        steps: steps that it shares with replicas, each of which is begun before `run`; None if it is whole.
+        steps: its steps, each of which is begun before `run`; shared if replicas have parts of its feed-forwards.
     """
 
     kv_scales: KVScales | None
@@ -104,7 +104,7 @@ class DeviceModel(Model, Protocol):
     def parts(self) -> LogitParts | None: ...
 
     @property
-    def steps(self) -> SharedSteps | None: ...
+    def steps(self) -> Steps: ...
 
     @property
     def precision(self) -> Precision: ...

@@ -26,6 +26,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.vision_tower import take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
+from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 
 # Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head size].
 _OverSound: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
@@ -48,7 +49,8 @@ class WhisperDecoder:
         ModelError: transformers can't make the decoder, or a tensor is missing or has a wrong shape.
     """
 
-    spec = window = parts = steps = logit_softcap = None
+    spec = window = parts = logit_softcap = None
+    steps = UNSHARED
     rope_axes: torch.Tensor | None = None
     kv_scales: KVScales | None = None
     uncapturable: str | None = None

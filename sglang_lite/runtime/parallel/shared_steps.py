@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from struct import Struct
 from typing import BinaryIO
 
@@ -47,7 +47,34 @@ class SharedFeedForward:
         return self._ranks.sum(self._fed(every))[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
-class SharedSteps:
+class Steps:
+    """Steps of a model that shares none."""
+
+    def begin(self, rows: int, size: int = 0) -> AbstractContextManager[int]:
+        """Context of a step: the size of the captured graph that computes it, 0 for none.
+
+        Args:
+            rows: number of this rank's rows, perhaps 0.
+            size: rows of the smallest graph by which this rank can compute the step; 0 if there is none.
+        """
+        return nullcontext(size)
+
+    def pad(self, size: int) -> None:
+        """Says that each rank has `size` rows, as in a graph of that size that is being captured."""
+
+    def replay_by(self, replay: Callable[[int], object], smallest: int) -> None:
+        """Says how this rank takes part in a step by a graph if it has no rows.
+
+        Args:
+            replay: function that launches the graph of a size.
+            smallest: size of the smallest graph; 0 if there is none.
+        """
+
+
+UNSHARED = Steps()
+
+
+class SharedSteps(Steps):
     """One rank's part in the steps of all.
 
     Args:
@@ -61,16 +88,14 @@ class SharedSteps:
         counts: number of each rank's rows in the step that runs, with padding.
         wake: function called on another thread when one of the others has begun a step; it may be called in vain.
         idle: function that computes this rank's part of a step in which it has no rows.
-        replay: the same by a captured graph, whose size it is given.
-        smallest: size of the smallest graph; 0 if there is none.
     """
 
     def __init__(self, ranks: Collectives, inbox: BinaryIO, others: Sequence[BinaryIO], timeout_s: float) -> None:
         self.ranks, self._inbox, self._others, self._timeout_s = ranks, inbox, others, timeout_s
         self.wake: Callable[[], object] = _nothing
         self.idle: Callable[[], object] = _nothing
-        self.replay: Callable[[int], object] = _nothing
-        self.smallest = 0
+        self._replay: Callable[[int], object] = _nothing
+        self._smallest = 0
         self.counts: Sequence[int] = ()
         self._begun = 0  # steps that this rank has begun
         # Rows and sizes of the others by step and rank.
@@ -84,16 +109,14 @@ class SharedSteps:
         return self._begun + 1 in self._told
 
     def pad(self, size: int) -> None:
-        """Gives each rank `size` rows, as in a graph of that size that is being captured."""
         self.counts = [size] * self.ranks.parallel.ranks
+
+    def replay_by(self, replay: Callable[[int], object], smallest: int) -> None:
+        self._replay, self._smallest = replay, smallest
 
     @contextmanager
     def begin(self, rows: int, size: int = 0) -> Iterator[int]:
-        """Context of a step, entered when all ranks have begun it: the size of the graphs that all replay, 0 for none.
-
-        Args:
-            rows: number of this rank's rows, perhaps 0.
-            size: rows of the smallest graph by which this rank can compute the step; 0 if there is none.
+        """Context as of `Steps`, entered when all ranks have begun the step. All replay graphs of one size.
 
         Raises:
             BackendError: the step has failed: the ranks are not in the same place any more.
@@ -110,11 +133,12 @@ class SharedSteps:
             problem = f"replica {own} of {every} failed in a step of all: {type(error).__name__}: {error}"
             raise BackendError(problem) from error
 
+    @torch.inference_mode()
     def join(self) -> None:
         """Takes part in a step of others, without rows."""
-        with self.begin(0, self.smallest) as size:
+        with self.begin(0, self._smallest) as size:
             if size:
-                self.replay(size)
+                self._replay(size)
             else:
                 self.idle()
 
