@@ -52,6 +52,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
             drafts=config.max_draft > 0,
             taken=0 if loaded.ranks is None else loaded.ranks.wait_loaded(),
             processes=_processes(config),
+            layout=config.sharing,
             images=0 if loaded.tower is None else (config.image_cache_mb << 20) + _ENCODER_BYTES,
         )
     pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)

@@ -13,6 +13,7 @@ from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, MAX_LOGITS
 from sglang_lite.runtime.kv_cache.window_pages import pages_behind
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.model import DeviceModel, Model
+from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
@@ -74,6 +75,7 @@ def pool_tokens(
     images: int = 0,
     taken: int = 0,
     processes: int = 1,
+    layout: Parallel = ALONE,
 ) -> int:
     """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
@@ -89,6 +91,8 @@ def pool_tokens(
         taken: most bytes that are taken of another rank's GPU, which gets a pool of the same size.
         processes: number of the engine's processes on this GPU: each gets its part of the fraction, whatever the others
             have taken of theirs yet.
+        layout: layout of the processes that have parts of the model: replicas compute feed-forwards of one another's
+            rows, and a stage keeps the rows of a step at each of the others.
 
     Raises:
         ModelError: the pool would be smaller than that minimum; the message has the numbers.
@@ -101,7 +105,9 @@ def pool_tokens(
     taken = max(taken_bytes(device), taken) if processes == 1 else own_bytes(model)
     total = torch.cuda.mem_get_info(device)[1] // processes
     captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
-    step = (sizes.step_tokens + captured) * model.activation_elements * item
+    step = (layout.dp * sizes.step_tokens + captured) * model.activation_elements * item
+    if model.spec is not None:
+        step += (layout.pp - 1) * sizes.step_tokens * model.spec.hidden_size * item
     drafted = max_drafted(sizes.max_running) if drafts else 0
     rows = max(sizes.max_running + drafted, FIRST_ROWS)  # rows whose logits are in memory at once
     # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.

@@ -16,6 +16,7 @@ from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.load_model import load_model, pick_device
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 
 CUDA = torch.device("cuda", 0)
 TOO_OLD = (
@@ -125,13 +126,13 @@ def card(monkeypatch):
     return of
 
 
-def pool_tokens(shape: str, taken: float = 0.0, processes: int = 1) -> int:
+def pool_tokens(shape: str, taken: float = 0.0, processes: int = 1, layout: Parallel = ALONE) -> int:
     """Tokens of the pool beside the loaded weights of a shape in 16 bits, if another rank's card has so many GiB taken,
     or so many of the engine's processes are on one card."""
     spec = SHAPES[shape]
     half = torch.bfloat16
     model = SimpleNamespace(
-        device=CUDA, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, activation_elements=23_552,
+        device=CUDA, spec=spec, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, activation_elements=23_552,
         active_parameters=sum(layer.active_weights(spec.hidden_size) for layer in spec.layers),
         token_bytes=2 * spec.kv_layout.numbers, precision=Precision(half, half, half),
     )  # fmt: skip
@@ -144,6 +145,7 @@ def pool_tokens(shape: str, taken: float = 0.0, processes: int = 1) -> int:
         spec.max_positions,
         taken=int(taken * 2**30),
         processes=processes,
+        layout=layout,
     )
 
 
@@ -173,6 +175,14 @@ def test_processes_of_an_engine_have_a_part_of_their_card_each_whatever_the_othe
     assert of_two(7.2, 0.2) == of_two(2.0, 0.2) > of_two(7.2, 0.3) > 4000
     with pytest.raises(ModelError, match=r"of 3\.8 GiB, 1\.6 are taken \(the weights and libraries\)"):
         of_two(7.2, 1.0)
+
+
+def test_rows_of_other_replicas_and_of_steps_at_other_stages_have_room(card):
+    card(7.2)
+    alone, token = pool_tokens("qwen3-0.6b"), 2 * SHAPES["qwen3-0.6b"].kv_layout.numbers
+    for layout, bytes_of_token in ((Parallel(tp=2, dp=2), 2 * 23_552), (Parallel(pp=3), 2 * 2 * 1024)):
+        taken = (alone - pool_tokens("qwen3-0.6b", layout=layout)) * token
+        assert taken == pytest.approx(8192 * bytes_of_token, abs=16 * token)
 
 
 def test_a_model_too_large_for_it_is_refused_before_it_is_read(card):

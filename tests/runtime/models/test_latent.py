@@ -228,7 +228,7 @@ def pool_tokens(monkeypatch):
     def tokens(layout=spec.kv_layout, heads=16):
         half = SimpleNamespace(itemsize=2)
         model = SimpleNamespace(
-            device=None, attentions=(replace(spec.layers[0].attention, heads=heads),), vocab_size=spec.vocab_size,
+            device=None, spec=None, attentions=(replace(spec.layers[0].attention, heads=heads),), vocab_size=spec.vocab_size,
             active_parameters=2 * 10**9, activation_elements=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
             precision=SimpleNamespace(compute=half, cache=half, batch_invariant=False),
         )  # fmt: skip
