@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Required, TypeAlias, Unpack
 
 from sglang_lite.kernel import progress_bar
-from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
@@ -206,7 +206,13 @@ def plan_of(
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
     check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})
-    settings = settings_of(given)
+    try:
+        if options["backend"] is not None:
+            options["backend"] = as_backend(options["backend"])  # one for all items
+        settings = settings_of(given)
+    except ParameterError as error:
+        error.where = error.where or user_location()
+        raise
     check_on_error(options["on_error"])
     items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
     window = min(window_of(options["num_threads"]), max(len(items), 1))

@@ -498,3 +498,19 @@ def test_items_that_are_no_arguments_are_refused_before_anything_runs(item):
 def test_a_bad_setting_is_refused_before_anything_runs_and_for_no_items_too():
     with pytest.raises(sgl.ParameterError, match="timeout"):
         square.run_batch([], backend=backend(), timeout=-1)
+
+
+@pytest.mark.parametrize("items", [[], [{"x": 1}, {"x": 2}]])
+@pytest.mark.parametrize("given", [5, "gpt-4", sgl.Engine])
+def test_what_is_no_backend_is_refused_at_the_callers_line_before_anything_runs(items, given):
+    with pytest.raises(sgl.ParameterError, match=r"backend: .*test_batch\.py"):
+        square.run_batch(items, backend=given, on_error="return")
+
+
+def test_all_rows_have_one_backend():
+    class Hooks(sgl.BaseBackend):
+        def generate(self, s, sampling_params):
+            return "4", {}
+
+    states = square.run_batch([{"x": 1}, {"x": 2}, {"x": 3}], backend=Hooks())
+    assert len({id(state.branch.backend) for state in states}) == 1
