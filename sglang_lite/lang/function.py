@@ -296,11 +296,11 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         """
         plan = _plan(self, "run_batch", batch_kwargs, given)
         make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
-        outcomes = batch.iterate(make_pool, plan)
         if plan.iterates:
-            return batch.yield_results(plan, outcomes)
+            return batch.yield_results(plan, batch.iterate(make_pool, plan))
         with plan:
-            return batch.results_of(plan, dict(outcomes))
+            listed = batch.gather(make_pool, plan) if plan.progress is None else dict(batch.iterate(make_pool, plan))
+            return batch.results_of(plan, listed)
 
     @overload
     async def arun_batch(

@@ -247,6 +247,26 @@ def _item(program: BaseProgram, index: int, item: Given) -> Item:
     return tuple(item), program.bound(item, {}, what)
 
 
+def gather(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> dict[int, Outcome]:
+    """Runs a pool, and returns the outcome of each item by its index, including the outcomes known before. Wakes
+    the caller once, not for each item."""
+    outcomes, ended = dict(plan.saved_outcomes), threading.Event()
+
+    def report(index: int, outcome: Outcome) -> None:
+        outcomes[index] = outcome
+        if len(outcomes) == len(plan.items):
+            ended.set()
+
+    workers = make_pool(report)
+    try:
+        if plan.pending:
+            workers.start()
+            ended.wait()
+    finally:
+        workers.stop()
+    return outcomes
+
+
 def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
     """Runs a pool, and yields the index and outcome of each item, including the outcomes known before. If the plan
     iterates, a run counts as under way until its outcome was consumed, so at most `window` runs are running or
