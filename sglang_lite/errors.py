@@ -6,8 +6,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def shown(value: object) -> str:
@@ -23,78 +22,15 @@ def with_article(word: str) -> str:
     return f"{'an' if word.lstrip(chr(39))[:1] in tuple('aeioAEIO') else 'a'} {word}"
 
 
-# Lines by the id of the code and the offset of an instruction. The code is kept, so that no other one gets its id.
-_lines: dict[tuple[int, int], tuple[CodeType, int]] = {}
-_MAX_LINES = 4096
+class Location(NamedTuple):
+    """Location in the user's program: file, line number and qualified name of the function."""
 
-
-def _line(code: CodeType, instruction: int) -> int:
-    """Number of the line with an instruction. Cached, as each row of a batch asks for the same ones, and by identity,
-    as the hash of a code reads all of it."""
-    found = _lines.get((id(code), instruction))
-    if found is None:
-        if len(_lines) >= _MAX_LINES:
-            _lines.clear()
-        lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-        found = _lines[id(code), instruction] = code, next(lines, None) or code.co_firstlineno
-    return found[1]
-
-
-class Location:
-    """Location in the user's program.
-
-    Attributes:
-        at: code object and offset of an instruction, which are cheap to record; replaced by file, line and function
-            when these are first read.
-    """
-
-    __slots__ = ("at",)
-
-    def __init__(self, code: CodeType, instruction: int) -> None:
-        self.at: tuple[CodeType, int] | tuple[str, int, str] = (code, instruction)
-
-    @classmethod
-    def named(cls, file: str, line: int, function: str) -> Location:
-        """Location given by file, line and function, such as one from another process."""
-        found = cls.__new__(cls)
-        found.at = file, line, function
-        return found
-
-    @property
-    def names(self) -> tuple[str, int, str]:
-        """File, line number and qualified name of the function."""
-        if len(self.at) == 2:
-            code, instruction = self.at
-            self.at = code.co_filename, _line(code, instruction), code.co_qualname
-        return self.at
-
-    @property
-    def file(self) -> str:
-        return self.names[0]
-
-    @property
-    def line(self) -> int:
-        return self.names[1]
-
-    @property
-    def function(self) -> str:
-        return self.names[2]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Location) and self.names == other.names
-
-    def __hash__(self) -> int:
-        return hash(self.names)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Location.named, self.names  # code can't be pickled
-
-    def __repr__(self) -> str:
-        return f"Location({self})"
+    file: str
+    line: int
+    function: str
 
     def __str__(self) -> str:
-        file, line, function = self.names
-        return f"{file}:{line} in {function}"
+        return f"{self.file}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True, slots=True)

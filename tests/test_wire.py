@@ -38,7 +38,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=6,
 )
-places = st.builds(errors.Location.named, texts, st.integers(0, 10**6), texts)
+places = st.builds(errors.Location, texts, st.integers(0, 10**6), texts)
 
 
 @functools.cache  # a strategy learns its shape once
@@ -210,11 +210,11 @@ def test_an_error_travels_with_its_place_and_what_caused_it():
     with pytest.raises(sgl.ProgramError) as caught:
         fail()
     code = fail.__code__
-    caught.value.where = errors.Location(code, 0)
+    caught.value.where = errors.Location(code.co_filename, code.co_firstlineno, code.co_qualname)
     caught.value.add_note("in the third item")
     again = wire.decode(wire.encode(caught.value))
     assert str(again) == str(caught.value)
-    assert again.where == errors.Location.named(code.co_filename, code.co_firstlineno, code.co_qualname)
+    assert again.where == errors.Location(code.co_filename, code.co_firstlineno, code.co_qualname)
     assert again.__notes__ == ["in the third item", "Caused by ValueError: half \\ud800"]
 
 
@@ -416,7 +416,7 @@ SENT = [
     protocol.Prompt((protocol.Span("a" * 40, (1, 2, 70_000)),), (protocol.Message("user", ("x", protocol.Media(b"\x00" * 20))),)),
     G("text", tuple(range(200)), matched=3, usage=protocol.Usage(3, total_s=0.5), meta={"a": [None, {"b": 1.5}]}),
     protocol.Selection((protocol.ChoiceScore("a", (1,), (-math.inf,)),)),
-    protocol.Played((1, 0), "name", sgl.ParameterError("a", "bad", where=errors.Location.named("f.py", 3, "f"))),
+    protocol.Played((1, 0), "name", sgl.ParameterError("a", "bad", where=errors.Location("f.py", 3, "f"))),
     aborted("gone", G("so far")),
     nodes.Program((
         nodes.Text("a", (1,)),

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 import msgspec
 
-from sglang_lite.errors import BackendError, Location, ParameterError, SglError
+from sglang_lite.errors import BackendError, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime import calls
@@ -24,7 +24,6 @@ from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.wire.failure import Failure, as_failure
-from sglang_lite.wire.messages import location_from
 
 MAX_BYTES: Final = 1 << 28
 HEADER: Final = 4  # bytes
@@ -240,17 +239,15 @@ Report: TypeAlias = Progress | Loaded | Ready | StartFailed | RequestEvent | Ask
 # -------------------------------------------------------------------------------------------------- frames
 
 
-def _hook(value: object) -> Any:
-    if isinstance(value, Location):
-        return value.names
+def _refused(value: object) -> NoReturn:
     raise TypeError(f"a {type(value).__name__} can't be sent to the engine's process")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_hook)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_refused)
 _FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(Request)}
 _PLACE = re.compile(r"\[1\]\[(\d+)\](.*)`")  # path of a value in a message: index of its field, and the rest
-_commands = msgspec.msgpack.Decoder(list[Command], dec_hook=location_from)
-_reports = msgspec.msgpack.Decoder(list[Report], dec_hook=location_from)
+_commands = msgspec.msgpack.Decoder(list[Command])
+_reports = msgspec.msgpack.Decoder(list[Report])
 
 
 def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
@@ -292,7 +289,7 @@ def commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterErro
 
 def _command(message: Any) -> Command | tuple[int, ParameterError]:  # a list of any values
     try:
-        found: Command = msgspec.convert(message, Command, dec_hook=location_from)
+        found: Command = msgspec.convert(message, Command)
         return found
     except msgspec.ValidationError as error:
         match message:

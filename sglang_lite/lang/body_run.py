@@ -157,7 +157,10 @@ def checked_return_value(program: BaseProgram, result: object) -> UserValue:
     """Return value of a plain body. Raises ProgramError if the value is a coroutine, which nobody would await."""
     if result is not None and inspect.iscoroutine(result):
         result.close()
-        where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
+        where = user_location()
+        if inspect.isfunction(program.func):
+            code = program.func.__code__
+            where = Location(code.co_filename, code.co_firstlineno, code.co_qualname)
         raise ProgramError(
             f"{program.name} returned a coroutine that is never awaited.", hint="Make it `async def`.", where=where
         )

@@ -229,7 +229,7 @@ def dropped(program: SglFunction) -> Iterator[Finding]:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             name = ast.unparse(statement.value.func)
             if _named(name, program.func.__globals__) in [getattr(api, made) for made in _MADE]:
-                where = Location.named(file, first + statement.lineno - 1, program.func.__qualname__)
+                where = Location(file, first + statement.lineno - 1, program.func.__qualname__)
                 yield Finding("not-added", f"{name}(…) is added to nothing.", where, f"Write s += {name}(…).")
 
 

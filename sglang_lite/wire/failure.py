@@ -88,7 +88,7 @@ def as_error(failure: Failure) -> SglError:
         own["results"] = [each and as_error(each) for each in failure.results]
     if kind is errors.BudgetError:
         own["state"] = None
-    where = None if failure.where is None else Location.named(*failure.where)
+    where = None if failure.where is None else Location(*failure.where)
     attributes = {"message": failure.message, "hint": failure.hint, "where": where, **own}
     error = restored(kind, (failure.message,), attributes)
     for note in failure.notes:

@@ -9,10 +9,9 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from sglang_lite.errors import Location, ParameterError, SglError, WireError
+from sglang_lite.errors import ParameterError, SglError, WireError
 from sglang_lite.program import graph, nodes
 from sglang_lite.protocol import constraints, prompt, recording, results, sampling, saved, trace, trajectory
-from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
@@ -64,9 +63,9 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> bytes:
     try:
         name, data = _named(message)
         special = check(data, limits)
-        content = _encode_special_floats(msgspec.to_builtins(data, enc_hook=location_names)) if special else data
+        content = _encode_special_floats(msgspec.to_builtins(data)) if special else data
         envelope = {"version": VERSION, "type": name, "data": content}
-        found = one_line(msgspec.json.encode(envelope, enc_hook=location_names))
+        found = one_line(msgspec.json.encode(envelope))
     except RecursionError:  # the caller is deep in its own recursion
         raise depth_error(["data"], limits) from None
     if len(found) > limits.bytes:
@@ -170,7 +169,7 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
     content = data[end:-1]
     try:
         found = _decoder(kind).decode(content)
-        again = one_line(msgspec.json.encode(found, enc_hook=location_names))
+        again = one_line(msgspec.json.encode(found))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None  # the scan reports the fault
     if again != content or not data.endswith(b"}") or not is_shallow(data, limits.depth):
@@ -182,7 +181,7 @@ def _read(name: str, content: msgspec.Raw, *, special: bool) -> Any:
     kind = _READ[name]
     try:
         if special:
-            return msgspec.convert(_decode_special_floats(msgspec.json.decode(content)), kind, dec_hook=location_from)
+            return msgspec.convert(_decode_special_floats(msgspec.json.decode(content)), kind)
         return _decoder(kind).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, "/data") from None
@@ -190,17 +189,7 @@ def _read(name: str, content: msgspec.Raw, *, special: bool) -> Any:
 
 @cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=location_from)
-
-
-def location_names(location: Location) -> tuple[str, int, str]:
-    """Location as data, for msgspec. No other object that is not a record gets here, because `check` refuses the
-    rest."""
-    return location.names
-
-
-def location_from(kind: type[Location], names: Json) -> Location:
-    return Location.named(*msgspec.convert(names, tuple[str, int, str]))
+    return msgspec.json.Decoder(kind)
 
 
 def _translated(error: Exception, above: str) -> WireError:

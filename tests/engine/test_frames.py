@@ -42,7 +42,7 @@ def aborted():
     return error
 
 
-WHERE = Location.named("prog.py", 7, "program")
+WHERE = Location("prog.py", 7, "program")
 COMMANDS = [
     (3, CompileGrammar(JsonSchema('{"type": "integer"}'))),
     (4, SelectRequest("a", ("b", "é"), True, "x")),

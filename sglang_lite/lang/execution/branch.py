@@ -421,7 +421,8 @@ def raised_at(error: BaseException) -> Location | None:
     while trace is not None:
         frame = trace.tb_frame
         if not frame.f_globals.get("__name__", "").startswith("sglang_lite.") and not (found and is_library(trace)):
-            found = Location(frame.f_code, trace.tb_lasti)
+            code = frame.f_code
+            found = Location(code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname)
         trace = trace.tb_next
     return found
 

@@ -193,7 +193,7 @@ class _Reader:
     def _add(self, kind: str, where: Location | None, images: Sequence[Media] = (), **fields: Any) -> _Entry:
         fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
         place = len(self.entries)
-        entry = _Entry({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
+        entry = _Entry({"kind": kind, "path": self._path, "place": place, "where": where, **fields})
         self.entries.append(entry)
         self._text.question.add(fields.get("text", ""), images)
         self._now = max(self._now, fields["end"])

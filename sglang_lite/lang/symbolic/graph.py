@@ -210,7 +210,7 @@ def unreached(
     }
     question_lines = {each.line - first + 1 for each in asked if each.file == code.co_filename}
     return [
-        Location.named(code.co_filename, statement.lineno + first - 1, code.co_qualname)
+        Location(code.co_filename, statement.lineno + first - 1, code.co_qualname)
         for statement in _dead(function.body, function.args.args[0].arg, question_lines, doubtful=False)
         if here.isdisjoint(_lines(statement))
     ]

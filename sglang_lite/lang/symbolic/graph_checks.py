@@ -62,7 +62,7 @@ def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
 
 
 def _position(finding: Finding) -> tuple[str, int]:
-    return finding.where.names[:2] if finding.where is not None else ("", 0)
+    return finding.where[:2] if finding.where is not None else ("", 0)
 
 
 def _problems(graph: GraphRecord) -> Iterator[Finding]:

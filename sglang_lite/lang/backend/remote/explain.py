@@ -110,9 +110,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Json]:
         """Explanation as plain data."""
-        nodes = [
-            {**asdict(node), "where": None if node.where is None else list(node.where.names)} for node in self.nodes
-        ]
+        nodes = [{**asdict(node), "where": None if node.where is None else list(node.where)} for node in self.nodes]
         return {"backend": self.backend, "complete": self.complete, "nodes": nodes}
 
     def __str__(self) -> str:
