@@ -4,10 +4,10 @@
 
 Counts, by `sys.setprofile`, once it is warm: of the statements `s += text + gen; s.text()` in a body, of a run of a
 program with the same generation, its start, end and reads included, and of one that forks eight branches with a
-generation each, and joins them. No clock. The engine is in a process of its own, whose threads are not counted, or with
---in-process in this one. Weights are random.
+generation each, and joins them. No clock. The engine is in a process of its own, which is not counted, or with
+--in-process on threads of this one, which are not either. Weights are random.
 
---calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor")
+--calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor", "sglang_lite-events")
 --modules    also prints the modules of a thread, by how often they are entered
 """
 
@@ -79,25 +79,31 @@ def settle() -> None:
     done.wait(60)
 
 
-def calls_by_thread(work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
-    """(module, function) of each call while some work is done, by the name of the thread: of this one, and the executor
-    loop."""
+def calls_by_thread(engine: sgl.Engine, work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
+    """(module, function) of each call while some work is done, by the name of the thread: of this one, the executor
+    loop, and the reader of the engine's process."""
     calls: dict[str, list[tuple[str, str]]] = {}
+    counts = False  # not while the threads are told to profile
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE):
+        if counts and event == "call" and code.co_filename.startswith(PACKAGE):
             thread = calls.setdefault(threading.current_thread().name, [])
             thread.append((code.co_filename.removeprefix(PACKAGE), code.co_qualname))
 
     def profile(function: Any) -> None:
         executor().post(sys.setprofile, function)
         settle()
+        if not engine.config.in_process:
+            engine.core.call_soon(lambda: sys.setprofile(function))
+            for _ in range(2):  # the call is made behind the first answer
+                engine.stats()
         sys.setprofile(function)
 
     profile(note)
+    counts = True
     work()
-    sys.setprofile(None)
+    counts = False
     profile(None)
     return calls
 
@@ -121,7 +127,7 @@ def main() -> None:
                 for _ in range(3):
                     run(lambda work: work())
                 found: dict[str, list[tuple[str, str]]] = {}
-                run(lambda work: found.update(calls_by_thread(work)))  # noqa: B023 # called here
+                run(lambda work: found.update(calls_by_thread(engine, work)))  # noqa: B023 # called here
                 for thread, calls in sorted(found.items()):
                     entered = [(module, [*group]) for module, group in groupby(calls, lambda call: call[0])]
                     modules = len({module for module, _ in entered})

@@ -10,6 +10,7 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.execution.reading import finished
+from sglang_lite.protocol import EngineClosedError, Generation, Played
 from sglang_lite.runtime.core import engine_program as programs
 from tests.constraints.test_generation import random_model
 
@@ -432,9 +433,10 @@ class Outbox(sgl.BaseBackend):
 
     def __init__(self):
         super().__init__()
-        self.sent = []
+        self.sent, self.sink = [], None
 
     def open_program(self, sink, *, stream, priority=0):
+        self.sink = sink
         return self
 
     def extend(self, path, nodes):
@@ -531,3 +533,35 @@ def test_what_a_backend_refuses_fails_its_branch_and_those_forked_from_it():
     backend = Refusing()
     run(body, backend)
     assert backend.sent[-1] == ((1, 1), ["Gen"])
+
+
+def test_a_program_is_played_on_behind_an_answer_on_the_thread_that_brings_it():
+    def body(s):
+        s += "a" + sgl.gen("x") + "b" + sgl.gen("y")
+        s.fork(2).__iadd__("c" + sgl.gen("z"))
+        s += "d" + sgl.gen("end")
+
+    outbox = Outbox()
+    executor = run(body, outbox).stream_executor
+    for place, name in ((1, "x"), (3, "y"), (6, "end")):
+        assert name not in executor.variables
+        outbox.sink(Played((place,), name, Generation(f"<{name}>")))
+        assert executor.variables[name] == f"<{name}>"
+    assert executor.text_ == "a<x>b<y>d<end>"
+
+
+def test_a_program_may_end_within_a_call_of_it():
+    class Ending(Outbox):
+        def extend(self, path, nodes):
+            super().extend(path, nodes)
+            if len(self.sent) > 1:
+                self.sink(EngineClosedError("closed."))
+
+    def body(s):
+        s += "a" + sgl.gen("x")
+        s += "b" + sgl.gen("y")
+
+    state = run(body, Ending())
+    for name in "xy":
+        with pytest.raises(EngineClosedError, match=r"closed\."):
+            state[name]

@@ -182,8 +182,10 @@ class Backend:
         method receives whole runs; other backends receive one call per node.
 
         Args:
-            sink: callback for the events of the nodes and, last, for the end of the program. Call it on the executor
-                loop: `executor().post(sink, event)` of sglang_lite.lang.concurrency.loop.
+            sink: callback for the events of the nodes and, last, for the end of the program. The program is played on
+                behind an answer on the thread that calls it: one at a time, and not within a call of the program. A
+                thread with other work calls it on the executor loop: `executor().post(sink, event)` of
+                sglang_lite.lang.concurrency.loop.
             stream: whether to deliver deltas.
             priority: priority of the program; only passed to backends with the capability.
         """

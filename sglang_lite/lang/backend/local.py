@@ -113,9 +113,10 @@ class LocalBackend(Backend):
         return outcome
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        mailbox = executor()
-        sink = partial(mailbox.enqueue, self.token_usage.pass_on, sink)
-        return self.engine.open_program(sink=sink, flush=mailbox.wake, stream=stream, priority=priority)
+        sink, flush = partial(self.token_usage.pass_on, sink), None
+        if self.engine.config.in_process:  # the thread of its sinks computes
+            sink, flush = partial(executor().enqueue, sink), executor().wake
+        return self.engine.open_program(sink=sink, flush=flush, stream=stream, priority=priority)
 
     @property
     def prefix_files(self) -> KeepsPrefixes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 
 from sglang_lite.lang.concurrency.variables import TextLog
@@ -11,6 +12,8 @@ from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.protocol import SglError
+
+logger = logging.getLogger("sglang_lite")
 
 
 class BasePlayer(ABC):
@@ -28,17 +31,18 @@ class BasePlayer(ABC):
         played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
         failure_reported: whether the branch's failure is reported to the user, so that it need not be logged.
+        sid: unique name of the branch, or "" if nobody has asked for it.
         stopped: error of a stop for good, from outside the body or by a rollback; else None.
     """
 
     __slots__ = (
         "_current", "_failure", "backend", "failure_reported", "log", "names", "played", "pushed", "run",
-        "scope_starts", "stopped", "transcript",
+        "scope_starts", "sid", "stopped", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None, log: TextLog | None) -> None:
         self.run, self.backend, self.pushed, self.log = run, run.backend, pushed, log
-        self.names = Names()
+        self.names, self.sid = Names(), ""
         self.transcript = Transcript(log)
         self.played: list[Op] = []
         self._current: Op | None = None
@@ -63,3 +67,7 @@ class BasePlayer(ABC):
     @abstractmethod
     def fail(self, error: BaseException) -> object:
         """Fails the branch and all its queued operations."""
+
+    def __del__(self) -> None:
+        if getattr(self, "_failure", None) is not None and not self.failure_reported:
+            logger.error("A program failed and its error was never read: %s", self._failure)

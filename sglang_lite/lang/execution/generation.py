@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -25,7 +25,6 @@ from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, Op, asked, on_pool
-from sglang_lite.lang.execution.push_down import NodeEvents
 from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
@@ -108,20 +107,16 @@ def is_only_answered(op: Op, player: BasePlayer) -> TypeGuard[GenOp]:
     )
 
 
-def take_answer(player: BasePlayer, op: GenOp, then: Callable[[], object]) -> NodeEvents | None:
-    """Plays a generation for which `is_only_answered` is true, if its answer has come. If not, returns its inbox, which
-    calls `then` when it comes. Runs on the executor loop."""
+def take_answer(player: BasePlayer, op: GenOp) -> None:
+    """Plays a generation for which `is_only_answered` is true, as its answer has come."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    answer = pushed.events.answer(place, then)
-    if isinstance(answer, NodeEvents):
-        return answer
+    answer = pushed.events.answer((place, 0))
     if isinstance(answer, SglError):
         raise answer
     if not player.backend.enforces and op.node.constraint is not None:
         _validate_unenforced(player, op, [answer])
     _accept(player, op, [answer], _checked(player, op, [answer]))
-    return None
 
 
 def agenerate(player: BasePlayer, op: GenOp) -> Awaitable[None]:

@@ -1,8 +1,8 @@
 """Playing of a branch: its operations in order, one after another, on whichever thread can play the current one.
 
-Text and turns are played at once, on the thread that submits them; operations that wait for a backend are played on the
-executor loop (concurrency/loop.py). The thread that plays a branch owns it: one thread at any time, with handover under
-the branch's lock.
+Text and turns are played at once, on the thread that submits them. Behind an answer of a pushed-down program, the
+thread that brings it plays on; what else waits for a backend is played on the executor loop (concurrency/loop.py). The
+thread that plays a branch owns it: one thread at any time, with handover under the branch's lock.
 
 A branch that fails stays failed: all queued and later operations fail with the same error, and none of them waits.
 """
@@ -14,11 +14,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.pool import in_pool
@@ -38,8 +38,9 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
     on_pool,
+    removal,
 )
-from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
+from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
@@ -48,6 +49,7 @@ from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
 
+_Task: TypeAlias = asyncio.Task[None]
 _NOTHING = Text("")  # current operation of a forked branch until its parent has played the fork
 # Shared by branches that have never queued anything: a deque of their own would take much memory.
 _NO_QUEUE: deque[Op] = deque()
@@ -64,23 +66,22 @@ class Player(BasePlayer):
     Attributes:
         later: text log of a branch to which something was added after the end of the body, if the run is not streamed.
         children: branches forked from it.
-        sid: unique name of the branch, or "" if nobody has asked for it.
         claims: last operation that a join has claimed, by the depth of the joining branch.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_queue", "_waiting", "children", "claims", "depth", "later", "sid")
+    __slots__ = ("__weakref__", "_lock", "_queue", "_taken_back", "_waiting", "children", "claims", "depth", "later")
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, depth: int = 0) -> None:
         super().__init__(run, pushed, TextLog() if run.settings.stream else None)
-        self.depth, self.sid = depth, ""
+        self.depth = depth
         self.later: TextLog | None = None
         self.children: list[Player] = []
         self._lock = threading.Lock()
-        self._queue = _NO_QUEUE
+        self._queue, self.claims = _NO_QUEUE, _NO_CLAIMS
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current = _NOTHING if depth else None
-        self._waiting: asyncio.Task[None] | NodeEvents | None = None
-        self.claims = _NO_CLAIMS
+        self._waiting: _Task | GenOp | None = None  # who plays on when the answer has come
+        self._taken_back: Op | None = None  # operation that a queued rollback waits for, which must not wait any more
 
     # ------------------------------------------------------------------------------------------ any thread
 
@@ -111,10 +112,9 @@ class Player(BasePlayer):
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, begins to log the text for streams."""
         self.names.check(where)
-        if self.run.body_open or self.log is not None or self.later is not None:
-            return
-        self.later = TextLog()
-        self.put(ReadOp(Variable(), partial(_log_text, self, self.later)))
+        if not self.run.body_open and self.log is None and self.later is None:
+            self.later = TextLog()
+            self.put(ReadOp(Variable(), partial(_log_text, self, self.later)))
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
@@ -143,11 +143,11 @@ class Player(BasePlayer):
 
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
-        given_up = RequestAbortedError("a rollback removed this node.")
         ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
         with self._lock:
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
             running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
+            self._taken_back = running or self._taken_back
             back = MarkOp(mark, back=True)
             if mark.position is not None:
                 self._failure = None
@@ -159,13 +159,13 @@ class Player(BasePlayer):
                     self.pushed = self.pushed.add(back, self.transcript.pieces)
                 self._queue.append(back)
         for op in found.removed:
-            _fail_op(op, given_up)
+            _fail_op(op, _removed())
         if not queued:
             self.put(back)
         for end in ends:  # now that the rollback is queued, a join that waits for these branches may fail
             end()
         if running is not None:
-            executor().post(self._end_rolled_back, running, given_up)
+            executor().post(_abort, self, _removed(), running)
 
     def claim(self, depth: int) -> None:
         """Notes that a join in a branch of this depth takes what is queued so far, also in the branches forked from
@@ -193,10 +193,16 @@ class Player(BasePlayer):
         self.read(partial(_raise, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
-    def _end_rolled_back(self, op: Op, error: SglError) -> None:
-        """Ends an operation that a rollback waits for, unless a thread plays it. Runs on the executor loop."""
-        if self._waiting is not None and (waiting := self.fail(error, op)) is not None:
-            waiting.cancel()
+    def _wait_for(self, op: Op, waiting: _Task | GenOp) -> bool:
+        """Notes what an operation waits for, before that may come. Returns False if the operation has ended."""
+        with self._lock:
+            if self._current is not op:
+                return False
+            if self._taken_back is not op:
+                self._waiting = waiting
+                return True
+        self.fail(_removed(), op)
+        return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
         """Fails the branch and the branches forked from it, and cancels the work of their backends. If the stop comes
@@ -227,8 +233,11 @@ class Player(BasePlayer):
 
     def _dispatch(self, op: Op) -> None:
         _begin(op)
-        if generation.is_only_answered(op, self):
-            executor().post(self._await, op)
+        if generation.is_only_answered(op, self):  # without a costly task: the thread that brings the answer plays on
+            assert op.pushed_node is not None
+            pushed, place = op.pushed_node
+            if self._wait_for(op, op) and pushed.events.has_one((place, 0), partial(self._resume, op)):
+                self._resume(op)
         elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
             self.backend.answer_pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
         else:
@@ -273,33 +282,27 @@ class Player(BasePlayer):
         return None if following is None else self._advance(following)
 
     def _start(self, op: Op) -> None:
-        with self._lock:
-            if self._current is op:
-                self._waiting = asyncio.get_running_loop().create_task(self._play(op), context=self.run.context.copy())
+        task = asyncio.get_running_loop().create_task(self._play(op), context=self.run.context.copy())
+        if not self._wait_for(op, task):
+            task.cancel()
 
-    def _await(self, waits: GenOp) -> None:
-        """Plays from a generation on that only lacks its answer, without a costly task. Runs on the executor loop."""
+    def _resume(self, op: GenOp) -> None:
+        """Plays on from a generation whose answer has come, unless it was stopped meanwhile."""
+        with self._lock:
+            if self._waiting is not op:
+                return
+            self._waiting = None
         token = current_run.set(self.run)
-        op: Op | None = waits
         try:
-            while op is not None and self._current is op:
-                self._waiting = None
-                if not generation.is_only_answered(op, self):
-                    self._dispatch(op)
-                    break
-                inbox = generation.take_answer(self, op, partial(self._await, op))
-                if inbox is not None:
-                    with self._lock:
-                        if self._current is op:
-                            self._waiting = inbox
-                        else:
-                            inbox.cancel()
-                    break
-                op = self._play_after(op)
+            generation.take_answer(self, op)
+            following = self._play_after(op)
         except BaseException as error:  # as in _advance
             self.fail(error, op)
+            return
         finally:
             current_run.reset(token)
+        if following is not None:
+            self._dispatch(following)
 
     async def _play(self, op: Op) -> None:
         """Plays the branch from an operation that has to wait, as a task of the executor loop."""
@@ -319,8 +322,9 @@ class Player(BasePlayer):
                 break
             op = following
             _begin(op)
-        if self._waiting is task:
-            self._waiting = None
+        with self._lock:  # as another thread may have come to wait
+            if self._waiting is task:
+                self._waiting = None
 
     def _play_on_pool(self, op: Op) -> None:
         """Plays the branch from an operation on, on a thread of the backend's pool, where its answers may block."""
@@ -334,16 +338,17 @@ class Player(BasePlayer):
             _begin(following)
             executor().post(self._start, following)
 
-    def fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
+    def fail(self, error: BaseException, op: Op | None = None, *, waits: bool = False) -> _Task | None:
         """Fails the branch and all its queued operations, or continues with a queued rollback that takes the failed
-        operation back. Returns the task or inbox that was waiting for the current operation.
+        operation back. Returns the task that was waiting for the current operation, if any.
 
         Args:
             op: operation that has failed; ignored if it is no longer the current one, as the branch was stopped
                 meanwhile. None if the branch fails as a whole.
+            waits: whether to do nothing while a thread plays the operation.
         """
         with self._lock:
-            if op is not None and self._current is not op:
+            if (op is not None and self._current is not op) or (waits and self._waiting is None):
                 return None
             at, self._current = self._current, None
             failure = self._failure or located(error, _where(op))
@@ -373,11 +378,7 @@ class Player(BasePlayer):
             self.begin(back)
         elif self.log is not None:
             self.log.close(failure)
-        return waiting
-
-    def __del__(self) -> None:
-        if getattr(self, "_failure", None) is not None and not self.failure_reported:
-            logger.error("A program failed and its error was never read: %s", self._failure)
+        return None if isinstance(waiting, GenOp) else waiting
 
 
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
@@ -399,14 +400,18 @@ def _log_text(player: Player, log: TextLog) -> None:
     log.append(player.transcript.text())
 
 
+def _removed() -> SglError:
+    return RequestAbortedError("a rollback removed this node.")
+
+
 def _raise(error: SglError, _: Player) -> NoReturn:
     raise error
 
 
-def _abort(player: Player, error: SglError) -> None:
-    """Fails a branch, and cancels what it waits for."""
-    if (waiting := player.fail(error)) is not None:
-        executor().post(waiting.cancel)
+def _abort(player: Player, error: SglError, op: Op | None = None) -> None:
+    """Fails a branch and cancels what it waits for; with `op`, only if it waits for that."""
+    if (task := player.fail(error, op, waits=op is not None)) is not None:
+        executor().post(task.cancel)
 
 
 def _goes_to_pool(op: Op, player: Player) -> bool:
@@ -455,42 +460,6 @@ def _fail_op(op: Op, failure: SglError) -> None:
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """Change of a branch's queue by a rollback.
-
-    Attributes:
-        kept: operations that stay queued: those before the mark, claimed ones and hooks.
-        removed: operations that it removes.
-        claimed: True if claimed operations are played before the rollback.
-    """
-
-    kept: deque[Op]
-    removed: Sequence[Op]
-    claimed: bool
-
-
-def removal(mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int) -> Removal:
-    """Removal of what is queued behind a mark, or of everything if the mark is None.
-
-    Args:
-        ops: the operation that is being played, or None, and the queued ones.
-        claims: last operation that each join has claimed, by the depth of the joining branch.
-        depth: depth of the branch that rolls back; only claims of joins above it count.
-    """
-    queue: list[Op] = [op for op in ops[1:] if op is not None]
-    before = 0
-    if mark is not None and mark.position is None:  # the mark is queued
-        found = (i for i, op in enumerate(queue, 1) if isinstance(op, MarkOp) and op.mark is mark)
-        before = next(found, len(queue)) + 1
-    last = {id(op) for level, op in claims.items() if level < depth}
-    claimed = max((i for i, op in enumerate(ops, 1) if id(op) in last), default=0) if last else 0
-    end = max(before, claimed, 1) - 1
-    hooks = [op for op in queue[end:] if isinstance(op, EventOp)]
-    removed = [op for op in queue[end:] if not isinstance(op, EventOp)]
-    return Removal(deque((*queue[:end], *hooks)), removed, claimed > before)
 
 
 def _scope(player: BasePlayer, op: ScopeOp) -> bool:

@@ -60,49 +60,39 @@ from sglang_lite.protocol.anything import UserValue
 Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and number of the attempt at it
 
 
-class NodeEvents:
-    """Queue of a node's events, with a single consumer. Used on the executor loop only.
+class NodeEvents(msgspec.Struct, eq=False):  # its constructor runs no Python code
+    """Events of a node that have come and were not taken.
 
     Attributes:
-        events: events that have come and were not taken.
         then: called once when the next event comes.
     """
 
-    __slots__ = ("events", "then")
+    events: deque[Any] = msgspec.field(default_factory=deque)
+    then: Callable[[], object] | None = None
 
-    def __init__(self) -> None:
-        self.events: deque[Any] = deque()
-        self.then: Callable[[], object] | None = None
-
-    def put(self, event: object) -> None:
+    def put(self, event: object) -> Callable[[], object]:
+        """Adds an event. Returns a call to make without the lock."""
         self.events.append(event)
         then, self.then = self.then, None
-        if then is not None:
-            then()
+        return then or _nothing
 
-    async def get(self) -> UserValue:
-        if not self.events:
-            arrival = asyncio.get_running_loop().create_future()
-            self.then = partial(resolve, arrival)
-            await arrival
-        return self.events.popleft()
 
-    def cancel(self) -> None:
-        """Revokes the callback."""
-        self.then = None
+def _nothing() -> None:
+    """Does nothing: nobody waits for the event."""
 
 
 class BranchEvents:
-    """Events of a branch's nodes. Used on the executor loop, but for the attributes.
+    """Events of a branch's nodes, which come on the thread that the backend calls its sink on.
 
     Attributes:
         judged: indices of all nodes so far on whose answer the caller decides.
         rollbacks: indices of the rollbacks' nodes, ascending.
     """
 
-    __slots__ = ("_ended", "_failed", "_inboxes", "judged", "rollbacks")
+    __slots__ = ("_ended", "_failed", "_inboxes", "_lock", "judged", "rollbacks")
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.judged = set[int]()
         self.rollbacks: list[int] = []
         self._inboxes: dict[Attempt, NodeEvents] = {}
@@ -113,12 +103,14 @@ class BranchEvents:
         """Passes an event of a node to its inbox. An error also fails all nodes behind it, up to a rollback, unless the
         node is judged."""
         place, _ = attempt
-        if isinstance(event, SglError) and place not in self.judged:
-            self._failed = place, event
-            for each, inbox in list(self._inboxes.items()):
-                if each[0] > place and self._is_lost(each[0]):
-                    inbox.put(event)
-        self._inbox(attempt).put(event)
+        lost = list[NodeEvents]()
+        with self._lock:
+            if isinstance(event, SglError) and place not in self.judged:
+                self._failed = place, event
+                lost = [inbox for each, inbox in self._inboxes.items() if each[0] > place and self._is_lost(each[0])]
+            calls = [inbox.put(event) for inbox in (*lost, self._inbox(attempt))]
+        for call in calls:
+            call()
 
     def _is_lost(self, place: int) -> bool:
         """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
@@ -129,32 +121,42 @@ class BranchEvents:
 
     def end(self, error: SglError) -> None:
         """Ends the branch with an error: no more events will come."""
-        self._ended = error
-        for inbox in list(self._inboxes.values()):
-            inbox.put(error)
+        with self._lock:
+            self._ended = error
+            calls = [inbox.put(error) for inbox in self._inboxes.values()]
+        for call in calls:
+            call()
 
     async def answers(self, attempt: Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
         node failed."""
-        inbox = self._inbox(attempt)
         try:
             while last:
-                event = await inbox.get()
+                arrival = asyncio.get_running_loop().create_future()
+                if not self.has_one(attempt, partial(executor().post, resolve, arrival)):
+                    await arrival
+                event = self._inboxes[attempt].events.popleft()
                 if isinstance(event, SglError):
                     raise event
                 last -= not isinstance(event, Delta)
                 yield event
         finally:
-            self._inboxes.pop(attempt, None)
+            with self._lock:
+                self._inboxes.pop(attempt, None)
 
-    def answer(self, place: int, then: Callable[[], object]) -> UserValue:
-        """First event of a node. If none has come yet, the node's inbox, which calls `then` when one comes."""
-        inbox = self._inbox((place, 0))
-        if not inbox.events:
-            inbox.then = then
-            return inbox
-        del self._inboxes[place, 0]
-        return inbox.events.popleft()
+    def has_one(self, attempt: Attempt, then: Callable[[], object]) -> bool:
+        """Returns True if an event of a node is there. If not, `then` is called once when the next one comes."""
+        with self._lock:
+            inbox = self._inbox(attempt)
+            if not inbox.events:
+                inbox.then = then
+                return False
+        return True
+
+    def answer(self, attempt: Attempt) -> UserValue:
+        """The only event of a node, which has come."""
+        with self._lock:
+            return self._inboxes.pop(attempt).events.popleft()
 
     def _inbox(self, attempt: Attempt) -> NodeEvents:
         found = self._inboxes.get(attempt)
@@ -301,7 +303,7 @@ class PushedProgram:
         return True
 
     def _take(self, event: ProgramEvent) -> None:
-        """Dispatches an event of the program to its branch. Runs on the executor loop."""
+        """Dispatches an event of the program to its branch."""
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.events.take((event.path[-1], event.attempt), event.event)
@@ -314,7 +316,10 @@ class PushedProgram:
             self.outbox = []
             branches, self._branches = self._branches, {}
         for branch in branches.values():
-            branch.events.end(error)
+            if isinstance(event, SglError):  # perhaps within a call of the program, whose caller holds locks
+                executor().post(branch.events.end, error)
+            else:
+                branch.events.end(error)
 
 
 class PushedBranch:
