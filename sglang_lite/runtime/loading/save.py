@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from sglang_lite.protocol import ModelError
+from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
+from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.sharding import RankPart, cut, rank_spec
+from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
-from sglang_lite.runtime.models.weights.load_format import shard_name
+from sglang_lite.runtime.models.weights.rank_files import name_of_part, shard_name
+from sglang_lite.runtime.models.weights.source import canonical
+from sglang_lite.runtime.parallel.layout import Parallel
 
 _PART_BYTES = 5 << 30
 
@@ -19,52 +27,108 @@ _PART_BYTES = 5 << 30
 def save_sharded(
     model: str,
     out: Path,
+    tp: int = 1,
     *,
     part_bytes: int = _PART_BYTES,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = iter,
 ) -> None:
-    """Writes a model's tensors, as they are stored, to the files of one rank, beside what describes it.
+    """Writes a model's tensors, as they are stored, to files of ranks, beside what describes it. Matrices in 16 and 32
+    bits that ranks cut are cut; what else there is, stacked ones too, is in those of rank 0.
 
     Args:
         model: folder of safetensors or `.bin`, or hub id.
         out: folder to be made.
+        tp: number of ranks.
         part_bytes: size at which a file ends.
-        progress: wraps the files of weights.
+        progress: wraps the files of weights, for each rank.
 
     Raises:
         ModelError: the model is no folder, or `out` can't be written.
-        ParameterError: `out` is there already.
+        ParameterError: `out` is there already, or the model can't be cut for so many ranks.
     """
     folder = resolve(model)
     if not folder.is_dir():
         raise ModelError(f"{folder}: only folders are saved so.", hint='Load a GGUF file as it is: load_format="gguf".')
-    files = progress(sorted(weight_files(folder)[1]))
+    files = sorted(weight_files(folder)[1])
+    parts = _parts(folder, tp)
     with new_folder(out) as written:
         copy_description(folder, written)
         for index in written.glob("*.index.json"):
             index.unlink()
-        _write(_stored(files), written, part_bytes)
+        for rank in range(tp):
+            _write(_stored(progress(files), parts, rank), written, rank, part_bytes)
 
 
-def _stored(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of files as they are stored."""
+def _parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
+    """Part of each rank, by canonical name of the matrices that are cut. Ranks that have the same share it out.
+
+    Raises:
+        ParameterError: the model can't be cut.
+    """
+    if tp < 1:
+        raise ParameterError("--tp", f"{tp} is no number of ranks.", hint="Use 1 or more.")
+    spec = None if tp == 1 else read_spec(folder)
+    if spec is None:
+        return {}
+    if not isinstance(spec, ModelSpec):
+        why = f"{spec.architecture} runs by transformers' code, which has one rank."
+        raise ParameterError("--tp", why, hint="Leave it out.")
+    found: dict[str, list[RankPart]] = {}
+    ranks = [Parallel(tp=tp, rank=rank) for rank in range(tp)]
+    rank_spec(spec, ranks[0], even=False)  # raises
+    for each in parameters(spec):
+        parts = [cut(each, spec, rank) for rank in ranks]
+        for piece in each.slices:
+            if None not in parts and len(piece.shape) == 2 and not piece.part:
+                found[piece.name] = list(_apart([part for part in parts if part is not None]))
+    return found
+
+
+def _apart(parts: Iterable[RankPart]) -> Iterator[RankPart]:
+    """Parts without what those before have."""
+    at = 0
+    for part in parts:
+        yield replace(part, start=min(max(part.start, at), part.stop))
+        at = max(at, part.stop)
+
+
+def _stored(
+    files: Iterable[Path], parts: Mapping[str, Sequence[RankPart]], rank: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a rank as they are stored, with their names in its files."""
     from safetensors import safe_open
 
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as handle:
-                yield from ((name, handle.get_tensor(name)) for name in handle.keys())  # noqa: SIM118 # no mapping
+                for name in handle.keys():  # noqa: SIM118 # no mapping
+                    yield from _part(name, handle.get_slice(name), parts, rank)
         else:
-            yield from pickled_tensors(file).items()
+            for name, tensor in pickled_tensors(file).items():
+                yield from _part(name, tensor, parts, rank)
 
 
-def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, part_bytes: int) -> None:
+def _part(
+    name: str, whole: Any, parts: Mapping[str, Sequence[RankPart]], rank: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Rank's part of a tensor, or of a slice as safetensors has it; none if others have all of it."""
+    own = parts.get(canonical(name))
+    if own is None or whole[:0].dtype.itemsize < 2:
+        if rank == 0:
+            yield name, whole[...]
+    elif own[rank].size:
+        at, every = slice(own[rank].start, own[rank].stop), slice(None)
+        where = (at, every) if own[rank].axis == "outputs" else (every, at)
+        yield name_of_part(name, own[rank].axis), whole[where]
+
+
+def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int) -> None:
     parts, state, size = 0, dict[str, torch.Tensor](), 0
     for name, tensor in tensors:
         state[name] = tensor.clone(memory_format=torch.contiguous_format)  # pickled ones may share memory
         size += tensor.nbytes
         if size >= part_bytes:
-            write_tensors(state, out / shard_name(0, parts))
+            write_tensors(state, out / shard_name(rank, parts))
             parts, state, size = parts + 1, {}, 0
     if state or not parts:
-        write_tensors(state, out / shard_name(0, parts))
+        write_tensors(state, out / shard_name(rank, parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -126,7 +127,7 @@ def stacked(folder):
 
 BAD_SHARDS = {
     "none": (lambda f: [each.unlink() for each in f.glob("*.safetensors")], "there is no model-rank-0-part-0"),
-    "another rank": (renamed(SHARD, "model-rank-1-part-0.safetensors"), "for ranks up to 1, and this engine has one"),
+    "another rank": (renamed(SHARD, "model-rank-1-part-0.safetensors"), r"rank-0-part-0.safetensors is missing \("),
     "a gap": (without("model-rank-0-part-1.safetensors"), r"model-rank-0-part-1.safetensors is missing"),
     "the last": (lambda f: max(f.glob("model-rank*")).unlink(), "the tensor '.*' is missing"),
     "damage": (written(SHARD, "no"), "damaged or truncated"),
@@ -137,6 +138,7 @@ BAD_SHARDS = {
         renamed(SHARD, f"model-rank-0-part-{10**10}.safetensors"),
         r"part-0.safetensors is missing \(.* of 10,000,000,001",
     ),
+    "a rank": (renamed(SHARD, "model-rank-7-part-0.safetensors"), r"rank-0-part-0.safetensors is missing"),
     "stacked": (stacked, "It is stacked with others, as SGLang's own"),
 }
 
@@ -240,9 +242,54 @@ def test_the_format_of_sharded_files_is_named(sharded, tmp_path, capsys):
     assert 'load_format="sharded_state"' in capsys.readouterr().err
 
 
-def test_files_by_rank_are_refused_by_name(folder, tmp_path, capsys):
-    assert main(["save", str(folder), "--sharded", "--tp", "8", "--out", str(tmp_path / "out")]) == 1
-    assert "load the folder with tp_size=8" in capsys.readouterr().err
+def test_what_save_writes_by_rank_has_each_number_once_and_the_same_weights(folder, expected, pickled, tmp_path):
+    out = tmp_path / "out"
+    assert main(["save", str(pickled), "--sharded", "--tp", "2", "--out", str(out)]) == 0
+    files = sorted(out.glob("*.safetensors"))
+    assert [file.name for file in files] == [SHARD, "model-rank-1-part-0.safetensors"]
+    stored = [sum(each.numel() for each in load_file(file).values()) for file in (folder / "model.safetensors", *files)]
+    assert stored[0] == stored[1] + stored[2] < 2.1 * stored[2]
+    assert logits(out, "sharded_state") == expected
+
+
+def edited(change):
+    """Changes the tensors of rank 1."""
+
+    def apply(folder):
+        file = folder / "model-rank-1-part-0.safetensors"
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+
+    return apply
+
+
+Q, DOWN = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight:columns"
+BAD_RANKS = {
+    "a rank": (without(SHARD), "model-rank-0-part-0.safetensors is missing"),
+    "a part": (edited(lambda tensors: tensors.pop(Q)), r"q_proj.weight has shape \(24, 32\), the config says"),
+    "columns": (edited(lambda tensors: tensors.update({Q: tensors[Q][:, :-1].clone()})), "don't fit together"),
+    "a type": (edited(lambda tensors: tensors.update({DOWN: tensors[DOWN].double()})), "don't fit together"),
+    "twice": (
+        lambda f: shutil.copy(f / "model-rank-1-part-0.safetensors", f / "model-rank-1-part-1.safetensors"),
+        "too",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RANKS)
+def test_parts_of_ranks_that_do_not_fit_are_refused(folder, tmp_path, case):
+    save_sharded(str(folder), tmp_path / "out", 2)
+    change, why = BAD_RANKS[case]
+    change(tmp_path / "out")
+    with pytest.raises(sgl.ModelError, match=why):
+        engine(tmp_path / "out", load_format="sharded_state")
+
+
+@pytest.mark.parametrize(("tp", "why"), [("0", "0 is no number of ranks"), ("3", "3 ranks can't share .* can be 1, 2")])
+def test_numbers_of_ranks_that_do_not_share_a_model_are_refused(folder, tmp_path, capsys, tp, why):
+    assert main(["save", str(folder), "--sharded", "--tp", tp, "--out", str(tmp_path / "out")]) == 1
+    assert re.search(why, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from sglang_lite.protocol import ModelError, ParameterError, SamplingParams
+from sglang_lite.runtime.loading.save import save_sharded
 from sglang_lite.runtime.parallel.layout import Parallel
 from tests.runtime.models import packings, small_gguf, test_fp8
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine, prompts
@@ -153,6 +155,19 @@ def test_each_rank_rounds_its_part(settings, tmp_path):
     with engine_of_ranks(folder, Parallel(tp=2), tmp_path / "meeting", **settings) as ranks:
         found = torch.tensor(logprobs(ranks))
     assert (found - expected).abs().mean() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize(("name", "saved", "tp"), [("qwen3", 2, 2), ("qwen3", 4, 2), ("deepseek-v2", 2, 4)])
+@pytest.mark.sampled(2)
+def test_ranks_load_files_that_were_saved_for_as_many_and_for_others(name, saved, tp, tmp_path):
+    folder = folder_of(name, tmp_path / "model")
+    settings: dict[str, Any] = dict(device="cpu", dtype="float32")
+    with engine(folder, **settings) as whole:
+        expected = answers(whole)
+    save_sharded(str(folder), tmp_path / "saved", saved)
+    settings["load_format"] = "sharded_state"
+    with engine_of_ranks(tmp_path / "saved", Parallel(tp=tp), tmp_path / "meeting", **settings) as ranks:
+        assert torch.allclose(answers(ranks), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v2"])

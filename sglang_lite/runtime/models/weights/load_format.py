@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from sglang_lite.protocol import ModelError
@@ -18,16 +17,11 @@ from sglang_lite.runtime.models.weights.mistral import MistralSource, mistral_fi
 from sglang_lite.runtime.models.weights.numpy_copy import NumpySource, numpy_files
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, RangeSource
+from sglang_lite.runtime.models.weights.rank_files import RankFilesSource, rank_files
 from sglang_lite.runtime.models.weights.remote import RemoteRanges, is_address
 from sglang_lite.runtime.models.weights.source import WeightSource
 
-_SHARD = re.compile(r"model-rank-(\d+)-part-(\d+)\.safetensors")
 _REMOTE_THREADS = 8  # a request waits for the network most of the time
-
-
-def shard_name(rank: int, part: int) -> str:
-    """Name of a file of `sharded_state`, as vLLM and SGLang have it."""
-    return f"model-rank-{rank}-part-{part}.safetensors"
 
 
 def open_weights(
@@ -68,7 +62,7 @@ def open_weights(
         case "npcache":
             return NumpySource(folder, numpy_files(folder), matrices)
         case "sharded_state":
-            return RangeSource(folder, _shards(folder), matrices, ranges, threads, pinned=pinned)
+            return RankFilesSource(folder, rank_files(folder), matrices, ranges, threads, pinned=pinned)
         case "mistral":
             return MistralSource(folder, matrices, threads, pinned=pinned)
         case "remote_instance":
@@ -89,7 +83,7 @@ def files_read(folder: Path, load_format: str) -> set[Path]:
         case "npcache":
             return numpy_files(folder, with_list=True)
         case "sharded_state":
-            return _shards(folder)
+            return rank_files(folder)
         case "mistral":
             return mistral_files(folder)
         case _:
@@ -101,25 +95,3 @@ def check_gguf(load_format: str, path: Path) -> None:
     """Raises ModelError if a GGUF file is to be read in another format."""
     if load_format not in ("auto", "gguf", "dummy"):
         raise ModelError(f"{path}: load_format is {load_format!r}, and this is gguf.", hint='Use "auto".')
-
-
-def _shards(folder: Path) -> set[Path]:
-    found = {path: match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))}
-    ranks = {int(match[1]) for match in found.values()}
-    if not found:
-        raise ModelError(
-            f"{folder}: there is no {shard_name(0, 0)}.", hint="`sglang-lite save MODEL --sharded --out DIR` writes it."
-        )
-    if ranks != {0}:
-        raise ModelError(
-            f"{folder}: the files are for ranks up to {max(ranks)}, and this engine has one.",
-            hint="Save the model for one rank: `sglang-lite save MODEL --sharded --out DIR`.",
-        )
-    parts = {int(match[2]) for match in found.values()}
-    if missing := max(parts) + 1 - len(parts):
-        first = next(part for part in range(len(parts)) if part not in parts)
-        raise ModelError(f"{folder}: {shard_name(0, first)} is missing ({missing:,} of {max(parts) + 1:,}).")
-    for path in found:
-        if not path.is_file():  # opening a pipe would block for ever
-            raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
-    return set(found)

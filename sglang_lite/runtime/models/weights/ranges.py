@@ -140,13 +140,18 @@ class RangeSource(FolderSource):
         self._headers: dict[Path, Mapping[str, StoredTensor]] = {}
         super().__init__(folder, files, matrices)
 
-    def _names(self, file: Path) -> list[str]:
+    def names_in(self, file: Path) -> list[str]:
+        """Names of the tensors in a file, whose header is read."""
         found = read_header(self._ranges, file)
         self._headers[file] = {self._renamed(name): header for name, header in found.items()}
         return list(self._headers[file])
 
+    def _names(self, file: Path) -> list[str]:
+        return self.names_in(file)
+
     def _header(self, name: str, file: Path) -> tuple[StoredTensor, torch.dtype]:
-        found = self._headers[file][self._stored_as[name]]
+        """Header and dtype of a tensor, by its name in a file."""
+        found = self._headers[file][name]
         dtype = DTYPES.get(found.format)
         if dtype is None:
             raise ModelError(f"{file}: {name} is stored as {found.format}, which is not supported.")
@@ -155,15 +160,20 @@ class RangeSource(FolderSource):
         return found, dtype
 
     def _tensor(self, name: str, file: Path) -> torch.Tensor:
-        found, dtype = self._header(name, file)
+        found, dtype = self._header(self._stored_as[name], file)
         return self.read(file, found.start, found.shape, dtype)
 
     def _plain(self, name: str, file: Path) -> Weight:
-        found, dtype = self._header(name, file)
-        if len(found.shape) != 2:
+        stored = self._stored_as[name]
+        if len(self._headers[file][stored].shape) != 2:
             return self._tensor(name, file)
-        rows = _RangeRows(self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize)
-        return self._scaled(name, rows.shape, rows.read, file) if dtype == torch.float8_e4m3fn else rows
+        rows = self.matrix(stored, file)
+        return self._scaled(name, rows.shape, rows.read, file) if rows.dtype == torch.float8_e4m3fn else rows
+
+    def matrix(self, name: str, file: Path) -> PlainRows:
+        """Matrix by its name among `names_in` a file."""
+        found, dtype = self._header(name, file)
+        return _RangeRows(self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize)
 
     def read(
         self, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int | None = None

@@ -1,0 +1,119 @@
+"""Files of `load_format="sharded_state"`, by rank: each rank's have its part of the matrices that ranks cut, and those
+of rank 0 what is whole, too. Together they have each number once, so any layout can read them; a rank of the layout
+that they were written for finds its part of a matrix in one piece, in its own files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.weights.ranges import RangeSource
+from sglang_lite.runtime.models.weights.source import PlainRows
+
+_NAME = re.compile(r"model-rank-(\d+)-part-(\d+)\.safetensors")
+_BY_COLUMNS = ":columns"  # behind the name of a matrix whose columns are cut
+
+
+def shard_name(rank: int, part: int) -> str:
+    """Name of a file of a rank, as vLLM and SGLang have it."""
+    return f"model-rank-{rank}-part-{part}.safetensors"
+
+
+def name_of_part(name: str, axis: str) -> str:
+    """Name under which a file has a part of a tensor whose outputs or inputs are cut."""
+    return name + _BY_COLUMNS if axis == "inputs" else name
+
+
+def rank_files(folder: Path) -> set[Path]:
+    """Files of all ranks in a folder. Raises ModelError if there are none, or one is missing."""
+    found = {path: match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    if not found:
+        hint = "`sglang-lite save MODEL --sharded --out DIR` writes it."
+        raise ModelError(f"{folder}: there is no {shard_name(0, 0)}.", hint=hint)
+    parts = defaultdict[int, set[int]](set)
+    for match in found.values():
+        parts[int(match[1])].add(int(match[2]))
+    for count, (rank, own) in enumerate(sorted(parts.items())):
+        if rank > count:
+            raise ModelError(f"{folder}: {shard_name(count, 0)} is missing (of {max(parts) + 1:,} ranks).")
+        if missing := max(own) + 1 - len(own):
+            first = next(part for part in range(len(own)) if part not in own)
+            raise ModelError(f"{folder}: {shard_name(rank, first)} is missing ({missing:,} of {max(own) + 1:,}).")
+    for path in found:
+        if not path.is_file():  # opening a pipe would block for ever
+            raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
+    return set(found)
+
+
+class RankFilesSource(RangeSource):
+    """Source of the tensors of ranks' files. Takes the arguments of RangeSource."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # arguments of RangeSource
+        self._parts: defaultdict[str, dict[int, Path]] = defaultdict(dict)  # files of a tensor, by rank
+        self._by_columns = set[str]()
+        super().__init__(*args, **kwargs, renamed=self._name)
+
+    def _name(self, stored: str) -> str:
+        name = stored.removesuffix(_BY_COLUMNS)
+        if name != stored:
+            self._by_columns.add(name)
+        return name
+
+    def _names(self, file: Path) -> list[str]:
+        match, new = _NAME.fullmatch(file.name), list[str]()
+        assert match is not None, "of `rank_files`"
+        for name in self.names_in(file):
+            of_tensor, rank = self._parts[name], int(match[1])
+            if not of_tensor or rank in of_tensor:  # which is an error: a rank has it twice
+                new.append(name)
+            of_tensor[rank] = file
+        return new
+
+    def matrix(self, name: str, file: Path) -> PlainRows:
+        parts = [super(RankFilesSource, self).matrix(name, part) for _, part in sorted(self._parts[name].items())]
+        if len(parts) == 1:
+            return parts[0]
+        axis = int(name in self._by_columns)
+        if len({(each.shape[1 - axis], each.dtype) for each in parts}) > 1:
+            raise ModelError(f"{self.label}: {name}: the ranks' parts don't fit together.", hint="Save it again.")
+        return _Joined(parts, axis)
+
+
+class _Joined(PlainRows):
+    """Matrix in several files.
+
+    Args:
+        parts: its parts, in order.
+        axis: 0 if each has some of its rows, 1 for columns.
+    """
+
+    def __init__(self, parts: Sequence[PlainRows], axis: int) -> None:
+        along, across = sum(each.shape[axis] for each in parts), parts[0].shape[1 - axis]
+        super().__init__((across, along) if axis else (along, across), parts[0].dtype)
+        self._parts, self._axis = parts, axis
+
+    def read(self, start: int, end: int) -> torch.Tensor:
+        own = self._cut(slice(start, end), slice(None))
+        return torch.cat([each.read(0, each.shape[0]) for each in own], self._axis)
+
+    def part(self, rows: slice, columns: slice = slice(None)) -> PlainRows:
+        own = self._cut(rows, columns)
+        return own[0] if len(own) == 1 else _Joined(own, self._axis)
+
+    def _cut(self, rows: slice, columns: slice) -> list[PlainRows]:
+        """Parts of some rows and columns; an empty one of the first if there are none."""
+        own, wanted, at = list[PlainRows](), range(self.shape[self._axis])[(rows, columns)[self._axis]], 0
+        for part in self._parts:
+            size = part.shape[self._axis]
+            inside = slice(max(wanted.start - at, 0), max(min(wanted.stop - at, size), 0))
+            if inside.start < inside.stop or (not own and part is self._parts[-1]):
+                own.append(part.part(rows, inside) if self._axis else part.part(inside, columns))
+            at += size
+        return own
