@@ -65,12 +65,12 @@ class GpuRanks:
     def fused(self, rows: int, row_bytes: int) -> Peers | None:
         """Memory for the sum of rows in the kernel that reads them; None if they are summed otherwise."""
         peers = self.peers
-        fits = peers is not None and rows * row_bytes <= self._most(peers) and peers.takes_rows(rows, row_bytes)
+        fits = peers is not None and rows * row_bytes <= self._most_summed(peers) and peers.takes_rows(rows, row_bytes)
         return peers if fits else None
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        x, peers = x.contiguous(), self._fits(x)
-        if peers is not None:
+        x, peers = x.contiguous(), self.peers
+        if peers is not None and _fits(x, self._most_summed(peers)):
             return sum_ranks(x, peers)
         if self.parts is not None and self.parts.takes(x):
             return sum_parts(x, self.parts)
@@ -81,8 +81,8 @@ class GpuRanks:
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
         """Returns all ranks' x, as [ranks, ...]."""
-        x, peers = x.contiguous(), self._fits(x)
-        if peers is not None:
+        x, peers = x.contiguous(), self.peers
+        if peers is not None and _fits(x, self._most(peers)):
             return gather_ranks(x, peers)
         if self.nccl is not None:
             out = x.new_empty((self.parallel.ranks, *x.shape))
@@ -117,14 +117,15 @@ class GpuRanks:
             self.nccl.receive(x, parallel.rank - parallel.tp)
         return x
 
-    def _fits(self, x: torch.Tensor) -> Peers | None:
-        peers = self.peers
-        fits = peers is not None and x.nbytes <= self._most(peers) and x.nbytes % 4 == 0
-        return peers if fits else None
-
     def _most(self, peers: Peers) -> int:
         """Most bytes that are exchanged by stores at once: each rank sends them to all others."""
         return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes)
+
+    def _most_summed(self, peers: Peers) -> int:
+        """Most bytes that are summed by stores at once: on four ranks fewer than `_most`, as of parts, a rank sends no
+        more than on two."""
+        pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
+        return self._most(peers) if self.parts is None else min(ONE_SHOT // pairs, self._most(peers))
 
     @property
     def _pieces(self) -> Peers:
@@ -133,6 +134,10 @@ class GpuRanks:
 
     def _cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.split(x.view(-1), self._most(self._pieces) // x.element_size())
+
+
+def _fits(x: torch.Tensor, most: int) -> bool:
+    return x.nbytes <= most and x.nbytes % 4 == 0
 
 
 def from_last_stage(ranks: Collectives, x: torch.Tensor) -> torch.Tensor:
