@@ -107,8 +107,7 @@ def on_gpus(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
 
 
-@pytest.fixture
-def with_graphs(monkeypatch):
+def record_graphs(monkeypatch):
     """Makes runners capture decoding steps."""
 
     def captured(sizes, *arguments, **options):
@@ -123,37 +122,34 @@ LAYOUTS: list[tuple[str, Parallel, dict[str, Any]]] = [
     ("dense", Parallel(tp=2), {}), ("experts", Parallel(tp=2), {}), ("latents", Parallel(tp=2), {}),
     ("dense", Parallel(tp=4), {}), ("experts", Parallel(tp=2, ep=2), {}), ("latents", Parallel(tp=2, ep=2), {}),
     ("experts", Parallel(tp=2, ep=2), MOVING), ("dense", Parallel(pp=2), {}), ("latents", Parallel(pp=2), {}),
+    # replicas that share feed-forwards
+    ("dense", Parallel(tp=2, dp=2), {}), ("experts", Parallel(tp=2, dp=2, ep=2), {}),
+    ("latents", Parallel(tp=2, dp=2), {}), ("experts", Parallel(tp=3, dp=3, ep=3), {}),
 ]  # fmt: skip
 if os.environ.get("SGLANG_LITE_CASES") == "all":
     LAYOUTS += [("dense", Parallel(tp=2, pp=2), {}), ("dense", Parallel(pp=4), {})]  # a minute each
 
 
 @pytest.mark.parametrize(("kind", "layout", "loading"), LAYOUTS, ids=str)
-@pytest.mark.sampled(9)
-def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, on_gpus):
-    vocabulary = max(layout.ranks - 1, 1) * BLOCK + 100
+@pytest.mark.sampled(13)
+def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, on_gpus, monkeypatch):
+    vocabulary = max(layout.ranks // layout.dp - 1, 1) * BLOCK + 100
     folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
         expected = answers(engine)
-    settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
-    with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
-        found = answers(engine)
-        assert not loading or engine.stats()["expert_layers_moved"]
+    if layout.dp > 1:
+        record_graphs(monkeypatch)
+        with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
+            found = answers(InTurn(engines))
+            sizes = [{size for size, *_ in engine.core.runner.graphs.captured} for engine in engines]
+        assert len(sizes[0]) > 1
+        assert sizes[1:] == sizes[:-1]
+    else:
+        settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
+        with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
+            found = answers(engine)
+            assert not loading or engine.stats()["expert_layers_moved"]
     compare(found, expected)
-
-
-@pytest.mark.parametrize(("kind", "count"), [("experts", 2), ("dense", 2), ("latents", 2), ("experts", 3)], ids=str)
-@pytest.mark.sampled(4)
-def test_replicas_that_share_feed_forwards_replay_graphs_of_one_size(kind, count, tmp_path, on_gpus, with_graphs):
-    folder = saved(tmp_path / "model", kind)
-    with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
-        expected = answers(engine)
-    layout = Parallel(tp=count, dp=count, ep=count if kind == "experts" else 1)
-    with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
-        compare(answers(InTurn(engines)), expected)
-        sizes = [{size for size, *_ in engine.core.runner.graphs.captured} for engine in engines]
-    assert sizes[1:] == sizes[:-1]
-    assert len(sizes[0]) > 1
 
 
 @pytest.mark.parametrize(
