@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 import sglang_lite as sgl
 from sglang_lite.protocol import Regex, SamplingParams
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
 from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library, make_linear
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
@@ -23,7 +23,7 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.kernels.test_kernels import DEVICE
+from tests.runtime.kernels.test_kernels import DEVICE, apply_activation, close, normal
 from tests.runtime.models.packings import FORMATS, TINY, write
 from tests.runtime.models.test_families import ask, prompts
 from tests.runtime.models.test_fp8 import engine
@@ -148,6 +148,15 @@ def two_orders(folder):
     return parts, torch.cat([part.decode(0, 64) for part in parts])
 
 
+def blocks_of_four_bits():
+    """Matrix [64, 64] in groups of 32, and its values."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 16, (64, 64), dtype=torch.uint8, generator=generator)
+    scale = torch.rand(64, 2, generator=generator).add(0.5).div(16).half().float()
+    blocks = Blocks(numbers, scale, -8 * scale)
+    return blocks, blocks.decode(0, 64)
+
+
 def test_orders_that_differ_in_a_product_are_multiplied_apart(tmp_path):
     if block_library() is None:
         pytest.skip("needs AVX2 and a C++ compiler")
@@ -160,11 +169,37 @@ def test_orders_that_differ_in_a_product_are_multiplied_apart(tmp_path):
 
 
 @needs_kernels
-def test_orders_that_differ_in_a_product_are_decoded_on_a_gpu(tmp_path):
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_formats_that_differ_in_a_product_are_multiplied_apart_on_a_gpu(tmp_path, rows):
+    """Two orders of inputs, and 16 bits; with a norm before and a gate after them."""
     parts, values = two_orders(folder_of("gptq, reordered", tmp_path))
-    made = LinearBuilder(HALF, DEVICE, fused=True).make(parts, None)
-    assert type(made) is GpuLinear
-    assert torch.equal(made.weight, values.half().to(DEVICE))
+    parts.append(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) / 8)
+    values = torch.cat((values, parts[2]))
+    values, bias = values.to(DEVICE, torch.float64), normal(192, dtype=torch.float16)
+    made = LinearBuilder(HALF, DEVICE, fused=True).make(parts, bias)
+    assert type(made) is SideBySide
+    assert [type(product) for product in made.products] == [PackedLinear, PackedLinear, GpuLinear]
+    x = normal(rows, 64, dtype=torch.float16)
+    expected = torch.nn.functional.linear(x.double(), values, bias.double())
+    for found in (made(x), made.into(x, torch.empty_like(expected, dtype=x.dtype)), *made.parts(x)[:1]):
+        close(found / 4, expected / 4, torch.float16)
+    close(made.gated(x, "silu", eight=None), apply_activation(expected, "silu"), torch.float16)
+
+
+@needs_kernels
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_two_formats_take_the_norm_before_a_single_row(gate):
+    blocks, values = blocks_of_four_bits()
+    wide = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) / 8
+    made = LinearBuilder(HALF, DEVICE, fused=True).make([blocks, wide], None)
+    assert type(made) is SideBySide
+    assert made.fuses_one
+    x, residual, norm = (normal(size, 64, dtype=torch.float16) for size in (1, 1, 1))
+    y, total = made.one(x, residual=residual, norm=norm[0], eps=1e-5, gate=gate)
+    assert torch.equal(total, x + residual)
+    normed = torch.nn.functional.rms_norm(total.double(), (64,), norm[0].double(), 1e-5)
+    expected = normed @ torch.cat((values, wide)).to(DEVICE, torch.float64).t()
+    close(y / 16, (apply_activation(expected, gate) if gate else expected) / 16, torch.float16)
 
 
 CALL = Regex(r"look_it_up:[a-e]{4};then_answer:([0-4]{3}|none)")

@@ -107,6 +107,39 @@ class GpuLinear:
         return linear_single_row(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
 
+class SideBySide(GpuLinear):
+    """Linear layer over matrices in several formats, each of which has a product of its own.
+
+    Args:
+        products: products of the same inputs, in the order of their outputs.
+    """
+
+    def __init__(self, products: tuple[GpuLinear, ...]) -> None:
+        self.products = products
+        self._tiled = range(0)
+
+    @property
+    def fuses_one(self) -> bool:
+        return all(product.fuses_one for product in self.products)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([product(x) for product in self.products], 1)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(self(x))
+
+    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+        assert isinstance(x, torch.Tensor)
+        return self(x), None
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = [product.one(x, residual=residual, norm=norm, eps=eps) for product in self.products]
+        y, total = torch.cat([each for each, _ in found], 1), found[0][1]
+        return (gated(y, gate, None) if gate else y), total
+
+
 def matrix(linear: Linear) -> GpuLinear:
     assert isinstance(linear, GpuLinear)
     return linear

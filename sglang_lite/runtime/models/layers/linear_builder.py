@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from typing import Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,10 +24,13 @@ from sglang_lite.runtime.models.layers.linear import (
     stacked_shape,
 )
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.rounding import rounded_part
 from sglang_lite.runtime.models.weights.source import Weight
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear  # needs Triton
 
 logger = logging.getLogger("sglang_lite")
 
@@ -50,31 +55,7 @@ class LinearBuilder:
         if quantise and p.rounding is not None:
             parts = [rounded_part(part, p.rounding, self._device) for part in parts]
         if self._fused:
-            from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
-            from sglang_lite.runtime.models.layers.eight_bit_linear import (
-                Fp8Linear,
-                GpuInt8Linear,
-                is_rows_of_integers,
-            )
-            from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
-            from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
-            from sglang_lite.runtime.models.layers.packed_linear import packed_linear
-
-            self._few = self._few or SmallBatchLinear(self._device)
-            bias = None if bias is None else bias.to(self._device, p.weights)
-            outputs, inputs = stacked_shape(parts)
-            fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
-            if quantise and not (outputs % 16 or inputs % 16):
-                if p.int8 and (not p.packed or all(map(is_rows_of_integers, parts))):
-                    return GpuInt8Linear(parts, bias, self._few, self._device, p.compute)
-                if fp8:
-                    return Fp8Linear(parts, bias, self._few, self._device)
-            if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
-                return packed
-            self._tell_decoded(parts)
-            if p.batch_invariant:
-                return InvariantLinear(stacked(parts, p.weights, self._device), bias)
-            return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
+            return self._on_gpu(parts, None if bias is None else bias.to(self._device, p.weights), quantise=quantise)
         linear = make_linear(
             parts,
             None if bias is None else bias.to(p.compute),
@@ -88,6 +69,41 @@ class LinearBuilder:
         if few is None and isinstance(linear, DenseLinear | Bf16Linear | PairedLinear):
             self._tell_decoded(parts)
         return self._batch_invariant(linear, *stacked_shape(parts))
+
+    def _on_gpu(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool) -> GpuLinear:
+        from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
+        from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear, is_rows_of_integers
+        from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
+        from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
+        from sglang_lite.runtime.models.layers.packed_linear import packed_linear
+
+        p = self._precision
+        self._few = self._few or SmallBatchLinear(self._device)
+        outputs, inputs = stacked_shape(parts)
+        fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
+        if quantise and not (outputs % 16 or inputs % 16):
+            if p.int8 and (not p.packed or all(map(is_rows_of_integers, parts))):
+                return GpuInt8Linear(parts, bias, self._few, self._device, p.compute)
+            if fp8:
+                return Fp8Linear(parts, bias, self._few, self._device)
+        if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
+            return packed
+        runs = [list(run) for _, run in itertools.groupby(parts, key=self._form)]
+        if len(runs) > 1:
+            biases = [None] * len(runs) if bias is None else bias.split([stacked_shape(run)[0] for run in runs])
+            return SideBySide(tuple(self._on_gpu(run, own, quantise=quantise) for run, own in zip(runs, biases)))
+        self._tell_decoded(parts)
+        if p.batch_invariant:
+            return InvariantLinear(stacked(parts, p.weights, self._device), bias)
+        return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
+
+    def _form(self, part: Weight) -> Hashable:
+        """What matrices have in common that a GPU can keep in few bits in one product; None for those to decode."""
+        if isinstance(part, ScaledRows):
+            return ScaledRows if self._precision.keep_fp8 else None
+        if not (isinstance(part, Blocks) and self._precision.packed):
+            return None
+        return (part.format, order_of(part)) if part.format.bits == 4 or self._precision.int8 else None
 
     def _tell_decoded(self, parts: list[Weight]) -> None:
         if not self._told and any(isinstance(part, Blocks) for part in parts):
