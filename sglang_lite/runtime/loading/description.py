@@ -29,7 +29,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
-from sglang_lite.runtime.models.weights.gguf_blocks import BITS, READERS
+from sglang_lite.runtime.models.weights.gguf_blocks import BITS, IN_FOUR_BITS, READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
@@ -220,7 +220,7 @@ class _Inspection:
                     source.ignore(name)
             _take_all(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
-            blocks, bits = self._in_blocks(formats)
+            blocks, bits = self._in_blocks(formats, device)
             for packing, count in source.packed.items():
                 few = packing.gpu_bits if device.type == "cuda" else packing.cpu_bits if _keeps(formats) else None
                 if few is not None:
@@ -242,23 +242,31 @@ class _Inspection:
         if _multiplies(formats) and (in_file or any(packing.cpu_bits for packing in source.packed)):
             few_rows = formats.weights != torch.float32
             return "as they are stored" + (" in steps of few rows, decoded in others" if few_rows else "")
-        if device.type == "cuda" and any(packing.gpu_bits for packing in source.packed):
-            return "in 4 bits (packed_row, packed_products; experts_packed), of more than 256 rows decoded before each"
-        if device.type == "cuda" and in_file:
-            return 'decoded while loading; quantization="gguf" keeps those of 4 bits'
+        if device.type == "cuda":
+            bits = {packing.gpu_bits for packing in source.packed}
+            if 8.0 in bits:
+                return "as 8-bit integers, with rows rounded to such (int8_product)"
+            if any(bits) or self._in_blocks(formats, device)[0]:
+                return (
+                    "in 4 bits, by rows of 16 (packed_row, packed_products, experts_packed); "
+                    "decoded before each of more than 256 rows"
+                )
         return "decoded while loading"
 
-    def _in_blocks(self, formats: Precision) -> tuple[int, int]:
+    def _in_blocks(self, formats: Precision, device: torch.device) -> tuple[int, int]:
         """Counts the weights that stay in the file's quantised blocks only. Returns their number and their size in
         bits."""
         assert self._headers is not None
-        if not _keeps(formats):
-            return 0, 0
-        kept = [
-            (math.prod(header.shape), BITS[header.format])
-            for name, header in self._headers.items()
-            if header.format in BITS and len(header.shape) == 2 and fits(*header.shape) and ".experts." not in name
-        ]
+        keeps, kept = _keeps(formats), list[tuple[int, float]]()
+        for name, header in self._headers.items():
+            if header.format not in BITS or len(header.shape) != 2:
+                continue
+            if device.type == "cuda":
+                stays = header.format in IN_FOUR_BITS and "embed" not in name
+            else:
+                stays = keeps and fits(*header.shape) and ".experts." not in name
+            if stays:
+                kept.append((math.prod(header.shape), BITS[header.format]))
         return sum(count for count, _ in kept), int(sum(count * bits for count, bits in kept))
 
     def _fit_encoder(self, spec: EncoderSpec) -> None:

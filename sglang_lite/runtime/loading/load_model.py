@@ -42,7 +42,6 @@ from sglang_lite.runtime.models.sound_tower import SoundTower
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower, feature_planes
-from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.load_format import check_gguf, files_read, open_weights
@@ -221,8 +220,12 @@ def load_model(
 
         kind = GpuDecoder
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
-    formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=config.quantization,
+    stored = Q4_K if files.gguf is not None else read_quantisation(path).matrices
+    quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
+    formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=quantization,
                         kv_fp8=config.kv_dtype == "fp8", packed=source.has_packed)  # fmt: skip
+    if formats.packed and stored.fp4:
+        logger.info("FP4 numbers become 16 bits within products: only weights are in 4 bits (docs/models.md).")
     experts = first_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
@@ -238,7 +241,7 @@ def load_model(
     if device.type == "cuda":
         from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
 
-        kept = _stored(files, formats)
+        kept = stored.format if formats.packed else None
         compilation = start_compiling(config, spec, formats, positions, device, compiler, ranks.parallel, kept)
     try:
         tower = _tower(files, config, source, formats.compute, device)
@@ -374,13 +377,6 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
     )  # fmt: skip
     declared.check(source)
     return source
-
-
-def _stored(files: ModelFiles, formats: Precision) -> Format | None:
-    """Format of the layers' matrices in the files, if they keep it."""
-    if not formats.packed:
-        return None
-    return (Q4_K if files.gguf is not None else read_quantisation(files.path).matrices).format
 
 
 def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:

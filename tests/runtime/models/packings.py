@@ -134,10 +134,11 @@ def packed(bits=4, group=32, *, symmetric=True) -> Format:
     return Format(config, store, ("compressed-tensors",))
 
 
-def eight() -> Format:
-    config = {
-        "quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": group_of("channel", 8, None),
-    }  # fmt: skip
+def eight(*, inputs: bool = True) -> Format:
+    groups = group_of("channel", 8, None)
+    if inputs:
+        groups["group_0"]["input_activations"] = {"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True}
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
 
     def store(weight):
         numbers, scale, _, values = integers(weight, 8, weight.shape[1], symmetric=True, dtype=torch.bfloat16)
@@ -271,6 +272,7 @@ FORMATS = {
     "compressed-tensors": packed(), "compressed-tensors, zeros": packed(symmetric=False),
     "compressed-tensors, a scale a row": packed(group=None), "compressed-tensors, 8 bits": packed(8),
     "compressed-tensors, 3 bits": packed(3), "compressed-tensors, bytes": eight(),
+    "compressed-tensors, bytes of weights alone": eight(inputs=False),
     "nvfp4": nvfp4(), "nvfp4 of Model Optimizer": nvfp4("modelopt"), "mxfp4": mxfp4(),
     "nf4": four_bits(), "nf4, scales in 8 bits": four_bits(nested=True), "fp4": four_bits("fp4"),
     "nf4, blocks over two rows": four_bits(block=64), "bitsandbytes, 8 bits": bytes_of_bitsandbytes(),

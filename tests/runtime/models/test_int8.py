@@ -7,7 +7,7 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.compressed_tensors import int_quantized
@@ -28,7 +28,7 @@ def stored(rows, columns, **more):
     """Matrix of a checkpoint, as (numbers, scales, what it is read as)."""
     numbers = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
     scale = torch.rand(rows, 1) / 100 + 0.001
-    return numbers, scale, int_quantized([(8, None)]).read({".weight": numbers, ".weight_scale": scale, **more})
+    return numbers, scale, int_quantized(integer_inputs=True).read({".weight": numbers, ".weight_scale": scale, **more})
 
 
 def test_a_checkpoint_of_integers_keeps_what_it_has_in_sixteen_bits():
@@ -36,7 +36,7 @@ def test_a_checkpoint_of_integers_keeps_what_it_has_in_sixteen_bits():
     builder = LinearBuilder(formats, DEVICE, fused=True)
     assert isinstance(builder.make([stored(48, 64)[2], stored(16, 64)[2]], None), GpuInt8Linear)
     assert type(builder.make([torch.ones(48, 64)], None)) is GpuLinear
-    assert type(builder.make([stored(48, 64)[2], torch.ones(16, 64)], None)) is GpuLinear
+    assert type(builder.make([stored(48, 64)[2], torch.ones(16, 64)], None)) is SideBySide
 
 
 def test_integers_of_a_checkpoint_are_kept():

@@ -6,11 +6,16 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Regex, SamplingParams
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.loading import load_model as load
+from sglang_lite.runtime.loading.description import describe
+from sglang_lite.runtime.loading.load_model import load_model, precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
 from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library, make_linear
@@ -28,6 +33,8 @@ from tests.runtime.models.packings import FORMATS, TINY, write
 from tests.runtime.models.test_families import ask, prompts
 from tests.runtime.models.test_fp8 import engine
 from tests.runtime.models.test_new_weights import all_tensors, told
+from tests.runtime.models.test_weights import TINY as LLAMA
+from tests.runtime.models.test_weights import write_gguf
 from tests.runtime.models.tiny import randomise, save
 
 CPU = torch.device("cpu")
@@ -200,6 +207,54 @@ def test_two_formats_take_the_norm_before_a_single_row(gate):
     normed = torch.nn.functional.rms_norm(total.double(), (64,), norm[0].double(), 1e-5)
     expected = normed @ torch.cat((values, wide)).to(DEVICE, torch.float64).t()
     close(y / 16, (apply_activation(expected, gate) if gate else expected) / 16, torch.float16)
+
+
+INTEGERS = "compressed-tensors, bytes"
+FP4 = "FP4 numbers become 16 bits within products: only weights are in 4 bits (docs/models.md)."
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("form", "named", "kept"),
+    [
+        (INTEGERS, None, GpuInt8Linear),
+        (INTEGERS, "w8a8_int8", GpuInt8Linear),
+        (INTEGERS, "compressed-tensors", GpuLinear),
+        (f"{INTEGERS} of weights alone", None, GpuLinear),
+        (f"{INTEGERS} of weights alone", "w8a8_int8", GpuInt8Linear),
+        ("gptq", None, PackedLinear),
+        ("nvfp4", None, PackedLinear),
+    ],
+)
+def test_a_gpu_keeps_what_the_folder_declares(tmp_path, monkeypatch, caplog, form, named, kept):
+    folder = folder_of(form, tmp_path)
+    as_on_a_gpu(monkeypatch)
+    with caplog.at_level("INFO", "sglang_lite"):
+        loaded = load_model(EngineConfig(model=str(folder), device="cpu", quantization=named), folder, iter)
+    assert type(loaded.model.layers[0].qkv) is kept
+    assert caplog.messages.count(FP4) == (form == "nvfp4")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_0", PackedLinear), ("Q8_0", GpuLinear)])
+def test_a_gpu_keeps_four_bits_of_a_gguf_file(tmp_path, monkeypatch, kind, kept):
+    torch.manual_seed(0)
+    path = write_gguf(tmp_path / "tiny.gguf", LlamaForCausalLM(LLAMA).eval(), kind)
+    monkeypatch.setattr("sglang_lite.runtime.loading.description.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("sglang_lite.runtime.loading.load_model.computes_in_eight_bits", lambda _: False)
+    assert describe(str(path)).products.startswith("in 4 bits" if kind == "Q4_0" else "decoded while loading")
+    as_on_a_gpu(monkeypatch)
+    loaded = load_model(EngineConfig(model=str(path), device="cpu"), path, iter)
+    products = [loaded.model.head, *(each for layer in loaded.model.layers for each in (layer.qkv, layer.output))]
+    assert {type(each) for each in products} == {kept}
+
+
+def as_on_a_gpu(monkeypatch):
+    """Has models loaded on the CPU in the formats, and with the layers, of a GPU; nobody runs their kernels."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(load, "Decoder", GpuDecoder)
+    monkeypatch.setattr(load, "computes_in_eight_bits", lambda _: False)
+    monkeypatch.setattr(load, "precision", lambda dtype, _, **settings: precision(dtype, gpu, **settings))
 
 
 CALL = Regex(r"look_it_up:[a-e]{4};then_answer:([0-4]{3}|none)")

@@ -90,7 +90,8 @@ class LinearBuilder:
             return packed
         runs = [list(run) for _, run in itertools.groupby(parts, key=self._form)]
         if len(runs) > 1:
-            biases = [None] * len(runs) if bias is None else bias.split([stacked_shape(run)[0] for run in runs])
+            sizes = [stacked_shape(run)[0] for run in runs]
+            biases = [None] * len(runs) if bias is None else torch.split(bias, sizes)
             return SideBySide(tuple(self._on_gpu(run, own, quantise=quantise) for run, own in zip(runs, biases)))
         self._tell_decoded(parts)
         if p.batch_invariant:

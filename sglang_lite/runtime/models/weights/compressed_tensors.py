@@ -55,8 +55,8 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
     )  # fmt: skip
 
 
-def int_quantized(schemes: Sequence[Scheme]) -> Packing:
-    """Packing of integers one a byte. `schemes` are those that the config declares."""
+def int_quantized(*, integer_inputs: bool) -> Packing:
+    """Packing of integers one a byte. `integer_inputs` as of Matrices."""
 
     def read(parts: Parts) -> EncodedMatrix:
         weight, scale = parts[".weight"], parts[".weight_scale"]
@@ -76,7 +76,12 @@ def int_quantized(schemes: Sequence[Scheme]) -> Packing:
         return blocks_of((weight.to(torch.int16) + 128).to(torch.uint8), 8, scale, zero)
 
     return Packing(
-        (".weight_scale", ".weight"), read, 9.0, (".weight_zero_point",), (".input_scale", ".input_zero_point")
+        (".weight_scale", ".weight"),
+        read,
+        9.0,
+        (".weight_zero_point",),
+        (".input_scale", ".input_zero_point"),
+        gpu_bits=8.0 if integer_inputs else None,
     )
 
 

@@ -14,7 +14,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.parameters import ParameterSpec, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.weights.gguf_blocks import READERS
+from sglang_lite.runtime.models.weights.gguf_blocks import IN_FOUR_BITS, READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 
@@ -49,6 +49,10 @@ class GgufSource(WeightSource):
             elif interleaved:
                 self._by_head[piece.name] = _ByHead(heads, 2, outer=True)
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
+
+    @property
+    def has_packed(self) -> bool:
+        return any(tensor.kind in IN_FOUR_BITS for tensor in self._tensors.values())
 
     def _read(self, name: str, file: Path) -> Weight:
         tensor = self._tensors[name]

@@ -109,5 +109,6 @@ READERS: dict[str, Callable[[torch.Tensor], Blocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }  # fmt: skip
+IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # which a GPU can keep so
 # Bits per weight in a CPU's memory: 4 or 8, plus the shares of a scale and of a minimum.
 BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 5.0, "Q5_0": 8.5, "Q8_0": 8.5, "Q5_1": 9.0, "Q5_K": 9.0, "Q6_K": 9.0}

@@ -34,6 +34,7 @@ class Matrices:
         scales: whether 8-bit floating-point matrices are declared, which have scales.
         format: format of random matrices of this kind, whose group is 0 for a whole row; None for 16 bits or `scales`.
         stacks: whether only stacks of experts are stored so, in MXFP4.
+        integer_inputs: whether inputs are declared to be rounded to 8-bit integers, too (w8a8).
     """
 
     names: tuple[str, ...] = ()
@@ -42,6 +43,12 @@ class Matrices:
     scales: bool = False
     format: Format | None = None
     stacks: bool = False
+    integer_inputs: bool = False
+
+    @property
+    def fp4(self) -> bool:
+        """True if numbers are 4-bit floating point (e2m1), which newer GPUs multiply as such."""
+        return self.stacks or (self.format is not None and self.format.table == fp4.E2M1)
 
 
 PLAIN = Matrices()
@@ -211,10 +218,16 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
         case "mxfp4":
             return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),), format=_MXFP4)
         case "integers":
-            packings = compressed_tensors.pack_quantized(settings), compressed_tensors.int_quantized(settings)
             rows_of_bytes = settings == [(8, None)]
+            inputs = [group.get("input_activations") or {} for group in config["config_groups"].values()]
+            integers = rows_of_bytes and all((x.get("type"), x.get("num_bits")) == ("int", 8) for x in inputs)
+            packings = (
+                compressed_tensors.pack_quantized(settings),
+                compressed_tensors.int_quantized(integer_inputs=integers),
+            )
             form = _BYTES if rows_of_bytes else _integers(settings[0][0], settings[0][1] or -1)
-            return Matrices(("compressed-tensors", *(("w8a8_int8",) if rows_of_bytes else ())), packings, format=form)
+            names = ("compressed-tensors", "w8a8_int8") if rows_of_bytes else ("compressed-tensors",)
+            return Matrices(names, packings, format=form, integer_inputs=integers)
     if len(set(settings) - {None}) > 1:
         raise _UnsupportedError("'compressed-tensors' (blocks of several sizes)")
     block = next((setting for setting in settings if setting is not None), None)
