@@ -39,13 +39,13 @@ from sglang_lite.runtime.models.offload import Offload, first_offloaded
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.models.sound_tower import SoundTower
-from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec, ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.vision_tower import VisionTower, feature_planes
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.load_format import check_gguf, files_read, open_weights
-from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, read_quantisation
+from sglang_lite.runtime.models.weights.quantised_formats import Q4_K, Matrices, read_quantisation
 from sglang_lite.runtime.models.weights.remote import is_address
 from sglang_lite.runtime.models.weights.rounding import ROUNDINGS
 from sglang_lite.runtime.models.weights.seed import Seed
@@ -59,7 +59,6 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation
     from sglang_lite.runtime.media.encoder_client import EncoderClient
-from sglang_lite.runtime.models.spec import AttentionSpec, ExpertsSpec
 
 logger = logging.getLogger("sglang_lite")
 Tower: TypeAlias = VisionTower | SoundTower
@@ -221,11 +220,7 @@ def load_model(
         kind = GpuDecoder
         torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     stored = Q4_K if files.gguf is not None else read_quantisation(path).matrices
-    quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
-    formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=quantization,
-                        kv_fp8=config.kv_dtype == "fp8", packed=source.has_packed)  # fmt: skip
-    if formats.packed and stored.fp4:
-        logger.info("FP4 numbers become 16 bits within products: only weights are in 4 bits (docs/models.md).")
+    formats = _formats(config, stored, device, packed=source.has_packed)
     experts = first_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
@@ -262,6 +257,16 @@ def load_model(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
         None if tower is None else files.media, tower, stages=ranks.parallel.pp if kind.fused else 1,
     )  # fmt: skip
+
+
+def _formats(config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool) -> Precision:
+    """Numeric formats of a model whose matrices are declared to be stored as `stored`; `packed` as of `precision`."""
+    quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
+    formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=quantization,
+                        kv_fp8=config.kv_dtype == "fp8", packed=packed)  # fmt: skip
+    if formats.packed and stored.fp4:
+        logger.info("FP4 numbers become 16 bits within products: only weights are in 4 bits (docs/models.md).")
+    return formats
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: int) -> Offload | None:
@@ -364,15 +369,14 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
         dummy = config.load_format == "dummy"
         assert isinstance(files.spec, ModelSpec), "no other code reads GGUF files"
         return DummySource(device, Q4_K) if dummy else GgufSource(files.gguf, files.spec)
-    path = files.path
-    declared = read_quantisation(path)
+    declared = read_quantisation(files.path)
     declared.check_name(config.quantization)
     if config.load_format == "dummy":
         return DummySource(device, declared.matrices)
     if config.load_format == "remote_instance":
         return _from_instance(config, device)
     source = open_weights(
-        path, config.model, config.load_format, declared.matrices, threads=config.load_threads,
+        files.path, config.model, config.load_format, declared.matrices, threads=config.load_threads,
         pinned=device.type == "cuda",
     )  # fmt: skip
     declared.check(source)

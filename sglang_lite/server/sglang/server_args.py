@@ -201,7 +201,17 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
         if ours in settings:
             raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names. Give one.")
         settings[ours] = value
+    if given.get("quantize_and_serve"):
+        settings["quantization"] = _format_on_loading(settings.get("quantization"))
     return settings
+
+
+def _format_on_loading(name: UserValue) -> UserValue:
+    """Name of the format in which `quantize_and_serve` quantises. Raises ParameterError if none is given."""
+    if name is None:
+        hint = 'Give quantization="fp8", "int4", "int8" or "nf4".'
+        raise ParameterError("quantize_and_serve", "no format is named.", hint=hint)
+    return "fp8" if name == "modelopt_fp8" else name
 
 
 class _CommandLine:

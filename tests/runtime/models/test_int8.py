@@ -86,6 +86,13 @@ def test_a_gpu_multiplies_integers_and_a_cpu_rounds_to_blocks(monkeypatch, devic
     assert (formats.int8, formats.rounding) == ((True, None) if device == "cuda" else (False, "int8"))
 
 
+def test_int8_needs_a_cpu_that_multiplies_integers(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    with pytest.raises(ParameterError, match=r"^dtype: int8 needs a CPU with VNNI instructions") as refused:
+        precision("int8", torch.device("cpu"))
+    assert refused.value.hint == "Use bfloat16 or float32."
+
+
 def test_integers_go_with_sixteen_bits():
     with pytest.raises(ParameterError, match="quantization: 'int8' goes with 16 bits, not with dtype float32"):
         precision("float32", torch.device("cuda"), quantization="int8")

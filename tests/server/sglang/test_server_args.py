@@ -150,6 +150,15 @@ def test_values_of_sglang_are_translated():
     assert (engine["kv_dtype"], engine["attention_backend"], engine["load_format"]) == ("fp8", "torch", "auto")
 
 
+def test_quantising_while_loading_takes_the_format_that_is_named():
+    for named, expected in (("modelopt_fp8", "fp8"), ("int4", "int4")):
+        assert engine_settings({"quantize_and_serve": True, "quantization": named}) == {"quantization": expected}
+    assert engine_settings({"quantize_and_serve": False, "quantization": "fp8"}) == {"quantization": "fp8"}
+    with pytest.raises(sgl.ParameterError, match="quantize_and_serve: no format is named") as refused:
+        engine_settings({"quantize_and_serve": True})
+    assert refused.value.hint == 'Give quantization="fp8", "int4", "int8" or "nf4".'
+
+
 def test_a_setting_of_the_server_is_named_as_such():
     with pytest.raises(sgl.ParameterError, match=r"api_key: .*") as refused:
         sgl.Engine(api_key="secret", in_process=True)  # type: ignore[call-overload]  # wrong on purpose

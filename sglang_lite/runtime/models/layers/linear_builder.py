@@ -99,7 +99,7 @@ class LinearBuilder:
         return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
 
     def _form(self, part: Weight) -> Hashable:
-        """What matrices have in common that a GPU can keep in few bits in one product; None for those to decode."""
+        """Key that the matrices of one product on a GPU share, if they stay in few bits; None if they are decoded."""
         if isinstance(part, ScaledRows):
             return ScaledRows if self._precision.keep_fp8 else None
         if not (isinstance(part, Blocks) and self._precision.packed):
