@@ -7,6 +7,7 @@ from sglang_lite.runtime.kernels.eight_bits import quantise_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.int8_product import int8_linear
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
+from tests.counts import some
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
 
@@ -93,7 +94,11 @@ def test_products_with_weights_in_eight_bits():
     close(linear_single_row(x, weight, None, scales=scales, gate="silu")[0], apply_activation(expected, "silu"))
 
 
-@pytest.mark.parametrize(("rows", "inputs"), [(2, 272), (65, 144), (130, 128)] + [(257, 4096), (2000, 512)] * GPU)
+@pytest.mark.parametrize(
+    ("rows", "inputs"),
+    [(2, 272), (65, 144), (130, 128)]
+    + ([(257, 4096), (2000, 512)] + [(i, 1024) for i in range(1, some(1, 257))]) * GPU,
+)
 def test_products_of_integers(rows, inputs):
     x, full, bias = normal(rows, inputs), normal(200, inputs), normal(200)
     eight, own = quantise_rows(x, torch.int8), quantise_rows(full, torch.int8)
