@@ -1,4 +1,5 @@
-"""Exchanges of few numbers between ranks, by stores into each other's memory: sums of rows, and numbers gathered.
+"""Exchanges of few numbers between ranks, by stores into each other's memory: sums of rows, numbers gathered, and sums
+of which each rank gets a part.
 
     out = x_0 + x_1 + … + x_(n-1)            in this order on every rank, in float32: all have the same bits
 
@@ -93,11 +94,16 @@ def _place(sender, epoch, channels, words, RANKS: tl.constexpr):
 @triton.jit
 def send(bits, at, inside, addresses, epoch, rank, channels, words, RANKS: tl.constexpr):
     """Stores int32 bits as the words `at` of this program, in the memory of every rank, its own too."""
-    word = (epoch.to(tl.int64) << 32) | (bits.to(tl.int64) & 0xFFFFFFFF)
-    place = _place(rank, epoch, channels, words, RANKS)
     for peer in tl.static_range(RANKS):
-        memory = tl.multiple_of(tl.load(addresses + peer).to(tl.pointer_type(tl.int64)), 16)
-        tl.store(memory + place + at, word, mask=inside)
+        send_to(peer, bits, at, inside, addresses, epoch, rank, channels, words, RANKS)
+
+
+@triton.jit
+def send_to(peer, bits, at, inside, addresses, epoch, rank, channels, words, RANKS: tl.constexpr):
+    """Stores int32 bits as the words `at` of this program in the memory of a rank."""
+    word = (epoch.to(tl.int64) << 32) | (bits.to(tl.int64) & 0xFFFFFFFF)
+    memory = tl.multiple_of(tl.load(addresses + peer).to(tl.pointer_type(tl.int64)), 16)
+    tl.store(memory + _place(rank, epoch, channels, words, RANKS) + at, word, mask=inside)
 
 
 @triton.jit
@@ -190,6 +196,31 @@ def _gather_ranks(
     tl.store(channel, epoch)
 
 
+@cached_launch
+@triton.jit(do_not_specialize=["total", "rank", "channels", "words"])
+def _reduce_scatter(
+    x, out, total, addresses, epochs, rank, channels, words,
+    RANKS: tl.constexpr, WORDS: tl.constexpr, NUMBERS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    at = tl.arange(0, WORDS)
+    place = tl.program_id(0).to(tl.int64) * WORDS + at
+    inside = place < total
+    wait(PDL)
+    channel = epochs + tl.program_id(0)
+    epoch = tl.load(channel) + 1
+    for peer in tl.static_range(RANKS):
+        bits = tl.load(x + peer * total.to(tl.int64) + place, mask=inside, other=0)
+        send_to(peer, bits, at, inside, addresses, epoch, rank, channels, words, RANKS)
+    value = tl.zeros((NUMBERS,), tl.float32)
+    for sender in tl.static_range(RANKS):
+        bits = receive(sender, at, inside, addresses, epoch, rank, channels, words, RANKS)
+        value += _unpacked(bits, out.dtype.element_ty, NUMBERS)
+    number = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    tl.store(out + number, value.to(out.dtype.element_ty), mask=number < total * (NUMBERS // WORDS))
+    tl.store(channel, epoch)
+
+
 def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
     """Returns the sum of all ranks' x, which all call this in the same order of exchanges.
 
@@ -215,6 +246,23 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
         RANKS=peers.count, BLOCK=chunk, num_warps=exchange_warps(chunk), **pdl_options(x.device),
     )  # fmt: skip
     return out.view(x.dtype).view(peers.count, *x.shape)
+
+
+def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
+    """Returns the sum of all ranks' x[r], where r is this rank: a rank sends 1 / ranks of what it does for `sum_ranks`.
+
+    Args:
+        x: [ranks, ...], contiguous; x[0] has at most `peers.max_bytes`, and a multiple of 4 bytes.
+        peers: memory of the ranks.
+    """
+    bits, out = x.view(peers.count, -1).view(torch.int32), torch.empty_like(x[0])
+    chunk, per_word = chunk_of(bits.shape[1]), 4 // x.element_size()
+    _reduce_scatter[(cdiv(bits.shape[1], chunk),)](
+        bits, out, bits.shape[1], peers.addresses, peers.epochs, peers.rank, CHANNELS, peers.words,
+        RANKS=peers.count, WORDS=chunk, NUMBERS=chunk * per_word, num_warps=exchange_warps(chunk),
+        **pdl_options(x.device),
+    )  # fmt: skip
+    return out
 
 
 def exchange_warps(words: int) -> int:

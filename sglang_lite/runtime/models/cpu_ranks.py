@@ -11,7 +11,7 @@ import torch
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.shared_sums import SLOT, SOURCE, SharedSums, memory_size
-from sglang_lite.runtime.parallel.collectives import Collectives, swap
+from sglang_lite.runtime.parallel.collectives import Collectives, own_rows, swap
 
 _TIMEOUT_S = 300.0
 
@@ -36,6 +36,9 @@ class CpuRanks:
         for piece in torch.split(x.view(-1), SLOT // x.itemsize):
             self._shared.sum_(piece)
         return x
+
+    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return own_rows(self.sum(x), counts, self.parallel.rank)
 
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         rows = SLOT // (max(sizes) * x.itemsize)

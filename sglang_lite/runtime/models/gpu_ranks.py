@@ -12,12 +12,19 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, sum_ranks
+from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, reduce_scatter, sum_ranks
 from sglang_lite.runtime.kernels.peer_memory import share_memory
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
-from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives, open_store, store_of_stage, swap
+from sglang_lite.runtime.parallel.collectives import (
+    ONE_PROCESS,
+    Collectives,
+    open_store,
+    own_rows,
+    store_of_stage,
+    swap,
+)
 from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
@@ -78,6 +85,12 @@ class GpuRanks:
             self.nccl.sum(x)
             return x
         return torch.cat([sum_ranks(piece, self._pieces) for piece in self._cut(x)]).view(x.shape)
+
+    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        parts, peers = x.contiguous().view(len(counts), -1) if min(counts) == max(counts) else None, self.peers
+        if parts is not None and peers is not None and _fits(parts[0], self._most(peers)):
+            return reduce_scatter(parts, peers).view(counts[0], *x.shape[1:])
+        return own_rows(self.sum(x), counts, self.parallel.rank)
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
         """Returns all ranks' x, as [ranks, ...]."""

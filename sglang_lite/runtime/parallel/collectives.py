@@ -37,6 +37,15 @@ class Collectives(Protocol):
         """Returns the sum of all ranks' tensors on every rank, perhaps in the memory of `x`."""
         ...
 
+    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Returns this rank's rows of the sum of all ranks' tensors.
+
+        Args:
+            x: this rank's tensor, which has rows of all ranks.
+            counts: number of each rank's rows.
+        """
+        ...
+
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Returns the ranks' columns side by side, on every rank.
 
@@ -57,6 +66,9 @@ class OneProcess:
         return self
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         return x
 
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -81,6 +93,9 @@ class _GlooGroup:
         x = x.contiguous()
         self._group.allreduce([x]).wait()
         return x
+
+    def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return own_rows(self.sum(x), counts, self.parallel.rank)
 
     def gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         most = max(sizes)
@@ -179,6 +194,11 @@ def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor
         rows = compute(x) if stage == ranks.parallel.stage else x
         x = ranks.sum(rows if stage == ranks.parallel.stage and first else torch.zeros_like(x))
     return x
+
+
+def own_rows(x: torch.Tensor, counts: Sequence[int], rank: int) -> torch.Tensor:
+    """Rows of a rank among those of all, of which each has so many."""
+    return x[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
 def swap(ranks: Collectives, content: bytes) -> list[bytes]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_eight, ungated, ungated_eight
-from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, memory_shape, sum_ranks
+from sglang_lite.runtime.kernels.all_reduce import Peers, gather_ranks, memory_shape, reduce_scatter, sum_ranks
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionRules,
     DecodeWork,
@@ -357,6 +357,7 @@ def around(dtype: torch.dtype) -> None:
     for count in (1, 64, 512):
         sum_parts(empty(count, 4096, dtype=dtype), PartPeers.of(0, (0, 0), empty(1)))
     gather_ranks(x, ranks)
+    reduce_scatter(x[:2], ranks)
     gated(empty(8, 28_672, dtype=dtype), "silu")
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)

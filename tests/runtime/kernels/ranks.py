@@ -4,7 +4,7 @@ before the first one waits."""
 import torch
 
 from sglang_lite.runtime.kernels.all_reduce import Peers, chunk_of, memory_shape
-from sglang_lite.runtime.kernels.reference.all_reduce import send
+from sglang_lite.runtime.kernels.reference.all_reduce import send, send_each
 from sglang_lite.runtime.kernels.reference.two_shot import send_parts, send_sum
 from sglang_lite.runtime.kernels.sampling import TokenMasks
 from sglang_lite.runtime.kernels.two_shot import PartPeers, memory_bytes
@@ -44,6 +44,20 @@ def exchanged(run):
             ranks = make_ranks(count, 2048)
             for shape in ((1, 300), (5, 150), (2, 32)):
                 results += in_turn(run, ranks, [normal(*shape, dtype=dtype) for _ in range(count)])
+    return results
+
+
+def scattered(run):
+    """Three sums, of few numbers, of many and of few again, each rank's part of which it gets."""
+    results = []
+    for count in COUNTS:
+        for dtype in TYPES:
+            ranks = make_ranks(count, 2048)
+            for shape in ((1, 300), (5, 150), (2, 32)):
+                xs = [normal(count, *shape, dtype=dtype) for _ in ranks]
+                for x, peers in zip(xs, ranks):
+                    send_each(x, peers)
+                results += [run(x, peers) for x, peers in zip(xs, ranks)]
     return results
 
 
@@ -117,6 +131,7 @@ def picked(run):
 CASES = {
     "sum_ranks": exchanged,
     "gather_ranks": exchanged,
+    "reduce_scatter": scattered,
     "sum_parts": in_parts,
     "draw_part": raced,
     "pick_winner": picked,

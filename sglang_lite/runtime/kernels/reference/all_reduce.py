@@ -15,16 +15,36 @@ def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 
 def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
-    bits = x.view(-1).view(torch.int32)
-    found = exchange(bits.split(chunk_of(len(bits))), peers)
+    found = exchange(_chunks(x), peers)
     return torch.cat(found, 1).view(x.dtype).view(peers.count, *x.shape)
+
+
+def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
+    send_each(x, peers)
+    found = torch.cat(_received(_chunks(x[0]), peers), 1).view(x.dtype).view(x.shape).float()
+    return sum(found[1:], found[0]).to(x.dtype)
 
 
 def send(parts: Sequence[torch.Tensor], peers: Peers) -> None:
     """Stores what each program sends: int32 words, in the memory of every rank."""
+    for memory in peers.memories:
+        _store(parts, peers, memory)
+
+
+def send_each(x: torch.Tensor, peers: Peers) -> None:
+    """Stores what the programs of `reduce_scatter` send: x[r] in the memory of rank r."""
+    for part, memory in zip(x, peers.memories):
+        _store(_chunks(part), peers, memory)
+
+
+def _chunks(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    bits = x.view(-1).view(torch.int32)
+    return torch.split(bits, chunk_of(len(bits)))
+
+
+def _store(parts: Sequence[torch.Tensor], peers: Peers, memory: torch.Tensor) -> None:
     for program, (part, epoch) in enumerate(zip(parts, (peers.epochs + 1).tolist())):
-        for memory in peers.memories:
-            memory[epoch & 1, peers.rank, program, : len(part)] = (epoch << 32) | (part.long() & 0xFFFFFFFF)
+        memory[epoch & 1, peers.rank, program, : len(part)] = (epoch << 32) | (part.long() & 0xFFFFFFFF)
 
 
 def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
@@ -34,6 +54,11 @@ def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
         RuntimeError: another rank has not sent its words yet.
     """
     send(parts, peers)
+    return _received(parts, peers)
+
+
+def _received(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
+    """Words that each program receives, int32 [ranks, words], as many as it sends to a rank."""
     received: list[torch.Tensor] = []
     for program, part in enumerate(parts):
         peers.epochs[program] += 1
