@@ -86,8 +86,8 @@ class ChoiceScoring:
             branch: program's branch, if any.
 
         Raises:
-            ParameterError: the prompt is too long, the adapter is not there, or a choice is empty although it follows
-                no text or is to be scored without the prompt.
+            ParameterError: the prompt is too long, the adapter is not there, or a choice is empty, or has no tokens,
+                although it follows no text or is to be scored without the prompt.
         """
         self._choices = choices
         if unconditional and not all(choices):
@@ -185,6 +185,9 @@ class ChoiceScoring:
         together = [log.encode([*log.open, choice]) for choice in choices]
         start = min(common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
+        if start < 0:
+            unknown = next(choice.text for choice, ids in zip(choices, together) if not ids)
+            raise ParameterError("choices", f"{unknown!r:.60} has no tokens for this model.", hint="Leave it out.")
         if start == 0:  # nothing precedes the first token, so the start of a document is put there
             before = array("i", [self._document_start()])
             return [(before + log.fixed + ids, 1) for ids in together]

@@ -26,3 +26,10 @@ def test_an_aborted_selection_has_used_what_a_whole_one_does(within):
     engine.submit_select(prompt, choices, sink=events.append)
     engine.drain()
     assert ended.partial.usage.prompt_tokens == events[0].usage.prompt_tokens > 3 * len(prompt)
+
+
+def test_a_choice_without_tokens_is_named():
+    engine = SteppedEngine(max_running=8, context_length=256, max_total_tokens=1024)
+    with pytest.raises(sgl.ParameterError, match="choices: '§' has no tokens"):
+        engine.submit_select("", ("a", "§"), sink=print)
+    engine.check_empty()
