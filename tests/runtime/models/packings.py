@@ -263,6 +263,37 @@ def floats_of_torchao() -> Format:
     return Format(config, store, ("torchao",), wide=True)
 
 
+def eight_bit_floats() -> Format:
+    groups = group_of("channel", 8, None, kind="float")
+
+    def store(weight):
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        numbers = (weight / scale).to(torch.float8_e4m3fn)
+        return {".weight": numbers, ".weight_scale": scale}, numbers.float() * scale
+
+    return Format({"quant_method": "compressed-tensors", "config_groups": groups}, store, ("compressed-tensors",))
+
+
+def beside(first: Format, second: Format, **config: Any) -> Format:
+    """Two formats of a tool in one checkpoint: the first for keys, values, gates and ups, the second for others."""
+    both = first.config | config
+    if (groups := first.config.get("config_groups")) is not None:
+        both["config_groups"] = groups | {"group_1": second.config["config_groups"]["group_0"]}
+    return Format(both, lambda weight: (first if len(weight) in (32, 96) else second).store(weight), first.names[:1])
+
+
+_LAYERS = {"a": {"quant_algo": "NVFP4", "group_size": 16}, "b": {"quant_algo": "FP8"}}
+MIXED = {
+    "integers of 4 bits and floats": beside(packed(), eight_bit_floats()),
+    "nvfp4 and floats": beside(nvfp4(), eight_bit_floats()),
+    "nvfp4 and integers": beside(nvfp4(), eight()),
+    "integers of 4 and 8 bits": beside(packed(), packed(8)),
+    "gptq, 8 bits and 4": beside(gptq(4), gptq(8), dynamic={"-:.*head": {}, "+:.*q_proj": {"bits": 8}}),
+    "gptq, groups of 16 and 32": beside(gptq(4), gptq(4, 16), dynamic={".*q_proj": {"group_size": 16}}),
+    "nvfp4 and floats of Model Optimizer": beside(
+        nvfp4("modelopt"), eight_bit_floats(), quant_algo="MIXED_PRECISION", quantized_layers=_LAYERS
+    ),
+}
 FORMATS = {
     "gptq": gptq(), "gptq, zeros": gptq(symmetric=False), "gptq, a scale a row": gptq(group=-1),
     "gptq, second version": gptq(symmetric=False, second=True), "gptq, reordered": gptq(reorder=True, symmetric=False),

@@ -15,7 +15,7 @@ from sglang_lite.runtime.loading import load_model as load
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.loading.load_model import load_model, precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
-from sglang_lite.runtime.models.layers.eight_bit_linear import GpuInt8Linear
+from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
 from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library, make_linear
@@ -29,7 +29,7 @@ from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, apply_activation, close, normal
-from tests.runtime.models.packings import FORMATS, TINY, write
+from tests.runtime.models.packings import FORMATS, MIXED, TINY, write
 from tests.runtime.models.test_families import ask, prompts
 from tests.runtime.models.test_fp8 import engine
 from tests.runtime.models.test_new_weights import all_tensors, told
@@ -236,6 +236,15 @@ def test_a_gpu_keeps_what_the_folder_declares(tmp_path, monkeypatch, caplog, for
 
 
 @needs_kernels
+def test_a_gpu_keeps_both_formats_of_a_folder(tmp_path, monkeypatch):
+    folder, _ = write(tmp_path, MIXED["integers of 4 bits and floats"])
+    as_on_a_gpu(monkeypatch, eight_bits=True)
+    layer = load_model(EngineConfig(model=str(folder), device="cpu"), folder, iter).model.layers[0]
+    assert [type(product) for product in layer.qkv.products] == [Fp8Linear, PackedLinear]
+    assert (type(layer.output), type(layer.feed_forward.gate_up)) == (Fp8Linear, PackedLinear)
+
+
+@needs_kernels
 @pytest.mark.parametrize(("kind", "kept"), [("Q4_0", PackedLinear), ("Q8_0", GpuLinear)])
 def test_a_gpu_keeps_four_bits_of_a_gguf_file(tmp_path, monkeypatch, kind, kept):
     torch.manual_seed(0)
@@ -249,11 +258,11 @@ def test_a_gpu_keeps_four_bits_of_a_gguf_file(tmp_path, monkeypatch, kind, kept)
     assert {type(each) for each in products} == {kept}
 
 
-def as_on_a_gpu(monkeypatch):
+def as_on_a_gpu(monkeypatch, *, eight_bits=False):
     """Has models loaded on the CPU in the formats, and with the layers, of a GPU; nobody runs their kernels."""
     gpu = torch.device("cuda")
     monkeypatch.setattr(load, "Decoder", GpuDecoder)
-    monkeypatch.setattr(load, "computes_in_eight_bits", lambda _: False)
+    monkeypatch.setattr(load, "computes_in_eight_bits", lambda _: eight_bits)
     monkeypatch.setattr(load, "precision", lambda dtype, _, **settings: precision(dtype, gpu, **settings))
 
 

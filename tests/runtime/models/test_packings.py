@@ -31,7 +31,19 @@ from sglang_lite.runtime.models.weights.quantised_formats import declared_matric
 from sglang_lite.runtime.models.weights.rounding import NF4, ROUNDINGS, rounded
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE
-from tests.runtime.models.packings import FORMATS, TINY, declare, gptq, packed, write
+from tests.runtime.models.packings import (
+    FORMATS,
+    MIXED,
+    TINY,
+    beside,
+    declare,
+    eight,
+    eight_bit_floats,
+    gptq,
+    mxfp4,
+    packed,
+    write,
+)  # fmt: skip
 from tests.runtime.models.test_fp8 import engine, expected_of, logprobs
 from tests.runtime.models.test_gpu_decoder import hidden_states
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -41,10 +53,10 @@ HALF = Precision(torch.float16, torch.float16, torch.float16, packed=True)
 TOLD = "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", FORMATS | MIXED)
 def test_its_matrices_have_the_values_that_the_tool_computes(tmp_path, name):
-    folder, reference = write(tmp_path, FORMATS[name])
+    folder, reference = write(tmp_path, (FORMATS | MIXED)[name])
     source = open_folder(folder, read_quantisation(folder).matrices)
     for stored, weight in reference.state_dict().items():
         found = source.take(stored, tuple(weight.shape))
@@ -63,12 +75,13 @@ def test_a_gpu_keeps_them_packed_in_sixteen_bits(monkeypatch, device, dtype, inv
     assert precision(dtype, torch.device(device), batch_invariant=invariant, packed=True).packed == kept
 
 
-@pytest.mark.sampled(16)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sampled(18)
+@pytest.mark.parametrize("name", FORMATS | MIXED)
 def test_it_is_the_model_that_it_describes(tmp_path, name):
-    folder, reference = write(tmp_path, FORMATS[name])
+    form = (FORMATS | MIXED)[name]
+    folder, reference = write(tmp_path, form)
     assert not describe(str(folder)).refused
-    with engine(folder, quantization=FORMATS[name].names[-1]) as running:
+    with engine(folder, quantization=form.names[-1]) as running:
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=1e-5)
     with engine(folder, dtype="auto") as running:  # by the kernel for its blocks, where there is one
         assert logprobs(running) == pytest.approx(expected_of(reference), abs=0.1)
@@ -242,7 +255,21 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, form, change, message):
         (gptq().config | {"group_size": 48}, "groups of 48 don't divide 64 inputs; \\[16, 32, 64\\] would"),
         (gptq().config | {"group_size": 16}, "2 scales for a row of 64 inputs, and .* declares groups of 16"),
         (gptq().config | {"checkpoint_format": "marlin"}, "'gptq' \\(checkpoint_format 'marlin'\\) are not supported"),
-        (gptq().config | {"dynamic": {"+:.*": {"bits": 8}}}, "modules '\\+:.\\*' in a format of their own"),
+        (gptq().config | {"dynamic": {"+:.*": {"bits": 5}}}, "bits is 5, not one of 2, 3, 4, 8"),
+        (
+            gptq(4, 16).config | {"dynamic": {"+:.*": {"bits": 8}}},
+            "2 scales for a row of 64 inputs, and .* groups of 16",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "W4A8"}},
+            },
+            "'modelopt' \\(MIXED_PRECISION with W4A8\\) are not",
+        ),
+        (beside(packed(), mxfp4()).config, "'compressed-tensors' \\(mxfp4 and integers in one checkpoint\\) are not"),
+        (beside(eight(), eight_bit_floats()).config, "integers and 8-bit floats in one checkpoint"),
         (FORMATS["awq"].config, "8 words of int32 hold 64 numbers of 4 bits, not"),
         (FORMATS["awq"].config | {"version": "gemv"}, "'awq' \\(version 'gemv'\\)"),
         (packed().config, "packed by compressed-tensors, but no tensor is named ….weight_packed"),

@@ -7,7 +7,9 @@ value = scale * (number - zero), where the first version of the format stores ze
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -15,27 +17,28 @@ from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
 
 BITS = (2, 3, 4, 8)
+Scheme: TypeAlias = tuple[int, int | None]  # bits of a number, and inputs of a group; -1 for all, None if not declared
 
 
-def gptq(bits: int, group: int | None, *, second_version: bool) -> Packing:
+def gptq(schemes: Sequence[Scheme], *, second_version: bool) -> Packing:
     """Packing of GPTQ.
 
     Args:
-        bits: bits of a number.
-        group: inputs of a group; -1 for all, None if the checkpoint does not declare it.
+        schemes: those of all matrices, first that of most.
         second_version: whether zeros are stored as they are.
     """
-    read = partial(_read, bits=bits, group=group, offset=0 if second_version else 1)
-    few = bits <= 4
+    read = partial(_read, schemes=schemes, offset=0 if second_version else 1)
+    few = all(bits <= 4 for bits, _ in schemes)
     return Packing(
         (".qweight", ".qzeros", ".scales"), read, 5.0 if few else 9.0, optional=(".g_idx",),
-        gpu_bits=four_bits_in(group) if few else None,
+        gpu_bits=max(four_bits_in(group) for _, group in schemes) if few else None,
     )  # fmt: skip
 
 
-def _read(parts: Parts, *, bits: int, group: int | None, offset: int) -> Blocks:
+def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
     scales, words = parts[".scales"], parts[".qweight"]
     groups, outputs = scales.shape
+    bits, group = next((each for each in schemes if _fits(parts, *each)), schemes[0])
     inputs = words.shape[0] * 32 // bits
     groups_of(inputs, groups, group)
     numbers = unpacked(words.t(), bits, inputs)
@@ -45,6 +48,14 @@ def _read(parts: Parts, *, bits: int, group: int | None, offset: int) -> Blocks:
     order = input_order(parts[".g_idx"], inputs, groups) if ".g_idx" in parts else None
     zero = zeros.t().to(torch.int16) + offset
     return blocks_of(numbers if order is None else numbers[:, order], bits, scales.t(), zero, order)
+
+
+def _fits(parts: Parts, bits: int, group: int | None) -> bool:
+    """True if the tensors of a matrix have the shapes of a scheme."""
+    groups, outputs = parts[".scales"].shape
+    inputs = parts[".qweight"].shape[0] * 32 // bits
+    alike = group is None or groups == (1 if group == -1 else inputs // group)
+    return alike and parts[".qzeros"].shape[-1] == -(-outputs * bits // 32)
 
 
 def input_order(index: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:

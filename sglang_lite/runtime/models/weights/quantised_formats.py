@@ -161,23 +161,38 @@ def _model_optimizer(config: Mapping[str, Json]) -> Matrices:
         case "NVFP4":
             _check(config.get("group_size", 16) == 16, "group_size", config.get("group_size"), "16")
             return Matrices(("modelopt_fp4", "modelopt"), (fp4.nvfp4_of_model_optimizer(),), format=_NVFP4)
+        case "MIXED_PRECISION":
+            kinds = {layer["quant_algo"] for layer in config["quantized_layers"].values()}
+            if others := kinds - {None, "FP8", "NVFP4"}:
+                raise _UnsupportedError(f"'modelopt' (MIXED_PRECISION with {', '.join(sorted(others))})")
+            few = "NVFP4" in kinds
+            packings = (fp4.nvfp4_of_model_optimizer(),) if few else ()
+            return Matrices(
+                ("modelopt", "modelopt_fp4", "modelopt_fp8"),
+                packings,
+                scales="FP8" in kinds,
+                format=_NVFP4 if few else None,
+            )
         case other:
             raise _UnsupportedError(f"'modelopt' ({other})")
 
 
 def _gptq(config: Mapping[str, Json]) -> Matrices:
-    bits = config.get("bits")
-    if not isinstance(bits, int) or bits not in BITS:
-        raise ValueError(f"bits is {bits!r}, not one of {', '.join(map(str, BITS))}")
     version = config.get("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise _UnsupportedError(f"'gptq' (checkpoint_format {version!r})")
-    for pattern, own in (config.get("dynamic") or {}).items():
-        if not pattern.startswith("-:") and {"bits", "group_size"} & own.keys():
-            raise _UnsupportedError(f"'gptq' (modules {pattern!r} in a format of their own)")
-    group = _group(config.get("group_size"))
-    packing = gptq(bits, group, second_version=version == "gptq_v2")
-    return Matrices(("gptq", "gptq_marlin"), (packing,), format=_integers(bits, group))
+    own = [each for pattern, each in (config.get("dynamic") or {}).items() if not pattern.startswith("-:")]
+    schemes = [_gptq_scheme({**config, **each}) for each in ({}, *own)]
+    packing = gptq(list(dict.fromkeys(schemes)), second_version=version == "gptq_v2")
+    return Matrices(("gptq", "gptq_marlin"), (packing,), format=_integers(*schemes[0]))
+
+
+def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
+    """Bits of a number, and inputs of a group as `_group` returns them."""
+    bits = config.get("bits")
+    if not isinstance(bits, int) or bits not in BITS:
+        raise ValueError(f"bits is {bits!r}, not one of {', '.join(map(str, BITS))}")
+    return bits, _group(config.get("group_size"))
 
 
 def _awq(config: Mapping[str, Json]) -> Matrices:
@@ -199,27 +214,46 @@ def _bitsandbytes(config: Mapping[str, Json]) -> Matrices:
     return Matrices(("bitsandbytes",), (packing,), format=Format(4, 64, minimum=False, table=NF4))
 
 
+_FLOATS, _INTEGERS = "8-bit floats", "integers"
+
+
 def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     if config.get("transform_config"):
         raise _UnsupportedError("'compressed-tensors' (rotated by a transform)")
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise _UnsupportedError(f"'compressed-tensors' (sparse: {config['sparsity_config']['format']})")
-    declared = [group["weights"] for group in config["config_groups"].values() if group.get("weights") is not None]
-    found = [_of_group(weights) for weights in declared]
-    kinds = {kind for kind, _ in found}
-    if len(kinds) > 1:
-        raise _UnsupportedError(f"'compressed-tensors' ({' and '.join(sorted(kinds))} in one checkpoint)")
-    if not kinds:
-        return PLAIN
-    settings = list(dict.fromkeys(setting for _, setting in found))
-    match kinds.pop():
+    groups = [each for each in config["config_groups"].values() if each.get("weights") is not None]
+    found: dict[str, list[Any]] = {}
+    for kind, setting in (_of_group(each["weights"]) for each in groups):
+        found[kind] = list(dict.fromkeys([*found.get(kind, ()), setting]))
+    inputs = [each.get("input_activations") or {} for each in groups]
+    kinds = sorted(found, reverse=True)  # a module is of the first packing that it has a tensor of: nvfp4's is its own
+    made = [_of_kind(kind, found[kind], inputs) for kind in kinds]
+    if len(made) < 2:
+        return made[0] if made else PLAIN
+    floats, integers = _FLOATS in found, found.get(_INTEGERS, [])
+    if integers and ("mxfp4" in found or (floats and 8 in {bits for bits, _ in integers})):  # told apart by no name
+        raise _UnsupportedError(f"'compressed-tensors' ({' and '.join(kinds)} in one checkpoint)")
+    return Matrices(
+        ("compressed-tensors",), tuple(packing for each in made for packing in each.packings[: 1 if floats else None]),
+        next((each.block for each in made if each.block), None), floats, made[0].format,
+    )  # fmt: skip
+
+
+def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, Json]]) -> Matrices:
+    """Matrices of a kind of compressed-tensors.
+
+    Args:
+        kind, settings: as `_of_group` returns them.
+        inputs: what each group declares about its inputs.
+    """
+    match kind:
         case "nvfp4":
             return Matrices(("compressed-tensors",), (fp4.nvfp4_of_compressed_tensors(),), format=_NVFP4)
         case "mxfp4":
             return Matrices(("compressed-tensors",), (fp4.mxfp4_of_compressed_tensors(),), format=_MXFP4)
         case "integers":
             rows_of_bytes = settings == [(8, None)]
-            inputs = [group.get("input_activations") or {} for group in config["config_groups"].values()]
             integers = rows_of_bytes and all((x.get("type"), x.get("num_bits")) == ("int", 8) for x in inputs)
             packings = (
                 compressed_tensors.pack_quantized(settings),
@@ -238,12 +272,12 @@ def _of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
     """Kind of the matrices of a group of compressed-tensors, and what it declares about them beside."""
     kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block"):
-        return "8-bit floats", _pair(weights["block_structure"]) if strategy == "block" else None
+        return _FLOATS, _pair(weights["block_structure"]) if strategy == "block" else None
     if (kind, bits, weights.get("group_size")) in (("float", 4, 16), ("float", 4, 32)):
         return "nvfp4" if weights["group_size"] == 16 else "mxfp4", None
     if kind == "int" and bits in range(2, 9) and strategy in ("tensor", "channel", "group"):
         group = _group(weights.get("group_size")) if strategy == "group" else None
-        return "integers", (bits, group)
+        return _INTEGERS, (bits, group)
     raise _UnsupportedError(f"'compressed-tensors' ({kind}, {bits} bits, a scale for each {strategy})")
 
 
