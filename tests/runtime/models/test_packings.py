@@ -203,6 +203,7 @@ def state_with(stored, **changes):
         ("mxfp4", put(".weight_scale", lambda t: t.float()), "scales are torch.float32"),
         ("bitsandbytes, 8 bits", put(".SCB", lambda t: t[:3]), "SCB of"),
         ("gptq", put(".scales", lambda t: t * float("inf")), "a scale is zero, infinite or not a number"),
+        ("gptq", put(".scales", lambda t: t.bool()), "scales are torch.bool, no floating-point numbers"),
         (
             "nvfp4 of Model Optimizer",
             put(".weight_scale_2", lambda t: t * 0),

@@ -133,7 +133,9 @@ def blocks_of(
 
 
 def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
-    """Checks that scales are finite, and above or below 0 unless `zero` is True. Raises ValueError if not."""
+    """Checks that scales are finite floats, and above or below 0 unless `zero` is True. Raises ValueError if not."""
+    if not scale.is_floating_point():
+        raise ValueError(f"scales are {scale.dtype}, no floating-point numbers")
     values = scale.float()
     if not values.isfinite().all() or not (zero or values.all()):
         raise ValueError("a scale is zero, infinite or not a number")
