@@ -138,7 +138,10 @@ def _known_np_dtype(kind):
 
 
 def install() -> None:
-    """Puts the replacements in place. Each sum of integers is only checked for its room with `SGLANG_LITE_CASES=all`."""
+    """Puts the replacements in place, unless kernels are compiled, which calls the same functions with other arguments.
+    Each sum of integers is only checked for its room with `SGLANG_LITE_CASES=all`."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
     interpreter._patch_lang = _patch_once
     interpreter._patch_builtin = _patch_found
     interpreter._get_np_dtype = _known_np_dtype
