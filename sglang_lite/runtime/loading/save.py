@@ -102,24 +102,26 @@ def _stored(
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as handle:
                 for name in handle.keys():  # noqa: SIM118 # no mapping
-                    yield from _part(name, handle.get_slice(name), parts, rank)
+                    stored = handle.get_slice(name)
+                    yield from _part(name, stored, stored.get_shape(), parts, rank)
         else:
             for name, tensor in pickled_tensors(file).items():
-                yield from _part(name, tensor, parts, rank)
+                yield from _part(name, tensor, tensor.shape, parts, rank)
 
 
 def _part(
-    name: str, whole: Any, parts: Mapping[str, Sequence[RankPart]], rank: int
+    name: str, whole: Any, shape: Sequence[int], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Rank's part of a tensor, or of a slice as safetensors has it; none if others have all of it."""
+    """Rank's part of a tensor, or of a slice as safetensors has it; none if others have all of it. One of another shape
+    than the model's stays whole, for who reads it to refuse it."""
     own = parts.get(canonical(name))
-    if own is None or whole[:0].dtype.itemsize < 2:
+    axis = int(own is not None and own[rank].axis == "inputs")
+    if own is None or len(shape) != 2 or shape[axis] != own[-1].stop or whole[:0].dtype.itemsize < 2:
         if rank == 0:
             yield name, whole[...]
     elif own[rank].size:
         at, every = slice(own[rank].start, own[rank].stop), slice(None)
-        where = (at, every) if own[rank].axis == "outputs" else (every, at)
-        yield name_of_part(name, own[rank].axis), whole[where]
+        yield name_of_part(name, own[rank].axis), whole[(every, at) if axis else (at, every)]
 
 
 def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int) -> None:

@@ -252,6 +252,16 @@ def test_what_save_writes_by_rank_has_each_number_once_and_the_same_weights(fold
     assert logits(out, "sharded_state") == expected
 
 
+def test_a_matrix_of_another_shape_is_saved_whole_and_refused(folder, tmp_path):
+    model = shutil.copytree(folder, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    tensors[Q] = torch.cat((tensors[Q], tensors[Q][:1]))
+    save_file(tensors, model / "model.safetensors")
+    save_sharded(str(model), tmp_path / "out", 2)
+    with pytest.raises(sgl.ModelError, match=r"q_proj.weight has shape \(49, 32\), the config says \(48, 32\)"):
+        engine(tmp_path / "out", load_format="sharded_state")
+
+
 def edited(change):
     """Changes the tensors of rank 1."""
 
