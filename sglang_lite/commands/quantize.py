@@ -15,7 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--calibrate",
         type=Path,
         metavar="JSONL",
-        help="texts by line, by which weights are scaled (default: none)",
+        help="texts by line, whose products with the weights are to change little (default: none)",
     )
     parser.add_argument("--out", type=Path, help="folder to be made (default: the model's last name and -int4)")
     parser.set_defaults(run=_run)

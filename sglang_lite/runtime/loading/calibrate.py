@@ -1,16 +1,13 @@
-"""Scaling of a model's matrices by what their inputs are, before they are rounded (AWQ, Lin et al., arXiv:2306.00978).
-
-Rounding costs most in the columns that meet large inputs. A matrix's columns are multiplied by factors that grow with
-their inputs, and what makes these inputs is divided by them: the model computes the same, and less of it is lost.
-"""
+"""Second moments of what a model's matrices are multiplied with while it reads texts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 
@@ -21,98 +18,16 @@ from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.linear import Linear
-from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.memory_check import check_room
+from sglang_lite.runtime.models.parameters import layer_parameters
+from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
+from sglang_lite.runtime.models.weight_reader import first_roles
 
 _TOKENS = 512  # of a text
 _TEXTS = 128
-_ROWS = 256  # of inputs, by which factors are compared
-_EXPONENTS = torch.linspace(0, 1, 21)
+_ROWS = 4096  # of inputs that are widened at once
 
-
-class Divided(NamedTuple):
-    """Rows of a tensor that are divided by `factors`, after `offset` has been added to them."""
-
-    rows: slice
-    factors: torch.Tensor
-    offset: float
-
-
-@dataclass(slots=True)
-class Scaling:
-    """Changes of a checkpoint's tensors, by name.
-
-    Attributes:
-        columns: float32 [inputs], factors of a matrix's columns.
-        divided: rows of tensors that are divided.
-        squares: float32 [inputs], mean squares of what the matrix is multiplied with then.
-    """
-
-    columns: dict[str, torch.Tensor] = field(default_factory=dict)
-    divided: dict[str, list[Divided]] = field(default_factory=dict)
-    squares: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as float32 with its changes, or as it is if it has none."""
-        if name in self.columns:
-            tensor = tensor.float() * self.columns[name]
-        for rows, factors, offset in self.divided.get(name, ()):
-            tensor = tensor.float()
-            by = factors if tensor.ndim == 1 else factors.unsqueeze(1)
-            tensor[rows] = (tensor[rows] + offset) / by - offset
-        return tensor
-
-
-@dataclass(slots=True)
-class _Inputs:
-    """Statistics of a product's inputs.
-
-    Attributes:
-        magnitudes, squares: float64 [inputs], sums over all rows.
-        rows: some of the rows.
-        count: rows in all.
-    """
-
-    magnitudes: torch.Tensor
-    squares: torch.Tensor
-    rows: list[torch.Tensor] = field(default_factory=list)
-    count: int = 0
-
-
-class _Recorder:
-    """A linear layer that notes its inputs, and every `stride`-th row of them."""
-
-    def __init__(self, linear: Linear, stride: int) -> None:
-        self._linear, self._stride = linear, stride
-        self.seen: _Inputs | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.double()
-        if self.seen is None:
-            self.seen = _Inputs(wide.new_zeros(x.shape[1]), wide.new_zeros(x.shape[1]))
-        self.seen.magnitudes += wide.abs().sum(0)
-        self.seen.squares += wide.square().sum(0)
-        self.seen.rows.append(x[-self.seen.count % self._stride :: self._stride].float())
-        self.seen.count += len(x)
-        return self._linear(x)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Matrices with common inputs.
-
-    Attributes:
-        product: which of a layer's products they make up: "qkv", "output", "gate_up" or "down".
-        roles: their roles.
-        maker: role of the norm, or the matrix, whose outputs are the inputs; None if these can't be divided.
-        heads, times: the inputs are the maker's outputs, a head's as many times after each other.
-    """
-
-    product: str
-    roles: tuple[str, ...]
-    maker: str | None
-    heads: int = 1
-    times: int = 1
+Take: TypeAlias = Callable[[Sequence[str], torch.Tensor], None]
 
 
 def read_texts(file: Path) -> list[str]:
@@ -145,113 +60,71 @@ def read_texts(file: Path) -> list[str]:
     return texts[:_TEXTS]
 
 
-def calibrate(
-    folder: Path,
-    spec: ModelSpec,
-    texts: Sequence[str],
-    read: Callable[[str], torch.Tensor],
-    lossy: Callable[[torch.Tensor], torch.Tensor],
-) -> Scaling:
-    """Finds factors for a model's matrices from what its layers are given while it reads texts, on a CPU.
+@torch.inference_mode()
+def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take) -> None:
+    """Runs a model over texts on a CPU, all in one step, so that the moments of one product at a time are in memory.
 
-    Experts, and latent attention, stay as they are.
+    Experts, and the inner matrices of latent attention, are not looked at.
 
     Args:
         folder: the model.
         spec: its specification.
         texts: texts, of which the first 512 tokens are read.
-        read: reads a tensor of the checkpoint by name.
-        lossy: rounds a float32 matrix and returns its values.
+        take: gets the names of the matrices that a product stacks, and float32 [inputs, inputs], the sum of x x^T over
+            its inputs x. Product by product, in the model's order.
+
+    Raises:
+        ModelError: the model's layers can't be watched, or inputs are not finite.
     """
-    found = Scaling()
-    for i, seen in enumerate(_run(folder, texts)):
-        parameters = {p.role: p.slices[0] for p in layer_parameters(spec, i)}
-        for shared in _shared(spec, spec.layers[i]):
-            if (inputs := seen.get(shared.product)) is not None and set(shared.roles) <= parameters.keys():
-                _scale(found, shared, inputs, parameters, spec.norm_offset, read, lossy)
-    return found
-
-
-@torch.inference_mode()
-def _run(folder: Path, texts: Sequence[str]) -> list[dict[str, _Inputs]]:
-    """Inputs of each layer's products."""
     loaded = load_model(EngineConfig(device="cpu"), folder)
     model = loaded.model
     if not isinstance(model, Decoder):
         raise ModelError(f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate.")
-    ids = [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]
-    stride = -(-sum(map(len, ids)) // _ROWS)
-    recorders: list[dict[str, _Recorder]] = []
-    for layer in model.layers:
-        own = {"qkv": _Recorder(layer.qkv, stride), "output": _Recorder(layer.output, stride)}
-        layer.qkv, layer.output = own["qkv"], own["output"]
-        if isinstance(fed := layer.feed_forward, FeedForward):
-            own |= {"gate_up": _Recorder(fed.gate_up, stride), "down": _Recorder(fed.down, stride)}
-            layer.feed_forward = replace(fed, gate_up=own["gate_up"], down=own["down"])
-        recorders.append(own)
-    for row in filter(None, ids):
-        at = torch.arange(len(row))
-        plan = AttentionPlan(at, (), (ExtendRow(0, len(row), slice(0, len(row))),))
-        model.forward(torch.tensor(row), at, plan, model.allocate_cache(len(row)))
-    return [{name: each.seen for name, each in own.items() if each.seen is not None} for own in recorders]
+    model.forget_small_batches()
+    for i, (layer, layer_spec) in enumerate(zip(model.layers, spec.layers)):
+        names = {parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, i)}
+
+        def watched(linear: Linear, roles: Sequence[str], names: dict[str, str] = names) -> Linear:
+            return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)), take)
+
+        layer.qkv = watched(layer.qkv, first_roles(layer_spec.attention))
+        layer.output = watched(layer.output, ("o",))
+        if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
+            gate_up = watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))
+            layer.feed_forward = replace(fed, gate_up=gate_up, down=watched(fed.down, ("down",)))
+    rows = [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]
+    ends = list(accumulate(map(len, rows)))
+    starts = [end - len(row) for end, row in zip(ends, rows)]
+    extends = tuple(ExtendRow(start, end, slice(start, end)) for start, end in zip(starts, ends) if start < end)
+    plan = AttentionPlan(torch.arange(ends[-1]), (), extends)
+    ids, positions = torch.tensor(list(chain(*rows))), torch.cat([torch.arange(len(row)) for row in rows])
+    model.forward(ids, positions, plan, model.allocate_cache(len(ids)))
 
 
-def _shared(spec: ModelSpec, layer: LayerSpec) -> Iterator[_Shared]:
-    """Matrices of a layer with common inputs."""
-    normed = spec.norm_weight and layer.norms != "after" and layer.parallel != "one norm"
-    attention, fed = layer.attention, layer.feed_forward
-    if isinstance(attention, AttentionSpec):
-        yield _Shared("qkv", ("q", "k", "v"), "input_norm" if normed else None)
-        linear = attention.clip is None and attention.key_size == attention.value_size
-        repeated = attention.kv_heads, attention.heads // attention.kv_heads
-        yield _Shared("output", ("o",), "v" if linear else None, *repeated)
-    if isinstance(fed, DenseSpec):
-        yield _Shared("gate_up", ("gate", "up") if fed.gated else ("up",), "mlp_norm" if normed else None)
-        yield _Shared("down", ("down",), "up" if fed.gated else None)
+class _Watched:
+    """A linear layer whose inputs' moments are given away.
 
+    Args:
+        linear: the layer.
+        names: names of the matrices that it stacks.
+        take: gets names and moments.
+    """
 
-def _scale(
-    found: Scaling,
-    shared: _Shared,
-    inputs: _Inputs,
-    parameters: dict[str, CheckpointSlice],
-    offset: float,
-    read: Callable[[str], torch.Tensor],
-    lossy: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    """Adds factors of matrices with common inputs."""
-    names = {parameters[role].name for role in shared.roles}
-    magnitudes, squares = ((each / inputs.count).float() for each in (inputs.magnitudes, inputs.squares))
-    factors = torch.ones_like(magnitudes)
-    maker = None if shared.maker is None else parameters.get(shared.maker)
-    if maker is not None and shared.maker is not None and maker.groups == 1:
-        by_maker = magnitudes.view(shared.heads, shared.times, -1).mean(1)
-        matrices, rows = [read(name).float() for name in names], torch.cat(inputs.rows)
-        tried = [_spread(by_maker, exponent, shared.times) for exponent in _EXPONENTS]
-        factors = min(tried, key=lambda each: sum(_loss(matrix, rows, each, lossy) for matrix in matrices))
-        made = factors.view(shared.heads, shared.times, -1)[:, 0].flatten()
-        for piece, added in (
-            (maker, offset if maker.inputs is None else 0.0),
-            (parameters.get(f"{shared.maker}_bias"), 0.0),
-        ):
-            if piece is not None:
-                part = piece.part[0] if piece.part else slice(None)
-                assert isinstance(part, slice)
-                found.divided.setdefault(piece.name, []).append(Divided(part, made, added))
-    for name in names:
-        found.columns[name], found.squares[name] = factors, squares / factors.square()
+    def __init__(self, linear: Linear, names: Sequence[str], take: Take) -> None:
+        self._linear, self._names, self._take = linear, names, take
 
-
-def _spread(magnitudes: torch.Tensor, exponent: torch.Tensor, times: int) -> torch.Tensor:
-    """Factors [heads * times * size] of inputs that are as large as magnitudes [heads, size]."""
-    factors = magnitudes.clamp_min(magnitudes.max() * 1e-4).clamp_min(1e-20).pow(exponent)
-    factors /= (factors.max() * factors.min()).sqrt()
-    return factors.unsqueeze(1).expand(-1, times, -1).flatten()
-
-
-def _loss(
-    matrix: torch.Tensor, rows: torch.Tensor, factors: torch.Tensor, lossy: Callable[[torch.Tensor], torch.Tensor]
-) -> float:
-    """Squared error of rows times a matrix that is rounded with factors."""
-    scaled = matrix * factors
-    return ((rows / factors) @ (lossy(scaled) - scaled).t()).square().sum().item()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        size, module = x.shape[1], self._names[0].removesuffix(".weight")
+        # Three more of their size while they are inverted.
+        needed = {f"moments of {size:,} inputs": 4 * size**2 * torch.float32.itemsize}
+        check_room(needed, x.device, module, "Quantise it without calibrate, or on a machine with more memory.")
+        moments = torch.zeros((size, size))
+        for start in range(0, len(x), _ROWS):
+            rows = x[start : start + _ROWS].float()
+            moments.addmm_(rows.t(), rows)
+        if not moments.isfinite().all():
+            raise ModelError(
+                f"{module}: its inputs are not finite on these texts.", hint="Quantise it without calibrate."
+            )
+        self._take(self._names, moments)
+        return self._linear(x)

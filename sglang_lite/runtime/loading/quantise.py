@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.runtime.loading.calibrate import Scaling, calibrate, read_texts
+from sglang_lite.runtime.loading.calibrate import calibrate, read_texts
 from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.loading.new_folder import copy_description, new_folder, write_tensors
+from sglang_lite.runtime.loading.rounding import Rounded, RoundingGrid, round_to_nearest, round_with_feedback
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.resolve import resolve
@@ -21,8 +22,8 @@ from sglang_lite.runtime.models.weights.folder import weight_files
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import canonical
 
+_Packed: TypeAlias = dict[str, torch.Tensor]  # tensors of a matrix, by the ends of their names
 _PLAIN = ("router", "shared_expert_gate")  # roles of small matrices that decide much
-_CLIPS = torch.linspace(1.0, 0.6, 17)  # shares of the largest number of a block that are tried as its scale
 
 
 def quantise(
@@ -36,21 +37,21 @@ def quantise(
 ) -> None:
     """Writes a model with its layers' matrices rounded to 4 or 8 bits, which vLLM, SGLang and transformers read, too.
 
-    Each block gets the scale with the smallest squared error. Embeddings, heads, routers, norms and experts that are
-    stored in one tensor stay as they are, but that norms, values and ups take up factors of what they are multiplied
-    with if there are texts. Nothing is left in `out` if writing fails.
+    Each block gets the scale with the smallest squared error; if there are texts, of products with what a matrix meets
+    while the model reads them, and errors are fed back (`rounding.py`). Embeddings, heads, routers, norms and experts
+    that are stored in one tensor stay as they are. Nothing is left in `out` if writing fails.
 
     Args:
         model: folder of safetensors, or hub id.
         out: folder to be made.
         to: bits of a number.
         group: inputs of a block, which divide those of every matrix.
-        texts: JSONL file of texts, which the model reads before: errors then count by the inputs that they meet
-            (`calibrate.py`). None to look at weights alone.
+        texts: JSONL file of texts, which the model reads before (`calibrate.py`). None to look at weights alone.
         progress: wraps the files of weights.
 
     Raises:
-        ModelError: the model is no folder of plain safetensors of a known architecture, or can't be written.
+        ModelError: the model is no folder of plain safetensors of a known architecture, can't be written, or has inputs
+            that are not finite or whose moments the memory does not hold.
         ParameterError: a group divides no matrix's inputs, `out` is there already, or the texts can't be read.
     """
     folder = resolve(model)
@@ -65,8 +66,8 @@ def quantise(
         raise ModelError(f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known.")
     matrices, bits = _matrices(spec, group), 4 if to == "int4" else 8
     with new_folder(out) as written:
-        scaling = Scaling() if texts is None else _scaling(folder, spec, read_texts(texts), bits, group)
-        _write(folder, written, matrices, scaling, bits, group, progress)
+        calibrated = {} if texts is None else _calibrated(folder, spec, read_texts(texts), bits, group)
+        _write(folder, written, matrices, calibrated, bits, group, progress)
 
 
 def _matrices(spec: ModelSpec, group: int) -> frozenset[str]:
@@ -90,7 +91,7 @@ def _write(
     folder: Path,
     out: Path,
     matrices: frozenset[str],
-    scaling: Scaling,
+    calibrated: dict[str, _Packed],
     bits: int,
     group: int,
     progress: Callable[[Iterable[Path]], Iterable[Path]],
@@ -103,14 +104,15 @@ def _write(
         state: dict[str, torch.Tensor] = {}
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118 # no mapping
-                stored = handle.get_tensor(name)
+                tensor = handle.get_tensor(name)
                 module, known = name.removesuffix(".weight"), canonical(name)
-                tensor = scaling.scaled(known, stored)
                 if known in matrices:
-                    packed = _packed(tensor, bits, group, stored.dtype, scaling.squares.get(known))
+                    packed = calibrated.pop(known, None) or _packed(
+                        round_to_nearest(tensor, RoundingGrid(bits, group, tensor.dtype)), bits
+                    )
                     state |= {f"{module}.{part}": each for part, each in packed.items()}
                 else:
-                    state[name] = tensor.to(stored.dtype)
+                    state[name] = tensor
                     if tensor.ndim == 2 and module != name:
                         plain.add(module)
         write_tensors(state, out / file.name)
@@ -129,8 +131,8 @@ def _write(
     (out / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _scaling(folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int) -> Scaling:
-    """Changes of the tensors by which less is lost."""
+def _calibrated(folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int) -> dict[str, _Packed]:
+    """Matrices whose inputs are known, by name, rounded so that their products change little."""
     from safetensors import safe_open
 
     files: dict[str, tuple[Path, str]] = {}
@@ -144,49 +146,25 @@ def _scaling(folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, gro
             tensor: torch.Tensor = handle.get_tensor(stored)
             return tensor
 
-    def lossy(matrix: torch.Tensor) -> torch.Tensor:
-        numbers, scale = _rounded(matrix, bits, group, torch.float32, clips=_CLIPS[:1])
-        blocks = numbers.view(len(matrix), -1, group).float() - (1 << bits - 1)
-        return blocks.mul_(scale.unsqueeze(-1)).view(matrix.shape)
+    found: dict[str, _Packed] = {}
 
-    return calibrate(folder, spec, texts, read, lossy)
+    def take(names: Sequence[str], moments: torch.Tensor) -> None:
+        matrices = list(map(read, names))
+        rounded = round_with_feedback(torch.cat(matrices), moments, RoundingGrid(bits, group, matrices[0].dtype))
+        sizes = list(map(len, matrices))
+        for name, numbers, scale in zip(
+            names, rounded.numbers.split_with_sizes(sizes), rounded.scale.split_with_sizes(sizes)
+        ):
+            found[name] = _packed(Rounded(numbers, scale), bits)
+
+    calibrate(folder, spec, texts, take)
+    return found
 
 
-def _packed(
-    weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype, squares: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    """Tensors of a matrix as compressed-tensors' pack-quantized has them, with scales of a dtype."""
-    numbers, scale = _rounded(weight, bits, group, dtype, squares)
-    words = numbers.view(len(weight), -1, 32 // bits).int()
+def _packed(matrix: Rounded, bits: int) -> _Packed:
+    """Tensors of a matrix as compressed-tensors' pack-quantized has them."""
+    words = (matrix.numbers.int() + (1 << bits - 1)).view(len(matrix.numbers), -1, 32 // bits)
     packed = words[:, :, 0].clone()
     for i in range(1, 32 // bits):
         packed |= words[:, :, i] << bits * i
-    return {"weight_packed": packed, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
-
-
-def _rounded(
-    weight: torch.Tensor,
-    bits: int,
-    group: int,
-    dtype: torch.dtype,
-    squares: torch.Tensor | None = None,
-    clips: torch.Tensor = _CLIPS,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers uint8 [rows, columns], of which 2**(bits - 1) stands for 0, and scales [rows, blocks] in a dtype.
-
-    Args:
-        squares: float32 [columns], by which errors of columns count; None if they count alike.
-        clips: shares of a block's largest number that are tried as its scale.
-    """
-    half = 2 ** (bits - 1)
-    blocks = weight.float().view(len(weight), -1, group)
-    importance = torch.ones(()) if squares is None else squares.view(-1, group)
-    largest = blocks.abs().amax(-1).clamp_min(1e-8)
-    best, scale = torch.full_like(largest, torch.inf), largest
-    for clip in clips:
-        tried = (largest * clip / (half - 0.5)).to(dtype).float().clamp_min(torch.finfo(dtype).tiny)
-        values = (blocks / tried.unsqueeze(-1)).round_().clamp_(-half, half - 1).mul_(tried.unsqueeze(-1))
-        error = values.sub_(blocks).square_().mul_(importance).sum(-1)
-        scale, best = torch.where(error < best, tried, scale), torch.minimum(error, best)
-    numbers = (blocks / scale.unsqueeze(-1)).round_().clamp_(-half, half - 1).add_(half)
-    return numbers.to(torch.uint8).view(weight.shape), scale.to(dtype)
+    return {"weight_packed": packed, "weight_scale": matrix.scale, "weight_shape": torch.tensor(matrix.numbers.shape)}
