@@ -24,6 +24,7 @@ SMALL = {
     "agents_server.py": ["--help"],  # it needs a server that is started apart
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
+    "cpu_formats.py": ["--help"],  # it needs folders of half a gigabyte in all
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
     "day.py": ["--help"],  # it takes minutes
     "distribution.py": ["--draws", "2"],
