@@ -483,6 +483,20 @@ def test_packing_a_layer_takes_little_memory(monkeypatch):
     assert max(held) - held[-1] + max(sizes) < 1.1 * sum(sizes)
 
 
+@needs_kernels
+def test_packing_experts_takes_the_memory_of_one(monkeypatch):
+    """Beside their result less than a tenth of the layer in 16 bits."""
+    monkeypatch.setattr("sglang_lite.runtime.models.weights.rounding._AT_ONCE", 1 << 15)
+    gate_up, down = rounded_experts(16, 2 * 192, 256), [parts[:1] for parts in rounded_experts(16, 2 * 256, 192)]
+    stacker = ExpertStacker(replace(HALF, rounding="int4"), DEVICE)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        made = stacker.matrices(gate_up, down, None, None)
+    assert isinstance(made.gate_up, PackedWeight)
+    held = bytes_held(profiled)
+    numbers = sum(part.numel() for parts in (*gate_up, *down) for part in parts)
+    assert max(held) - held[-1] < 0.1 * 2 * numbers
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -68,9 +68,11 @@ class ExpertStacker:
     def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
         """Matrices of all experts in 4 bits, or None if they have more, or are to have."""
         p = self._precision
-        if p.rounding is not None and all(can_round(part.shape[1]) for part in experts[0]):
-            experts = [[rounded_part(part, p.rounding, self._device) for part in parts] for parts in experts]
-        return packed_experts(experts, self._device) if p.packed or p.rounding is not None else None
+        rounding = p.rounding
+        if rounding is None or not all(can_round(part.shape[1]) for part in experts[0]):
+            return packed_experts(experts, len(experts), self._device) if p.packed or rounding else None
+        rounded = ([rounded_part(part, rounding, self._device) for part in parts] for parts in experts)
+        return packed_experts(rounded, len(experts), self._device)
 
     def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
         """Matrices [experts, outputs, inputs] of all experts; each expert's parts are stacked along their outputs."""

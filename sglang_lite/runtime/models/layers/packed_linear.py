@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -85,16 +85,25 @@ def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: to
     return PackedLinear(packed, bias, None if first.order is None else first.order.to(device))
 
 
-def packed_experts(experts: Sequence[Sequence[Weight]], device: torch.device) -> PackedWeight | None:
-    """Matrices of all experts, each stacked as for `packed_linear`, in one matrix, or None if they don't allow it."""
-    found = [packed_matrix(parts, device) for parts in experts]
-    matrices = [matrix for matrix in found if matrix is not None]
-    ordered = any(isinstance(part, Blocks) and part.order is not None for parts in experts for part in parts)
-    alike = {(each.half, each.zero, each.kind, each.slice, each.group) for each in matrices}
-    if ordered or len(matrices) < len(experts) or len(alike) > 1:
-        return None
-    words, scales = torch.cat([each.words for each in matrices]), torch.cat([each.scales for each in matrices], 1)
-    return replace(matrices[0], words=words, scales=scales)
+def packed_experts(experts: Iterable[Sequence[Weight]], count: int, device: torch.device) -> PackedWeight | None:
+    """Matrices of `count` experts, each stacked as for `packed_linear`, in one matrix, or None if they don't allow it.
+
+    Beside it there is memory for one expert: they are taken one after another.
+    """
+    whole: PackedWeight | None = None
+    for i, parts in enumerate(experts):
+        one = packed_matrix(parts, device)
+        if one is None or any(isinstance(part, Blocks) and part.order is not None for part in parts):
+            return None
+        rows = len(one.words)
+        if whole is None:
+            words = one.words.new_empty(count * rows, one.words.shape[1])
+            whole = replace(one, words=words, scales=one.scales.new_empty(len(one.scales), count * rows))
+        if any(getattr(one, name) != getattr(whole, name) for name in ("half", "zero", "kind", "slice", "group")):
+            return None
+        here = slice(i * rows, (i + 1) * rows)
+        whole.words[here], whole.scales[:, here] = one.words, one.scales
+    return whole
 
 
 def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
