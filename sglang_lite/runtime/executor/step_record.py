@@ -64,8 +64,9 @@ class PromptScores(msgspec.Struct, frozen=True):
     requested: tuple[int, ...]
 
 
-class StepRecord(msgspec.Struct, frozen=True):
-    """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens.
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens. Its bytes lack the
+    defaults, which most steps have.
 
     Attributes:
         step: number of the step.
@@ -111,14 +112,14 @@ class StepRecord(msgspec.Struct, frozen=True):
     scores: tuple[PromptScores, ...] = ()
     streams: int = 0
     watched: bool = False
-    window_indices: Ints = msgspec.field(default_factory=lambda: _NOTHING)
-    window_pages: Ints = msgspec.field(default_factory=lambda: _NOTHING)
-    window_copies: Ints = msgspec.field(default_factory=lambda: _NO_COPIES)
-    adapted: Ints = msgspec.field(default_factory=lambda: _NOTHING)
-    adapters: Ints = msgspec.field(default_factory=lambda: _NOTHING)
+    window_indices: Ints = _NOTHING
+    window_pages: Ints = _NOTHING
+    window_copies: Ints = _NO_COPIES
+    adapted: Ints = _NOTHING
+    adapters: Ints = _NOTHING
     lora: int = 0
-    rotary: Ints = msgspec.field(default_factory=lambda: _NO_ROTARY)
-    limits: Ints = msgspec.field(default_factory=lambda: _NOTHING)
+    rotary: Ints = _NO_ROTARY
+    limits: Ints = _NOTHING
 
     @property
     def token_slots(self) -> Ints:
@@ -238,8 +239,8 @@ class StepWriter:
             window_indices=window_indices,
             window_pages=window_pages,
             window_copies=batch.window_copies,
-            adapted=slots[adapted],
-            adapters=adapters[adapted],
+            adapted=slots[adapted] if adapted.any() else _NOTHING,
+            adapters=adapters[adapted] if adapted.any() else _NOTHING,
             lora=len({*adapters.tolist()} - {-1}),
             rotary=rotary,
             limits=limits,
