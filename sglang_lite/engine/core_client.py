@@ -209,7 +209,7 @@ class CoreClient:
         self._check_generates()
         request.check(self.config.policy)
         number = self._link.new_number()
-        self._link.begin(number, request, OpenSubmission(flush=flush), lambda: sink)
+        self._link.open(number, request, OpenSubmission(flush=flush), sink)
         return _OpenProgram(self, self._link, number)
 
     # ---------------------------------------------------------------------------------- calls with one answer
@@ -337,7 +337,6 @@ class _OpenProgram:
     number: int
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        self.core.gate.check_open()
         check_nodes(nodes, path)
         sent, refused = [*nodes], dict[int, Failure]()
         for i, error in self.core.builder.refused(nodes).items():
@@ -347,7 +346,6 @@ class _OpenProgram:
         self.link.send(self.number, Extend(path, tuple(sent), refused))
 
     def judge(self, path: BranchPath, place: int, verdict: Verdict) -> None:
-        self.core.gate.check_open()
         check_verdict(path, place, verdict)
         if verdict.again is not None:  # invalid parameters may have any type, and may not be serialisable
             for error in self.core.builder.refused((verdict.again,)).values():

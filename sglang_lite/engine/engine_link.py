@@ -21,7 +21,7 @@ from sglang_lite.engine import frames, spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.frames import frame, reports
 from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
-from sglang_lite.protocol import EngineClosedError
+from sglang_lite.protocol import EngineClosedError, ProgramSink
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED, Gate
 from sglang_lite.runtime.core.submission import OpenRequest
@@ -140,23 +140,33 @@ class EngineLink:
                 self._gate.check_open()
             entry.sink, entry.process = counted(), self._process
             self.submissions.open[number] = entry
-            if isinstance(request, OpenRequest):  # nothing is to be played yet
-                entry.unsent = data
-            else:
-                _send_to(self._process, data)
+            _send_to(self._process, data)
+
+    def open(self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink) -> None:
+        """Registers a program that will be extended, and sends it with its first message: there is nothing to play."""
+        entry.unsent = frame([(number, request)])
+        with self.submissions.lock:
+            if self._gate.reason:  # as in `begin`
+                self._gate.check_open()
+            entry.sink, entry.process = sink, self._process
+            self.submissions.open[number] = entry
 
     def send(self, number: int, message: frames.Later) -> None:
-        """Sends a message of an open submission, unless that has ended. Not to be called in a forked copy."""
-        data = frame([(number, message)])
+        """Sends a message of an open submission, unless that has ended. Raises EngineClosedError if the engine is
+        closed, or this process is a forked copy."""
+        self._gate.check_open()
+        self._send(number, frame([(number, message)]))
+
+    def tell(self, number: int, message: frames.Later) -> None:
+        """Sends what needs no answer, unless its submission has ended or this process is a forked copy."""
+        if not self._gate.is_copy:
+            self._send(number, frame([(number, message)]))
+
+    def _send(self, number: int, data: bytes) -> None:
         with self.submissions.lock:
             if (entry := self.submissions.open.get(number)) is not None:
                 _send_to(entry.process, entry.unsent + data)
                 entry.unsent = b""
-
-    def tell(self, number: int, message: frames.Later) -> None:
-        """Sends like `send` what needs no answer, and nothing from a forked copy."""
-        if not self._gate.is_copy:
-            self.send(number, message)
 
     def abort(self, number: int) -> None:
         self.tell(number, frames.Abort())

@@ -118,7 +118,7 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 
 Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | Close | Abort  # about a submission that is open
-Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest | OpenRequest
+Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest
 Asked: TypeAlias = (
     Encode
     | calls.EncodeMedia
@@ -149,7 +149,7 @@ Asked: TypeAlias = (
     | calls.StopProfile
     | calls.RecordExperts
 )
-Request: TypeAlias = Start | Submitted | Later | Asked
+Request: TypeAlias = Start | Submitted | OpenRequest | Later | Asked
 Command: TypeAlias = tuple[int, Request]
 
 

@@ -324,6 +324,11 @@ class Select(BaseNode, frozen=True, eq=False):
         if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):
             raise _wrong(self, "choices", "a tuple of strings")
 
+    @property
+    def judged(self) -> bool:
+        """True if the caller chooses."""
+        return self.method is None
+
 
 class Pause(BaseNode, frozen=True, eq=False):
     """Place where the branch waits for a verdict of the caller, who says what stands here, or what is to be asked."""
@@ -410,11 +415,7 @@ Node: TypeAlias = Content | Gen | Select | Pause | GrammarBegin | GrammarEnd | F
 
 def is_judged(node: Node) -> bool:
     """Returns True if a branch waits at a node for the caller's verdict."""
-    return (
-        isinstance(node, Pause)
-        or (isinstance(node, Gen) and node.judged)
-        or (isinstance(node, Select) and node.method is None)
-    )
+    return isinstance(node, Pause) or (isinstance(node, Gen | Select) and node.judged)
 
 
 class Verdict(Record, frozen=True):

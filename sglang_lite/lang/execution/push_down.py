@@ -42,7 +42,7 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.transcript import Piece, spans_of
-from sglang_lite.program.nodes import Gen, Join, Mark, Node, Path, Pause, Rollback, Select, Text, Verdict, is_judged
+from sglang_lite.program.nodes import Gen, Join, Mark, Node, Path, Pause, Rollback, Select, Text, Verdict
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -450,7 +450,7 @@ class PushedBranch:
     def _add_answer(self, op: GenOp | SelectOp) -> bool:
         """Appends a node that needs an answer; a pause if the program is not asked for it, or only later."""
         asks = True
-        if is_judged(op.node):  # choices that an open grammar allows are known when it is played
+        if op.node.judged:  # choices that an open grammar allows are known when it is played
             asks = self.program.asks and isinstance(op, GenOp) and not op.has_own_prompt
             place = self._put_judged(op, op.node if asks else Pause()).place
         else:
