@@ -112,8 +112,6 @@ def take_answer(player: BasePlayer, op: GenOp) -> None:
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
     answer = pushed.events.answer((place, 0))
-    if isinstance(answer, SglError):
-        raise answer
     if not player.backend.enforces and op.node.constraint is not None:
         _validate_unenforced(player, op, [answer])
     _accept(player, op, [answer], _checked(player, op, [answer]))

@@ -20,9 +20,9 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
-from sglang_lite.lang.concurrency.loop import executor
+from sglang_lite.lang.concurrency.loop import executor, on_executor
 from sglang_lite.lang.concurrency.pool import in_pool
-from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
+from sglang_lite.lang.concurrency.variables import TextLog, Variable, located, when_all_done
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.operations import (
@@ -50,6 +50,7 @@ from sglang_lite.protocol.anything import UserValue
 logger = logging.getLogger("sglang_lite")
 
 _Task: TypeAlias = asyncio.Task[None]
+_Awaited: TypeAlias = GenOp | SelectOp | JoinOp
 _NOTHING = Text("")  # current operation of a forked branch until its parent has played the fork
 # Shared by branches that have never queued anything: a deque of their own would take much memory.
 _NO_QUEUE: deque[Op] = deque()
@@ -80,7 +81,7 @@ class Player(BasePlayer):
         self._queue, self.claims = _NO_QUEUE, _NO_CLAIMS
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current = _NOTHING if depth else None
-        self._waiting: _Task | GenOp | None = None  # who plays on when the answer has come
+        self._waiting: _Task | _Awaited | None = None  # who plays on when the answer has come
         self._taken_back: Op | None = None  # operation that a queued rollback waits for, which must not wait any more
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -193,15 +194,13 @@ class Player(BasePlayer):
         self.read(partial(_raise, error))
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
-    def _wait_for(self, op: Op, waiting: _Task | GenOp) -> bool:
+    def _wait_for(self, op: Op, waiting: _Task | _Awaited) -> bool:
         """Notes what an operation waits for, before that may come. Returns False if the operation has ended."""
         with self._lock:
-            if self._current is not op:
-                return False
-            if self._taken_back is not op:
+            if self._current is op and self._taken_back is not op:
                 self._waiting = waiting
                 return True
-        self.fail(_removed(), op)
+        self.fail(_removed(), op)  # if it is current
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
@@ -233,13 +232,13 @@ class Player(BasePlayer):
 
     def _dispatch(self, op: Op) -> None:
         _begin(op)
-        if generation.is_only_answered(op, self):  # without a costly task: the thread that brings the answer plays on
-            assert op.pushed_node is not None
-            pushed, place = op.pushed_node
-            if self._wait_for(op, op) and pushed.events.has_one((place, 0), partial(self._resume, op)):
+        if _lacks_only_answers(op, self):
+            if self._wait_for(op, op) and _has_come(op, partial(self._resume, op)):
                 self._resume(op)
         elif self.backend.answer_pool is not None and _goes_to_pool(op, self):
             self.backend.answer_pool.submit(partial(self.run.context.copy().run, self._play_on_pool, op))
+        elif on_executor():
+            self._start(op)
         else:
             executor().post(self._start, op)
 
@@ -286,15 +285,15 @@ class Player(BasePlayer):
         if not self._wait_for(op, task):
             task.cancel()
 
-    def _resume(self, op: GenOp) -> None:
-        """Plays on from a generation whose answer has come, unless it was stopped meanwhile."""
+    def _resume(self, op: _Awaited) -> None:
+        """Plays on from an operation for which everything has come, unless it was stopped meanwhile."""
         with self._lock:
             if self._waiting is not op:
                 return
             self._waiting = None
         token = current_run.set(self.run)
         try:
-            generation.take_answer(self, op)
+            _take(self, op)
             following = self._play_after(op)
         except BaseException as error:  # as in _advance
             self.fail(error, op)
@@ -318,13 +317,15 @@ class Player(BasePlayer):
             except BaseException as error:  # as in _advance; no SystemExit of a backend may end this thread
                 self.fail(error, op)
                 return
-            if following is None:
+            if following is None or _lacks_only_answers(following, self):
                 break
             op = following
             _begin(op)
         with self._lock:  # as another thread may have come to wait
             if self._waiting is task:
                 self._waiting = None
+        if following is not None:
+            self._dispatch(following)
 
     def _play_on_pool(self, op: Op) -> None:
         """Plays the branch from an operation on, on a thread of the backend's pool, where its answers may block."""
@@ -335,8 +336,7 @@ class Player(BasePlayer):
         except BaseException:  # the branch has failed with it; no SystemExit of a backend may end this thread
             return
         if following is not None:
-            _begin(following)
-            executor().post(self._start, following)
+            self._dispatch(following)
 
     def fail(self, error: BaseException, op: Op | None = None, *, waits: bool = False) -> _Task | None:
         """Fails the branch and all its queued operations, or continues with a queued rollback that takes the failed
@@ -378,7 +378,7 @@ class Player(BasePlayer):
             self.begin(back)
         elif self.log is not None:
             self.log.close(failure)
-        return None if isinstance(waiting, GenOp) else waiting
+        return waiting if isinstance(waiting, asyncio.Task) else None
 
 
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
@@ -415,9 +415,35 @@ def _abort(player: Player, error: SglError, op: Op | None = None) -> None:
 
 
 def _goes_to_pool(op: Op, player: Player) -> bool:
-    """Returns True if the backend answers an operation on its threads: nobody follows the text, and no attempts or
-    limits are set."""
-    return isinstance(op, AnswerOp | EventOp) and player.backend.answers_now and player.log is None and player.run.plain
+    """Returns True if the backend answers an operation on its threads: nobody follows the text, no attempts or limits
+    are set, and it has not been tried there."""
+    answers = player.backend.answers_now and player.log is None and player.run.plain
+    return answers and isinstance(op, AnswerOp | EventOp) and on_pool.get() is not player
+
+
+def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
+    """Returns True if the thread that brings what an operation waits for plays on, without a costly task."""
+    return isinstance(op, JoinOp) or generation.is_only_answered(op, player) or selection.is_only_picked(op, player)
+
+
+def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
+    """Returns True if the answer to a pushed-down node is there. If not, `then` is called when it comes, or when the
+    branches of a join have been played."""
+    if isinstance(op, JoinOp):
+        when_all_done(op.added, then)
+        return False
+    assert op.pushed_node is not None
+    pushed, place = op.pushed_node
+    return pushed.events.has_one((place, 0), then)
+
+
+def _take(player: Player, op: _Awaited) -> None:
+    if isinstance(op, JoinOp):
+        _join(player, op)
+    elif isinstance(op, GenOp):
+        generation.take_answer(player, op)
+    else:
+        selection.take_answer(player, op)
 
 
 def _where(op: Op | None) -> Location | None:
@@ -489,8 +515,8 @@ def _join(player: BasePlayer, op: JoinOp) -> bool:
         player.pushed.note_start(op, player.transcript.pieces)
     if not all(variable.done for variable in op.added):
         return False
-    for variable in op.added:
-        player.transcript.append_joined(variable.result())
+    for pieces in [variable.result() for variable in op.added]:  # nothing if a branch has failed
+        player.transcript.append_joined(pieces)
     return True
 
 
@@ -537,10 +563,6 @@ IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
 async def play_awaited(player: BasePlayer, op: Op) -> None:
     """Plays an operation that has to wait. Runs on the executor loop."""
     match op:
-        case JoinOp():
-            added = [piece for variable in op.added for piece in await variable.get()]
-            if player.is_current(op):
-                player.transcript.append_joined(added)
         case EventOp():
             await in_pool(op.pool, op.call)
         case GenOp():

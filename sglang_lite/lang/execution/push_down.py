@@ -154,9 +154,12 @@ class BranchEvents:
         return True
 
     def answer(self, attempt: Attempt) -> UserValue:
-        """The only event of a node, which has come."""
+        """The only event of a node, which has come. Raises the SglError with which the node failed."""
         with self._lock:
-            return self._inboxes.pop(attempt).events.popleft()
+            event = self._inboxes.pop(attempt).events.popleft()
+        if isinstance(event, SglError):
+            raise event
+        return event
 
     def _inbox(self, attempt: Attempt) -> NodeEvents:
         found = self._inboxes.get(attempt)
