@@ -62,7 +62,7 @@ def read_texts(file: Path) -> list[str]:
 
 @torch.inference_mode()
 def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take) -> None:
-    """Runs a model over texts on a CPU, all in one step, so that the moments of one product at a time are in memory.
+    """Runs a model over texts on a CPU in float32, all in one step: the moments of one product at a time are in memory.
 
     Experts, and the inner matrices of latent attention, are not looked at.
 
@@ -76,7 +76,7 @@ def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take) -
     Raises:
         ModelError: the model's layers can't be watched, or inputs are not finite.
     """
-    loaded = load_model(EngineConfig(device="cpu"), folder)
+    loaded = load_model(EngineConfig(device="cpu", dtype="float32"), folder)
     model = loaded.model
     if not isinstance(model, Decoder):
         raise ModelError(f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate.")

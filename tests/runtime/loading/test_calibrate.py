@@ -88,7 +88,7 @@ def test_moments_are_those_of_what_transformers_multiplies(tmp_path, name):
     calibrate(folder, spec_of(folder), TEXTS, lambda names, moments: found.update(dict.fromkeys(names, moments)))
     assert {f"{path}.weight" for path in expected} == found.keys()
     for path, moments in expected.items():
-        assert (found[f"{path}.weight"] - moments).norm() < 0.05 * moments.norm()  # of bfloat16
+        assert (found[f"{path}.weight"] - moments).norm() < 1e-4 * moments.norm()
 
 
 @torch.inference_mode()
