@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
-from sglang_lite.lang.execution.operations import GenOp, Op, asked, on_pool
+from sglang_lite.lang.execution.operations import GenOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
@@ -93,22 +93,8 @@ def _decides(options: GenOptions) -> bool:
     return options != GenOptions(reasoning=options.reasoning)
 
 
-def is_only_answered(op: Op, player: BasePlayer) -> TypeGuard[GenOp]:
-    """Returns True if an operation is a pushed-down generation with a single sample, on whose result no Python code of
-    the caller decides: it needs no task to be played."""
-    return (
-        type(op) is GenOp
-        and op.pushed_node is not None
-        and op.expression.options is None
-        and op.expression.value_type is None
-        and player.transcript.log is None
-        and player.run.plain
-        and op.node.params.n in (UNSET, 1)
-    )
-
-
 def take_answer(player: BasePlayer, op: GenOp) -> None:
-    """Plays a generation for which `is_only_answered` is true, as its answer has come."""
+    """Plays a generation that only lacks its answer, which has come."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
     answer = pushed.events.answer((place, 0))

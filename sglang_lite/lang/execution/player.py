@@ -44,7 +44,7 @@ from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import Location, RequestAbortedError, SglError, UnknownVariableError
+from sglang_lite.protocol import UNSET, Location, RequestAbortedError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
@@ -423,7 +423,21 @@ def _goes_to_pool(op: Op, player: Player) -> bool:
 
 def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
     """Returns True if the thread that brings what an operation waits for plays on, without a costly task."""
-    return isinstance(op, JoinOp) or generation.is_only_answered(op, player) or selection.is_only_picked(op, player)
+    return isinstance(op, JoinOp) or _is_only_answered(op, player) or selection.is_only_picked(op, player)
+
+
+def _is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
+    """Returns True if an operation is a pushed-down generation with a single sample, on whose result no Python code of
+    the caller decides: it needs no task to be played."""
+    return (
+        type(op) is GenOp
+        and op.pushed_node is not None
+        and op.expression.options is None
+        and op.expression.value_type is None
+        and player.transcript.log is None
+        and player.run.plain
+        and op.node.params.n in (UNSET, 1)
+    )
 
 
 def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
