@@ -132,7 +132,7 @@ class GpuRanks:
 
     def _most(self, peers: Peers) -> int:
         """Most bytes that are exchanged by stores at once: each rank sends them to all others."""
-        return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes)
+        return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes) // 4 * 4  # whole words
 
     def _most_summed(self, peers: Peers) -> int:
         """Most bytes that are summed by stores at once: on four ranks fewer than `_most`, as of parts, a rank sends no
