@@ -139,6 +139,7 @@ Asked: TypeAlias = (
     | calls.ReleaseMemory
     | calls.ResumeMemory
     | calls.FlushCache
+    | calls.EndSession
     | calls.LoadLoraAdapter
     | calls.UnloadLoraAdapter
     | calls.Loras

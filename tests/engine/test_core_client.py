@@ -29,6 +29,7 @@ from sglang_lite.protocol import (
     Regex,
     SamplingParams,
 )
+from sglang_lite.runtime.calls import EndSession
 from tests.children import stopped
 from tests.engine import processes, processors
 from tests.engine.collector import Collector
@@ -100,6 +101,11 @@ def test_a_processor_that_the_process_can_not_import_fails_its_request_alone(own
     with pytest.raises(sgl.SglError, match="made_up_module"):
         own.generate("ab", {"max_new_tokens": 3}, custom_logit_processor=module.made_up)
     assert busy(own) == (0, 0)
+
+
+def test_a_session_ends_in_the_engines_process(own, here):
+    for engine in (own, here):
+        assert engine.core.ask(EndSession("a")).result(60) is None
 
 
 def test_a_process_that_prints_a_megabyte_goes_on(own, caplog):

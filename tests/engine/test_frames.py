@@ -1,7 +1,7 @@
 """Messages that cross: what has no form as data is refused, what can't be read fails alone."""
 
 import inspect
-from typing import Any, get_args
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -13,16 +13,20 @@ from sglang_lite.errors import Location
 from sglang_lite.program.nodes import Fork, Gen, Program, Text
 from sglang_lite.protocol import (
     BackendError,
+    Constraint,
     Delta,
     Generation,
     JsonSchema,
     ParameterError,
+    Prompt,
     RequestAbortedError,
     SamplingParams,
     Usage,
 )
-from sglang_lite.runtime.calls import CompileGrammar, StartProfile, Stats
+from sglang_lite.runtime import calls
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall, StartProfile, Stats, WriteTensors
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
+from sglang_lite.server import native
 from sglang_lite.server.features import features
 from sglang_lite.wire.failure import as_error
 
@@ -66,10 +70,31 @@ REPORTS = [
 DOCUMENTED = {
     "expert_distribution_record": sgl.Engine.dump_expert_distribution_record,
     "encode_media": features,
+    "end_session": native.close_session,
     "update_weights_from_handles": weights.update_from_handle,
     "offer_weights": weights.offer_weights,
     "send_weights": weights.send_weights,
 }
+
+
+CALLS = [
+    kind
+    for kind in vars(calls).values()
+    if isinstance(kind, type) and issubclass(kind, EngineCall) and kind not in (EngineCall, WriteTensors)
+]
+VALUES = {str: "a", int: 2, bool: True, bytes: b"a", Constraint: JsonSchema("{}"), Prompt | str: "a"}
+
+
+def some(kind: Any) -> Any:
+    """A value for a field of a type."""
+    return VALUES.get(kind, () if get_origin(kind) is tuple else None)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_every_call_crosses(kind):
+    hints = get_type_hints(kind)
+    call = kind(*(some(hints[name]) for name in kind.__struct_fields__))
+    assert crossed((1, call)) == (1, call)
 
 
 def test_every_call_that_crosses_is_a_method_that_is_documented():
