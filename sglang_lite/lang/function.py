@@ -12,20 +12,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, 
 
 from typing_extensions import ParamSpec
 
-from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name, no_such_argument
+from sglang_lite.lang.argument_names import explains_wrong_arguments, nearest_name
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batches import batch
-from sglang_lite.lang.batches.batch import (
-    BATCH_OPTIONS,
-    BatchOptions,
-    BatchPlan,
-    Given,
-    OnError,
-    async_pool_of,
-    batch_keywords,
-    pool_of,
-)
+from sglang_lite.lang.batches.batch import BatchOptions, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.loop import in_event_loop
@@ -294,13 +285,12 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             BatchError: a program failed, and on_error is "raise"; the error carries all results.
             ProgramError: the checkpoint file belongs to another batch, is damaged, or is open in another run.
         """
-        plan = _plan(self, "run_batch", batch_kwargs, given)
-        make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
+        plan = batch.plan_of(self, "run_batch", batch_kwargs, given)
         if plan.iterates:
-            return batch.yield_results(plan, batch.iterate(make_pool, plan))
+            return batch.yield_results(plan, batch.iterate(plan))
         with plan:
-            listed = batch.gather(make_pool, plan) if plan.progress is None else dict(batch.iterate(make_pool, plan))
-            return batch.results_of(plan, listed)
+            outcomes = batch.gather(plan) if plan.progress is None else dict(batch.iterate(plan))
+            return batch.results_of(plan, outcomes)
 
     @overload
     async def arun_batch(
@@ -339,8 +329,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     @with_signature_of(batch_keywords)
     async def arun_batch(self, batch_kwargs: UserValue, **given: UserValue) -> UserValue:
         """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
-        plan = _plan(self, "arun_batch", batch_kwargs, given)
-        outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, until_released=True), plan)
+        plan = batch.plan_of(self, "arun_batch", batch_kwargs, given)
+        outcomes = batch.aiterate(plan)
         if plan.iterates:
             return batch.ayield_results(plan, outcomes)
         with plan:
@@ -478,14 +468,6 @@ def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[s
     for name, value in given.items():
         (options if name in program.options else own)[name] = value
     return own, options
-
-
-def _plan(program: SglFunction, method: str, batch_kwargs: UserValue, given: dict[str, UserValue]) -> BatchPlan:
-    for name in given:
-        if name not in BATCH_OPTIONS:
-            raise no_such_argument(method, name, BATCH_OPTIONS)
-    inherit(given)
-    return batch.plan_of(program, batch_kwargs, given, batch_keywords.__kwdefaults__ or {})
 
 
 def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:

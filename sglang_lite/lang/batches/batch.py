@@ -10,21 +10,22 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Required, TypeAlias, Unpack
+from typing import Any, Literal, Protocol, Required, TypeAlias, TypeVar, Unpack
 
 from sglang_lite.kernel import progress_bar
+from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.batches.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Outcome, Pool, PoolOnLoop, Report
+from sglang_lite.lang.batches.body_pool import AsyncBodyPool, BodyPool, Outcome, Pool, Report
+from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.load_state import finished
-from sglang_lite.lang.run_options import identity_of, settings_of
+from sglang_lite.lang.run_options import identity_of, inherit, settings_of
 from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.sampling_keywords import written_out
@@ -40,6 +41,8 @@ _LIVE_ROWS = 20  # which a notebook shows while a batch runs
 OnError: TypeAlias = Literal["raise", "return", "skip"]
 Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keyword arguments of a run
 Given: TypeAlias = Mapping[str, UserValue] | list[UserValue] | tuple[UserValue, ...]  # an item as users give it
+
+_BodyPool = TypeVar("_BodyPool", BodyPool, AsyncBodyPool)
 
 
 class Cluster(Protocol):
@@ -132,6 +135,7 @@ class BatchPlan:
     """Checked settings of a batch that is ready to start.
 
     Attributes:
+        program: program that runs.
         items: positional and keyword arguments of each run.
         options: keyword arguments of `run_batch`.
         settings: settings of each run.
@@ -143,6 +147,7 @@ class BatchPlan:
         on_error, ordered: arguments of `run_batch`.
     """
 
+    program: BaseProgram
     items: list[Item]
     options: Mapping[str, Any]
     settings: RunSettings
@@ -173,30 +178,18 @@ class BatchPlan:
             self.file.close()
 
 
-def plan_of(
-    program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue], defaults: Mapping[str, UserValue]
-) -> BatchPlan:
-    """Plan of a batch with the keyword arguments that the caller has given. Bad items and settings are refused here,
-    before anything runs."""
-    options = {**defaults, **given}
+def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: dict[str, UserValue]) -> BatchPlan:
+    """Plan of a batch with the keyword arguments that the caller has given to `method`. Bad items and settings are
+    refused here, before anything runs."""
+    for name in given:
+        if name not in BATCH_OPTIONS:
+            raise no_such_argument(method, name, BATCH_OPTIONS)
+    inherit(given)
+    options = {**(batch_keywords.__kwdefaults__ or {}), **given}
     checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
     cluster = options["cluster"]
     if cluster is not None:
-        if not hasattr(cluster, "pool"):
-            raise ParameterError(
-                "cluster", f"{cluster!r:.60} is not a cluster.", hint="Give sglang_lite.ray.RayOptions(…).",
-                where=user_location(),
-            )  # fmt: skip
-        if options["backend"] is not None:
-            raise ParameterError(
-                "backend", "it is given with cluster=, whose engines run the items.",
-                hint="Leave backend out, or cluster.", where=user_location(),
-            )  # fmt: skip
-        for name in ("max_cost", "max_total_tokens"):
-            if options[name] is not None:
-                raise ParameterError(
-                    name, "has no effect over several machines, so it is refused with cluster=.", where=user_location()
-                )
+        _check_cluster(cluster, options)
         batch_kwargs = cluster.rows(batch_kwargs)
     if isinstance(batch_kwargs, Mapping):
         raise ParameterError(
@@ -230,8 +223,28 @@ def plan_of(
         )  # fmt: skip
     saved_outcomes = dict(file.states) if file is not None else {}
     progress = ProgressBar(len(items), len(saved_outcomes)) if options["progress_bar"] else None
-    on_error, ordered = options["on_error"], options["ordered"]
-    return BatchPlan(items, options, settings, window, file, saved_outcomes, progress, cluster, on_error, ordered)
+    return BatchPlan(
+        program, items, options, settings, window, file, saved_outcomes, progress, cluster,
+        on_error=options["on_error"], ordered=options["ordered"],
+    )  # fmt: skip
+
+
+def _check_cluster(cluster: object, options: Mapping[str, UserValue]) -> None:
+    if not hasattr(cluster, "pool"):
+        raise ParameterError(
+            "cluster", f"{cluster!r:.60} is not a cluster.", hint="Give sglang_lite.ray.RayOptions(…).",
+            where=user_location(),
+        )  # fmt: skip
+    if options["backend"] is not None:
+        raise ParameterError(
+            "backend", "it is given with cluster=, whose engines run the items.",
+            hint="Leave backend out, or cluster.", where=user_location(),
+        )  # fmt: skip
+    for name in ("max_cost", "max_total_tokens"):
+        if options[name] is not None:
+            raise ParameterError(
+                name, "has no effect over several machines, so it is refused with cluster=.", where=user_location()
+            )
 
 
 def _item(program: BaseProgram, index: int, item: Given) -> Item:
@@ -247,8 +260,44 @@ def _item(program: BaseProgram, index: int, item: Given) -> Item:
     return tuple(item), program.bound(item, {}, what)
 
 
-def gather(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> dict[int, Outcome]:
-    """Runs a pool, and returns the outcome of each item by its index, including the outcomes known before. Wakes
+def _pool(plan: BatchPlan, report: Report) -> Pool:
+    """Pool for the items of a batch whose outcomes are not known yet. `report` is as for BodyPool."""
+    if plan.cluster is not None:
+        saved = _saving(report, plan.file)
+        return plan.cluster.pool(plan.program, plan, saved, until_released=plan.iterates)
+    if plan.program.is_async:
+        return _body_pool(AsyncBodyPool, plan, report)
+    return _body_pool(BodyPool, plan, report)
+
+
+def _body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) -> _BodyPool:
+    def prepare(item: Item) -> BodyRun:
+        call: BodyRun = plan.program.prepared(*item, plan.options, plan.settings)
+        return call
+
+    saved = _saving(report, plan.file)
+    return kind(prepare, plan.pending, plan.window, saved, until_released=plan.iterates)
+
+
+def _saving(report: Report, file: BatchFile[ProgramState] | None) -> Report:
+    """Report that also stores successful outcomes in the checkpoint file. A failure to store becomes the item's
+    outcome."""
+    if file is None:
+        return report
+
+    def save(index: int, outcome: Outcome) -> None:
+        if isinstance(outcome, ProgramState):
+            try:
+                file.save(index, saved_run(outcome.branch, outcome.ret_value, again=False))
+            except Exception as error:  # saving failed: reported as the item's error
+                outcome = error
+        report(index, outcome)
+
+    return save
+
+
+def gather(plan: BatchPlan) -> dict[int, Outcome]:
+    """Runs a batch, and returns the outcome of each item by its index, including the outcomes known before. Wakes
     the caller once, not for each item."""
     outcomes, ended = dict(plan.saved_outcomes), threading.Event()
 
@@ -257,7 +306,7 @@ def gather(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> dict[int, Ou
         if len(outcomes) == len(plan.items):
             ended.set()
 
-    workers = make_pool(report)
+    workers = _pool(plan, report)
     try:
         if plan.pending:
             workers.start()
@@ -267,12 +316,12 @@ def gather(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> dict[int, Ou
     return outcomes
 
 
-def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a pool, and yields the index and outcome of each item, including the outcomes known before. If the plan
+def iterate(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
+    """Runs a batch, and yields the index and outcome of each item, including the outcomes known before. If the plan
     iterates, a run counts as under way until its outcome was consumed, so at most `window` runs are running or
     unread."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-    workers, order = make_pool(lambda index, outcome: finished.put((index, outcome))), _Order(plan)
+    workers, order = _pool(plan, lambda index, outcome: finished.put((index, outcome))), _Order(plan)
     try:
         if order.awaited:
             workers.start()
@@ -287,20 +336,29 @@ def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[t
         workers.stop()
 
 
-async def aiterate(
-    make_pool: Callable[[Report], PoolOnLoop], plan: BatchPlan
-) -> AsyncGenerator[tuple[int, Outcome], None]:
-    """Asynchronous form of `iterate`, on the running event loop."""
+async def aiterate(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcome], None]:
+    """Asynchronous form of `iterate`: bodies run on this event loop."""
     finished: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
-    workers = make_pool(lambda index, outcome: finished.put_nowait((index, outcome)))
-    running = asyncio.ensure_future(workers.run())
+    loop = asyncio.get_running_loop()
+
+    def report_from_thread(*reported: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finished.put_nowait, reported)
+
+    workers: Pool
+    if plan.cluster is None:
+        workers = bodies = _body_pool(AsyncBodyPool, plan, lambda *reported: finished.put_nowait(reported))
+        running = asyncio.ensure_future(bodies.run())
+    else:
+        workers = _pool(plan, report_from_thread)
+        running = asyncio.ensure_future(asyncio.to_thread(workers.start))
     running.add_done_callback(lambda _: finished.put_nowait(None))
     order = _Order(plan)
     try:
         while order.remaining:
             for index, outcome in order.ready():
                 yield index, outcome
-                if index not in plan.saved_outcomes:
+                if plan.iterates and index not in plan.saved_outcomes:
                     workers.release()
             if order.awaited:
                 reported = await finished.get()
@@ -415,23 +473,6 @@ def window_of(num_threads: str | int) -> int:
     return num_threads
 
 
-def saving(report: Report, file: BatchFile[ProgramState] | None) -> Report:
-    """Report that also stores successful outcomes in the checkpoint file. A failure to store becomes the item's
-    outcome."""
-    if file is None:
-        return report
-
-    def save(index: int, outcome: Outcome) -> None:
-        if isinstance(outcome, ProgramState):
-            try:
-                file.save(index, saved_run(outcome.branch, outcome.ret_value, again=False))
-            except Exception as error:  # saving failed: reported as the item's error
-                outcome = error
-        report(index, outcome)
-
-    return save
-
-
 def _is_yielded(outcome: Outcome, on_error: OnError) -> bool:
     """Returns True if an iterator yields an outcome. Raises the outcome if it is an error and `on_error` is "raise"."""
     if isinstance(outcome, Exception) and on_error == "raise":
@@ -454,35 +495,3 @@ async def ayield_results(
             async for index, outcome in outcomes:
                 if _is_yielded(outcome, plan.on_error):
                     yield outcome if plan.ordered else (index, outcome)
-
-
-def pool_of(program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
-    """Pool for the items of a batch whose outcomes are not known yet. `report` and `until_released` are as for
-    BodyPool."""
-    saved = saving(report, plan.file)
-    if plan.cluster is not None:
-        return plan.cluster.pool(program, plan, saved, until_released=until_released)
-    if program.is_async:
-        return _async_bodies(program, plan, report, until_released=until_released)
-
-    def call(item: Item) -> UserValue:
-        return program.prepared(item[0], item[1], plan.options, plan.settings)
-
-    return BodyPool(call, plan.pending, plan.window, saved, until_released=until_released)
-
-
-def async_pool_of(program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
-    """`pool_of` for a caller that awaits the pool on an event loop."""
-    if plan.cluster is None:
-        return _async_bodies(program, plan, report, until_released=until_released)
-    return AwaitedPool(partial(pool_of, program, plan, until_released=until_released), report)
-
-
-def _async_bodies(program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> AsyncBodyPool:
-    async def body(item: Item) -> ProgramState:
-        call = program.prepared(item[0], item[1], plan.options, plan.settings)
-        await call.arun()
-        state: ProgramState = call.state
-        return state
-
-    return AsyncBodyPool(body, plan.pending, plan.window, saving(report, plan.file), until_released=until_released)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from typing import Any, Protocol, TypeAlias
 
+from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import located, of_thread
 from sglang_lite.lang.execution.reading import when_finished
@@ -24,28 +25,10 @@ Job: TypeAlias = "tuple[int, Any]"
 Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
 
 
-class PreparedRun(Protocol):
-    """Run whose state exists before its body has begun."""
-
-    state: ProgramState
-
-    def run(self) -> ProgramState: ...
-
-
 class Pool(Protocol):
     """Runs the items of a batch, and reports the outcome of each."""
 
     def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
-class PoolOnLoop(Protocol):
-    """Pool that runs within `await run()`, and reports on that event loop."""
-
-    async def run(self) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -62,7 +45,7 @@ class BodyPool:
     ms (the bodies do slow work themselves), up to one thread for each run that may be under way.
 
     Args:
-        call: prepares the run of an item.
+        prepare: prepares the run of an item.
         jobs: items with their indices.
         window: maximum number of runs under way.
         report: called with the index and outcome of each item, on any thread.
@@ -72,14 +55,14 @@ class BodyPool:
 
     def __init__(
         self,
-        call: Callable[[UserValue], PreparedRun],
+        prepare: Callable[[UserValue], BodyRun],
         jobs: Iterable[Job],
         window: int,
         report: Report,
         *,
         until_released: bool,
     ) -> None:
-        self._call, self._jobs, self._window = call, iter(jobs), window
+        self._prepare, self._jobs, self._window = prepare, iter(jobs), window
         self._report, self._until_released = report, until_released
         self._states: dict[int, ProgramState] = {}  # states of the runs under way, by index
         self._stopped = False
@@ -182,7 +165,7 @@ class BodyPool:
         when_finished(state.branch.player, lambda: self._finished(index, outcome_of(state)))
 
     def _run_body(self, index: int, item: Any) -> ProgramState:
-        call = self._call(item)
+        call = self._prepare(item)
         with self._bell:
             self._states[index] = call.state
             if self._stopped:
@@ -208,14 +191,14 @@ class AsyncBodyPool:
 
     def __init__(
         self,
-        body: Callable[[UserValue], Coroutine[object, object, ProgramState]],
+        prepare: Callable[[UserValue], BodyRun],
         jobs: Iterable[Job],
         window: int,
         report: Report,
         *,
         until_released: bool,
     ) -> None:
-        self._body, self._jobs, self._window = body, iter(jobs), window
+        self._prepare, self._jobs, self._window = prepare, iter(jobs), window
         self._report, self._until_released = report, until_released
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
@@ -263,7 +246,9 @@ class AsyncBodyPool:
 
     async def _run(self, index: int, item: Any) -> None:
         try:
-            outcome = outcome_of(await self._body(item))
+            call = self._prepare(item)
+            await call.arun()
+            outcome = outcome_of(call.state)
         except BaseException as error:  # as in BodyPool
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -272,37 +257,6 @@ class AsyncBodyPool:
         self._report(index, outcome)
         if not self._until_released and self._room is not None:
             self._room.release()
-
-
-class AwaitedPool:
-    """Adapter that lets an event loop await a pool whose reports come from threads.
-
-    Args:
-        make_pool: makes the pool, given the function to which it reports.
-        report: called on the event loop with the index and outcome of each item.
-    """
-
-    def __init__(self, make_pool: Callable[[Report], Pool], report: Report) -> None:
-        self._pool = make_pool(self._reported)
-        self._report = report
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def run(self) -> None:
-        """Runs the pool until this coroutine is cancelled."""
-        self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self._pool.start)
-        await asyncio.Event().wait()
-
-    def _reported(self, index: int, outcome: Outcome) -> None:
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._report, index, outcome)
-
-    def stop(self) -> None:
-        self._pool.stop()
-
-    def release(self) -> None:
-        self._pool.release()
 
 
 def _stopped() -> RequestAbortedError:
