@@ -13,6 +13,7 @@ from threading import Thread
 from types import TracebackType
 
 from sglang_lite.lang.backend.base import Backend
+from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.kept import Kept
@@ -85,8 +86,13 @@ class BodyRun:
             branch.end()
 
     def run(self) -> ProgramState:
-        """Runs the body in this thread. An exception of the body ends the run and is raised."""
+        """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs an event loop. An
+        exception of the body ends the run and is raised."""
         state, program = self.state, self._program
+        if program.is_async and in_event_loop():
+            if (raised := self._started().wait()) is not None:
+                raise raised
+            return state
         with self:
             result = program.func(state, *self._args, **self._kwargs)
             state.ret_value = asyncio.run(result) if program.is_async else checked_return_value(program, result)
@@ -97,37 +103,30 @@ class BodyRun:
         with contextlib.suppress(Exception):  # kept in the state
             self.run()
 
-    def run_in_thread(self) -> None:
-        """Runs a coroutine body in a new thread and waits for its end, for a thread whose event loop is running."""
-        ended, raised = self._started()
-        ended.wait()
-        if raised:
-            raise raised[0]
-
-    def _started(self) -> tuple[Variable, list[BaseException]]:
-        """Starts the body in a new thread. Returns a variable that is set at the end of the body, and a list that then
-        contains the exception that the body raised, if any."""
-        ended, raised = Variable(), list[BaseException]()
+    def _started(self) -> Variable:
+        """Starts the body in a new thread. Returns a variable that is set at the end of the body, to the exception that
+        the body raised or None."""
+        ended = Variable()
 
         def run() -> None:
+            raised = None
             try:
                 self.run()
             except BaseException as error:  # raised again in the waiting thread or task
-                raised.append(error)
-            ended.set(None)
+                raised = error
+            ended.set(raised)
 
         start_thread(run)
-        return ended, raised
+        return ended
 
     async def arun_body(self) -> ProgramState:
         """Awaits the body: a coroutine body in this event loop, a plain one in a new thread."""
         state, program = self.state, self._program
         if not program.is_async:
-            ended, raised = self._started()
             with self._stopped_with_the_task():
-                await ended.get()
-            if raised:
-                raise raised[0]
+                raised = await self._started().get()
+            if raised is not None:
+                raise raised
             return state
         with self:
             state.ret_value = await program.func(state, *self._args, **self._kwargs)

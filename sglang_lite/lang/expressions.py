@@ -313,6 +313,7 @@ class BaseProgram(ABC, Generic[R]):
         kwargs: dict[str, UserValue],
         options: Mapping[str, UserValue],
         settings: UserValue = None,
+        kept: UserValue = None,
     ) -> UserValue:
         """BodyRun of the program that has not started yet."""
 
@@ -324,10 +325,6 @@ class BaseProgram(ABC, Generic[R]):
     @abstractmethod
     def trace(self, **kwargs: UserValue) -> UserValue:
         """Runs the body once without executing its nodes, and records them."""
-
-    @abstractmethod
-    def run_again(self, called: Any, run: Any, kept: Any) -> UserValue:  # types of modules that import this one
-        """Repeats a run of the program, with the answers that it keeps. Returns the new state."""
 
 
 class AsyncProgram(BaseProgram[R]):

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, TypeAlias, Unpack, overload
 
@@ -19,10 +18,9 @@ from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchOptions, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.checks import check_whole
-from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
+from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.program_call import ProgramCall
@@ -187,7 +185,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             if settings.stream:
                 start_thread(call.run_streaming)
             else:
-                self._run_here(call)
+                call.run()
         if not (settings.use_thread or settings.stream):
             finished(call.state.branch.player).wait()
             call.state.error()
@@ -336,21 +334,6 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         with plan:
             return batch.results_of(plan, {index: outcome async for index, outcome in outcomes})
 
-    def run_again(self, called: BoundCall, run: Run, kept: Kept) -> ProgramState[R]:
-        """Repeats a run of the program, with a fresh budget."""
-        budget = None if run.settings.budget is None else run.settings.budget.afresh()
-        with trimmed:
-            settings = replace(run.settings, stream=False, budget=budget)
-            call = BodyRun(self, called.args, dict(called.kwargs), run.backend, settings, kept)
-            return self._run_here(call)
-
-    def _run_here(self, call: BodyRun) -> ProgramState[R]:
-        """Runs a call and returns its state. A coroutine body runs in a new thread if this thread runs an event
-        loop."""
-        run = call.run_in_thread if self.is_async and in_event_loop() else call.run
-        run()
-        return call.state
-
     def __reduce__(self) -> tuple[object, ...]:
         return _pickled(self)
 
@@ -413,12 +396,13 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         kwargs: dict[str, UserValue],
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
+        kept: Kept | None = None,
     ) -> BodyRun:
         """Run of the program that has not started yet. `settings` are those of the options, or None to determine them
-        here. Raises ParameterError if an argument or option does not fit."""
+        here; `kept` are the answers that a rerun keeps. Raises ParameterError if an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
-            return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options))
+            return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options), kept)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,15 +11,15 @@ from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.reading import when_finished
 from sglang_lite.lang.runs.log import answers_of
-from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.lang.tracebacks import trimmed, user_location
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 
 
 def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
     """State of a rerun; arguments and errors as of `ProgramState.rerun`. Everything in the branch has been played."""
-    run = branch.run
-    if run.called is None:
+    run, called = branch.run, branch.run.called
+    if called is None:
         raise ProgramError(
             "this state has no program to run again.",
             hint="Load it with sgl.load(path, program); its run's arguments must be plain data.",
@@ -32,7 +33,11 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
             where=user_location(),
         )  # fmt: skip
     kept = _kept(branch, at, value)
-    state: Any = run.called.program.run_again(run.called, run, kept)  # a ProgramState, which imports this module
+    budget = None if run.settings.budget is None else run.settings.budget.afresh()
+    settings = replace(run.settings, stream=False, budget=budget)
+    with trimmed:
+        call = called.program.prepared(called.args, dict(called.kwargs), {"backend": run.backend}, settings, kept)
+        state: Any = call.run()  # a ProgramState, which imports this module
     if value is None:
         return state
     player = state.branch.player
