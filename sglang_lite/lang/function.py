@@ -503,7 +503,7 @@ def _pickled(program: SglFunction) -> tuple[object, ...]:
     """
     func = program.func
     if isinstance(func, MethodType):
-        return _of_instance, (func.__self__, func.__name__, program.bind_arguments)
+        return _unpickled, (func.__self__, func.__name__, program.bind_arguments)
     name = f"{func.__module__}:{func.__qualname__}"
     try:
         found = import_by_name(name)
@@ -514,15 +514,10 @@ def _pickled(program: SglFunction) -> tuple[object, ...]:
             f"the program {program.name!r} can't be pickled: its module has no program of this name.",
             hint="Define it at the top of a module, or as a method of a class there.",
         )
-    return _of_module, (name, program.bind_arguments)
+    return _unpickled, (None, name, program.bind_arguments)
 
 
-def _of_module(name: str, bound: dict[str, Any]) -> SglFunction:
-    found = import_by_name(name)
+def _unpickled(instance: object, name: str, bound: dict[str, Any]) -> SglFunction:
+    found: Any = import_by_name(name) if instance is None else getattr(instance, name)
     program = found if isinstance(found, SglFunction) else SglFunction(found)
-    return program.bind(**bound) if bound else program
-
-
-def _of_instance(instance: object, name: str, bound: dict[str, Any]) -> SglFunction:
-    program: SglFunction = getattr(instance, name)
     return program.bind(**bound) if bound else program
