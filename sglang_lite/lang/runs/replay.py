@@ -92,13 +92,12 @@ class Replay(Backend):
         self.trace_name = self._head.backend
         self.chat_template = chat_template or _template(self._head.template)
         self._lock = threading.Lock()
-        self._of_request: defaultdict[bytes, deque[RecordedCall]] = defaultdict(deque)
-        self._of_both: defaultdict[tuple[bytes, NodeIdentity], deque[RecordedCall]] = defaultdict(deque)
-        self._of_node: defaultdict[NodeIdentity, deque[RecordedCall]] = defaultdict(deque)
+        # Calls by request and node, by request, and by node. Each is in all three queues; a used one is passed over.
+        self._queues: defaultdict[object, deque[RecordedCall]] = defaultdict(deque)
         for call in self._calls:
             key, node = request_key(call.request), _node_of(call)
-            for calls in (self._of_request[key], self._of_both[key, node], self._of_node[node]):
-                calls.append(call)
+            for matched in ((key, node), key, node):
+                self._queues[matched].append(call)
         self._used: set[int] = set()
 
     @property
@@ -163,20 +162,14 @@ class Replay(Backend):
         """Recorded call that answers a request. Each call is used once."""
         node, key = current_node(), request_key(request)
         with self._lock:
-            call = self._next(self._of_both.get((key, node)), request) or self._next(self._of_request.get(key), request)
-            if call is None and self._by_node:
-                call = self._next(self._of_node.get(node), request)
-            if call is not None:
-                self._used.add(call.number)
-                return call
+            for matched in ((key, node), key, *([node] if self._by_node else [])):
+                calls = self._queues.get(matched)
+                while calls:
+                    call = calls.popleft()
+                    if call.number not in self._used and call.request.choices == request.choices:
+                        self._used.add(call.number)
+                        return call
             raise self._refusal(request, key, node)
-
-    def _next(self, calls: deque[RecordedCall] | None, request: RecordedRequest) -> RecordedCall | None:
-        while calls:
-            call = calls.popleft()
-            if call.number not in self._used and call.request.choices == request.choices:
-                return call
-        return None
 
     def _refusal(self, request: RecordedRequest, key: bytes, node: NodeIdentity) -> CapabilityError:
         """Error for a request that was not recorded, or not so often."""
