@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -46,20 +46,7 @@ from sglang_lite.lang.unawaited import must_await
 from sglang_lite.markup import element, fragment
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import BaseNode, Expression, Mark, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
-from sglang_lite.protocol import (
-    UNSET,
-    Constraint,
-    Delta,
-    Generation,
-    Location,
-    ParameterError,
-    ProgramError,
-    Prompt,
-    Regex,
-    SamplingParams,
-    Selection,
-    TraceError,
-)
+from sglang_lite.protocol import UNSET, Location, ParameterError, ProgramError, Regex, TraceError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.chat_template import TurnTemplate
 
@@ -379,13 +366,11 @@ class NoBackend(Backend):
         super().__init__()
         self.chat_template = template or get_chat_template("chatml")
 
-    def agenerate(
-        self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
+    def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
         raise TraceError("tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program).")
 
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        raise TraceError("tracing can't run a program.", hint="Add it (s += program(…)), or use s.call(program).")
+    async def aselect(self, *args: object, **kwargs: object) -> NoReturn:
+        self.agenerate()
 
 
 _SOME_TEXT = Text("…")
