@@ -19,15 +19,13 @@ from sglang_lite.kernel import progress_bar
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, BodyPool, Outcome, Pool, Report
+from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.run_options import identity_of, inherit, settings_of
-from sglang_lite.lang.runs.checkpoint import BatchFile, batch_parts
-from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import rows_table, states_table
@@ -152,7 +150,7 @@ class BatchPlan:
     options: Mapping[str, Any]
     settings: RunSettings
     window: int
-    file: BatchFile[ProgramState] | None
+    file: BatchFile | None
     saved_outcomes: Mapping[int, Outcome]
     progress: ProgressBar | None
     cluster: Cluster | None
@@ -215,7 +213,7 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: dict
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.", where=user_location())
         identity = identity_of(options) if cluster is None else cluster.identity()
         parts = batch_parts(program.func, settings, identity, version)
-        file = BatchFile(Path(checkpoint), program.name, parts, items, finished, skip_damaged=skip_damaged)
+        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
     elif version is not None or skip_damaged:
         raise ParameterError(
             "skip_damaged" if version is None else "version", "it has no effect without a checkpoint file.",
@@ -279,7 +277,7 @@ def _body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) -> _BodyP
     return kind(prepare, plan.pending, plan.window, saved, until_released=plan.iterates)
 
 
-def _saving(report: Report, file: BatchFile[ProgramState] | None) -> Report:
+def _saving(report: Report, file: BatchFile | None) -> Report:
     """Report that also stores successful outcomes in the checkpoint file. A failure to store becomes the item's
     outcome."""
     if file is None:
@@ -288,7 +286,7 @@ def _saving(report: Report, file: BatchFile[ProgramState] | None) -> Report:
     def save(index: int, outcome: Outcome) -> None:
         if isinstance(outcome, ProgramState):
             try:
-                file.save(index, saved_run(outcome.branch, outcome.ret_value, again=False))
+                file.save(index, outcome)
             except Exception as error:  # saving failed: reported as the item's error
                 outcome = error
         report(index, outcome)

@@ -12,22 +12,24 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sglang_lite import wire
 from sglang_lite.lang.execution.run import RunSettings
+from sglang_lite.lang.load_state import finished
 from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
+from sglang_lite.lang.runs.saving import saved_run
+from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError, ProgramError, WireError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given_values
-from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow, SavedRun
+from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow
 
 logger = logging.getLogger("sglang_lite")
 
-State = TypeVar("State")
 _HEAD = b'{"version":1,"type":"CheckpointHead",'  # beginning of a checkpoint
 _EARLIER = b'{"sglang_lite_batch":'  # of one in the format of earlier versions
 _PYTHON = sys.implementation.cache_tag or sys.version  # version of Python, as code objects are compared
@@ -68,7 +70,7 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
     return found.parts
 
 
-class BatchFile(Generic[State]):
+class BatchFile:
     """Checkpoint file, locked against other runs until it is closed or its process ends, however that ends.
 
     Args:
@@ -77,7 +79,6 @@ class BatchFile(Generic[State]):
         parts: result of `batch_parts`.
         items: arguments of the batch's items, in the order of the indices in the file; items may have been added at the
             end.
-        restore: makes the state of a saved run.
         skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
 
     Attributes:
@@ -96,14 +97,13 @@ class BatchFile(Generic[State]):
         program: str,
         parts: Mapping[str, str],
         items: Sequence[UserValue],
-        restore: Callable[[SavedRun], State],
         *,
         skip_damaged: bool = False,
     ) -> None:
         self._path, self._program, self._parts, self._lock = path, program, parts, threading.Lock()
         self._arguments = [_item_digest(i, item) for i, item in enumerate(items)]
-        self._restore, self._skip_damaged = restore, skip_damaged
-        self.states: dict[int, State] = {}
+        self._skip_damaged = skip_damaged
+        self.states: dict[int, ProgramState] = {}
         try:
             self._file = open(path, "a+b")  # noqa: SIM115 # closed by close
         except (OSError, ValueError) as error:
@@ -190,7 +190,7 @@ class BatchFile(Generic[State]):
         if row.arguments != self._arguments[row.index]:
             raise self._refusal(number, f"item {row.index} has other arguments now.")
         try:
-            self.states[row.index] = self._restore(row.run)
+            self.states[row.index] = finished(row.run)
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
@@ -198,8 +198,9 @@ class BatchFile(Generic[State]):
     def _refusal(self, line: int, problem: str, hint: str = "Name another file, or delete this one.") -> ProgramError:
         return ProgramError(f"{self._path}, line {line}: {problem}", hint=hint, where=user_location())
 
-    def save(self, index: int, run: SavedRun) -> None:
+    def save(self, index: int, state: ProgramState) -> None:
         """Stores a finished item."""
+        run = saved_run(state.branch, state.ret_value, again=False)
         self._write(CheckpointRow(index, self._arguments[index], run))
 
     def _write(self, record: CheckpointHead | CheckpointRow) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from tests.lang.runs.test_checkpoint_file import ITEMS, TEXTS, VALUES, City, add, refused, run, script, square
+from tests.lang.batches.test_checkpoint_file import ITEMS, TEXTS, VALUES, City, add, refused, run, script, square
 
 
 @pytest.fixture
