@@ -183,6 +183,14 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: dict
         if name not in BATCH_OPTIONS:
             raise no_such_argument(method, name, BATCH_OPTIONS)
     inherit(given)
+    try:
+        return _checked_plan(program, batch_kwargs, given)
+    except ParameterError as error:
+        error.where = error.where or user_location()
+        raise
+
+
+def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue]) -> BatchPlan:
     options = {**(batch_keywords.__kwdefaults__ or {}), **given}
     checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
     cluster = options["cluster"]
@@ -191,33 +199,29 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: dict
         batch_kwargs = cluster.rows(batch_kwargs)
     if isinstance(batch_kwargs, Mapping):
         raise ParameterError(
-            "batch_kwargs", "one mapping is not a list of arguments.", hint="Give a list: run_batch([{…}, {…}]).",
-            where=user_location(),
-        )  # fmt: skip
+            "batch_kwargs", "one mapping is not a list of arguments.", hint="Give a list: run_batch([{…}, {…}])."
+        )
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
-        raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
+        raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.")
     check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})
-    try:
-        if options["backend"] is not None:
-            options["backend"] = as_backend(options["backend"])  # one for all items
-        settings = settings_of(given)
-    except ParameterError as error:
-        error.where = error.where or user_location()
-        raise
-    check_on_error(options["on_error"])
+    if options["backend"] is not None:
+        options["backend"] = as_backend(options["backend"])  # one for all items
+    settings = settings_of(given)
+    if options["on_error"] not in ("raise", "return", "skip"):
+        raise ParameterError("on_error", f"{options['on_error']!r} is not 'raise', 'return' or 'skip'.")
     items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
-    window = min(window_of(options["num_threads"]), max(len(items), 1))
+    window = min(_window(options["num_threads"]), max(len(items), 1))
     file = None
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
-            raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.", where=user_location())
+            raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.")
         identity = identity_of(options) if cluster is None else cluster.identity()
         parts = batch_parts(program.func, settings, identity, version)
         file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
     elif version is not None or skip_damaged:
         raise ParameterError(
             "skip_damaged" if version is None else "version", "it has no effect without a checkpoint file.",
-            hint="Give checkpoint=…, or leave it out.", where=user_location(),
+            hint="Give checkpoint=…, or leave it out.",
         )  # fmt: skip
     saved_outcomes = dict(file.states) if file is not None else {}
     progress = ProgressBar(len(items), len(saved_outcomes)) if options["progress_bar"] else None
@@ -230,19 +234,16 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: dict
 def _check_cluster(cluster: object, options: Mapping[str, UserValue]) -> None:
     if not hasattr(cluster, "pool"):
         raise ParameterError(
-            "cluster", f"{cluster!r:.60} is not a cluster.", hint="Give sglang_lite.ray.RayOptions(…).",
-            where=user_location(),
-        )  # fmt: skip
+            "cluster", f"{cluster!r:.60} is not a cluster.", hint="Give sglang_lite.ray.RayOptions(…)."
+        )
     if options["backend"] is not None:
         raise ParameterError(
             "backend", "it is given with cluster=, whose engines run the items.",
-            hint="Leave backend out, or cluster.", where=user_location(),
+            hint="Leave backend out, or cluster.",
         )  # fmt: skip
     for name in ("max_cost", "max_total_tokens"):
         if options[name] is not None:
-            raise ParameterError(
-                name, "has no effect over several machines, so it is refused with cluster=.", where=user_location()
-            )
+            raise ParameterError(name, "has no effect over several machines, so it is refused with cluster=.")
 
 
 def _item(program: BaseProgram, index: int, item: Given) -> Item:
@@ -252,9 +253,8 @@ def _item(program: BaseProgram, index: int, item: Given) -> Item:
         return (), program.bound((), dict(item), what)
     if not isinstance(item, list | tuple):
         raise ParameterError(
-            what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}.",
-            where=user_location(),
-        )  # fmt: skip
+            what, f"{item!r:.80} is neither a mapping nor a list.", hint="Give arguments by name: {'name': value}."
+        )
     return tuple(item), program.bound(item, {}, what)
 
 
@@ -456,18 +456,11 @@ class ProgressBar:
         self._bar.close()
 
 
-def check_on_error(on_error: str) -> None:
-    if on_error not in ("raise", "return", "skip"):
-        raise ParameterError("on_error", f"{on_error!r} is not 'raise', 'return' or 'skip'.", where=user_location())
-
-
-def window_of(num_threads: str | int) -> int:
+def _window(num_threads: str | int) -> int:
     if num_threads == "auto":
         return max(96, (os.cpu_count() or 1) * 16)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ParameterError(
-            "num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.", where=user_location()
-        )
+        raise ParameterError("num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.")
     return num_threads
 
 

@@ -56,7 +56,7 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
         found.add(f"the setting {name}", value)
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, str | int):
-            raise ParameterError("version", f"{version!r} is neither text nor a whole number.", where=user_location())
+            raise ParameterError("version", f"{version!r} is neither text nor a whole number.")
         found.add("the version", str(version))
     else:
         found.add("Python", _PYTHON)
@@ -65,7 +65,6 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
         raise ParameterError(
             "checkpoint", f"{name} is a {kind}, which can't be compared between runs.",
             hint="Set `version=` to the version of the program, which is compared instead.",
-            where=user_location(),
         )  # fmt: skip
     return found.parts
 
@@ -107,11 +106,8 @@ class BatchFile:
         try:
             self._file = open(path, "a+b")  # noqa: SIM115 # closed by close
         except (OSError, ValueError) as error:
-            raise ParameterError(
-                "checkpoint",
-                f"{str(path)!r} can't be written: {getattr(error, 'strerror', None) or error}.",
-                where=user_location(),
-            ) from error
+            problem = f"{str(path)!r} can't be written: {getattr(error, 'strerror', None) or error}."
+            raise ParameterError("checkpoint", problem) from error
         self._finalizer = weakref.finalize(self, self._file.close)
         try:
             self._read()
@@ -219,7 +215,7 @@ def _item_digest(index: int, item: Any) -> str:
     except UnreadableError as error:
         raise ParameterError(
             f"batch_kwargs[{index}]", f"a {error.kind} in it can't be compared between runs.",
-            hint="Give plain data, or leave checkpoint out.", where=user_location(),
+            hint="Give plain data, or leave checkpoint out.",
         ) from error  # fmt: skip
 
 
