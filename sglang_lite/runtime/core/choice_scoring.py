@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
+_PROMPT = -1  # row of the request for the prompt alone
 
 
 class ChoiceScoring:
@@ -54,14 +54,12 @@ class ChoiceScoring:
         self._context, self._sink = context, sink
         self._choices: Sequence[str] = ()
         self._start = 0  # index of the first scored token in the choices' rows
-        self._lock = threading.Lock()
-        self._ended = False
-        self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
-        self._prompt_request: Request | None = None  # for the prompt alone
-        self._results: dict[int, Generation] = {}
         # used on the loop's thread only
+        self._ended = False
+        self._prompt: Request | None = None  # for the prompt alone, which may not be submitted; None before all begins
+        self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
         self._awaited: set[int] = set()  # rows without a result yet
-        self._prompt: Generation | None = None  # result of `_before`, if it was submitted
+        self._results: dict[int, Generation] = {}  # by row
 
     def start(
         self,
@@ -108,7 +106,7 @@ class ChoiceScoring:
             for request in builder.build(
                 ids,
                 params,
-                partial(self._row_done, row),
+                partial(self._done, row),
                 namespace=namespace,
                 score_from=start,
                 media=log.media if row < len(choices) else (),
@@ -117,19 +115,12 @@ class ChoiceScoring:
         for request in (before, *requests[: len(choices)]):  # the rows that contain the prompt
             request.branch = branch
             request.priority = 0 if branch is None else branch.program.priority
-        with self._lock:
-            if self._ended:
-                return
-            self._requests, self._prompt_request = requests, before
-        self._context.loop.inbox.post(self._begin)
+        self._context.loop.inbox.post(partial(self._begin, before, requests))
 
     def abort(self) -> None:
-        """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has not been started."""
-        with self._lock:
-            requests = self._requests if self._prompt_request is None else [self._prompt_request, *self._requests]
-            self._ended = self._ended or not requests
-        for request in requests:
-            self._context.loop.abort(request)
+        """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has not been started.
+        May be called on any thread."""
+        self._context.loop.inbox.post_if_open(self._abort)
 
     def partial(self) -> Generation | None:
         """Result of an abort, which has used the prompts of all rows, as the scores would have; None if nothing was
@@ -153,29 +144,40 @@ class ChoiceScoring:
             max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts, lora_path=lora_path
         )
         builder = self._context.builder
-        ids = rows[0][: self._start]
-        (request,) = builder.build(ids, builder.resolved(asked), self._prompt_done, namespace=namespace, media=media)
+        prompt = rows[0][: self._start]
+        (request,) = builder.build(
+            prompt, builder.resolved(asked), partial(self._done, _PROMPT), namespace=namespace, media=media
+        )
         return request
 
-    def _begin(self) -> None:
+    def _begin(self, before: Request, requests: list[Request]) -> None:
         """Submits the request for the prompt first if that saves time, else all choices at once. On the loop's
         thread."""
-        loop, before, count = self._context.loop, self._prompt_request, len(self._choices)
-        assert before is not None
+        if self._ended:
+            return
+        loop, count = self._context.loop, len(self._choices)
         store = loop.scheduler.store
         cached = store.tree.cached_length(*before.space.key(before.tokens))
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
-        submitted = self._requests
-        self._awaited = set(range(len(submitted)))
-        alike = all(each.space.common(before.space, self._start) == self._start for each in self._requests[:count])
+        self._prompt, self._requests, submitted = before, requests, requests
+        self._awaited = set(range(len(requests)))
+        alike = all(each.space.common(before.space, self._start) == self._start for each in requests[:count])
         if alike and again * (count - 1) >= self._context.step_cost:
-            for row, request in enumerate(self._requests[:count]):
+            for row, request in enumerate(requests[:count]):
                 request.score_from = self._start + 1
                 if len(request.tokens) == self._start + 1:  # no token is left to compute
                     self._awaited.remove(row)
-            submitted = [before, *self._requests[count:]]
+            self._awaited.add(_PROMPT)
+            submitted = [before, *requests[count:]]
         for request in submitted:
             loop.receive(request)
+
+    def _abort(self) -> None:
+        if self._prompt is None:
+            self._ended = True
+            return
+        for request in (self._prompt, *self._requests):
+            self._context.loop.abort(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
         """Token ids of prompt and choice, and the index of the first scored token, for each choice."""
@@ -189,54 +191,38 @@ class ChoiceScoring:
             unknown = next(choice.text for choice, ids in zip(choices, together) if not ids)
             raise ParameterError("choices", f"{unknown!r:.60} has no tokens for this model.", hint="Leave it out.")
         if start == 0:  # nothing precedes the first token, so the start of a document is put there
-            before = array("i", [self._document_start()])
-            return [(before + log.fixed + ids, 1) for ids in together]
+            tokenizer = self._context.tokenizer
+            bos = min(tokenizer.eos_ids, default=0) if tokenizer.bos_id is None else tokenizer.bos_id
+            return [(array("i", [bos]) + log.fixed + ids, 1) for ids in together]
         return [(log.fixed + ids, start) for ids in together]
 
-    def _document_start(self) -> int:
-        tokenizer = self._context.tokenizer
-        if tokenizer.bos_id is not None:
-            return tokenizer.bos_id
-        return min(tokenizer.eos_ids, default=0)
-
-    def _prompt_done(self, event: Event) -> None:
-        if isinstance(event, SglError):
-            self._end(event)
-        elif isinstance(event, Generation):
-            self._prompt = event
-            for row in sorted(self._awaited):
-                if row < len(self._choices):
-                    self._context.loop.submit(self._requests[row])
-            self._end_if_complete()
-
-    def _row_done(self, row: int, event: Event) -> None:
+    def _done(self, row: int, event: Event) -> None:
         if isinstance(event, SglError):
             self._end(event)
         elif isinstance(event, Generation):
             self._results[row] = event
             self._awaited.discard(row)
-            self._end_if_complete()
-
-    def _end_if_complete(self) -> None:
-        if not self._awaited:
-            self._end(self._selection())
+            if row == _PROMPT:
+                for choice in sorted(self._awaited & {*range(len(self._choices))}):
+                    self._context.loop.submit(self._requests[choice])
+            if not self._awaited:
+                self._end(self._selection())
 
     def _end(self, outcome: Selection | SglError) -> None:
+        if self._ended:
+            return
         if isinstance(outcome, RequestAbortedError):  # of one row
             outcome.partial = self.partial()
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
+        self._ended = True
         if isinstance(outcome, SglError):
-            self.abort()
+            self._abort()
         self._sink(outcome)
 
     def _selection(self) -> Selection:
         count = len(self._choices)
         firsts: dict[int, float] = {}
-        if self._prompt is not None:
-            firsts = {token: logprob for logprob, token, _ in self._prompt.output_logprobs[0].ids}
+        if _PROMPT in self._results:
+            firsts = {token: logprob for logprob, token, _ in self._results[_PROMPT].output_logprobs[0].ids}
         scores = []
         for row, choice in enumerate(self._choices):
             ids = tuple(self._requests[row].tokens[self._start :].tolist())
@@ -245,7 +231,7 @@ class ChoiceScoring:
             logprobs += [e.logprob for e in result.prompt_logprobs if e.logprob is not None] if result else []
             unconditional = self._unconditional_logprobs(count + row) if self._unconditional else None
             scores.append(ChoiceScore(choice, ids, tuple(logprobs), unconditional))
-        results = [*self._results.values(), *([] if self._prompt is None else [self._prompt])]
+        results = self._results.values()
         cached = list(map(self._cached, range(len(self._requests))))
         media = [(r.media, r.prompt_len, found) for r, found in zip(self._requests, cached) if r.media is not None]
         return Selection(
@@ -269,14 +255,13 @@ class ChoiceScoring:
 
     def _cached(self, row: int) -> int:
         """Number of cached tokens of a row. The request for the prompt counts as that of the first row."""
-        if self._prompt is not None and row == 0:
-            return self._prompt.usage.cached_tokens
-        return self._results[row].usage.cached_tokens if row in self._results else self._start
+        result = self._results.get(_PROMPT if row == 0 and _PROMPT in self._results else row)
+        return self._start if result is None else result.usage.cached_tokens
 
     def _meta(self) -> dict[str, object]:
         """Reason why tokens of the prompt were not cached, taken from the row that computed most."""
-        if self._prompt is not None:
-            miss = self._prompt.meta.get("cache_miss")
+        if _PROMPT in self._results:
+            miss = self._results[_PROMPT].meta.get("cache_miss")
             return {} if miss is None else {"cache_miss": miss}
         rows = range(len(self._choices))
         row = max(rows, key=lambda i: self._results[i].usage.prompt_tokens - self._results[i].usage.cached_tokens)

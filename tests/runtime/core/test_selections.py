@@ -33,3 +33,12 @@ def test_a_choice_without_tokens_is_named():
     with pytest.raises(sgl.ParameterError, match="choices: '§' has no tokens"):
         engine.submit_select("", ("a", "§"), sink=print)
     engine.check_empty()
+
+
+def test_choices_that_end_before_the_prompt_wait_for_its_scores(caplog):
+    engine, events = SteppedEngine(max_running=8, context_length=256, max_total_tokens=1024), []
+    engine.submit_select("xy" * 40, ("a", "b"), unconditional=True, sink=events.append)  # a token each
+    engine.drain()
+    engine.check_empty()
+    assert not caplog.records
+    assert all(len(score.logprobs) == 1 for score in events[0].scores)
