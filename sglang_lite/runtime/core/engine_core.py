@@ -519,7 +519,7 @@ def _start_when_compiled(context: EngineContext, requests: Sequence[Request], co
     if constraint is None:
         _start(context, requests)
     else:
-        compiled = context.compiler.request_all({constraint})
+        compiled = context.compiler.request(constraint)
         compiled.add_done_callback(partial(_start_constrained, context, requests, constraint))
 
 
@@ -563,11 +563,10 @@ def _start_constrained(
     context: EngineContext,
     requests: Sequence[Request],
     constraint: Constraint,
-    compiled: Future[dict[Constraint, CompiledGrammar]],
+    compiled: Future[CompiledGrammar],
 ) -> None:
     try:
-        grammar = compiled.result()[constraint]
-        _start(context, requests, grammar, repeat_rules(constraint, requests[0].params.repeats))
+        _start(context, requests, compiled.result(), repeat_rules(constraint, requests[0].params.repeats))
     except Exception as error:  # a grammar engine's failure too must end the requests: nobody reads the future
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:

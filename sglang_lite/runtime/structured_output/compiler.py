@@ -140,42 +140,20 @@ class Compiler:
             future.set_exception(EngineClosedError("the engine is closed."))
         return future
 
-    def request_all(self, constraints: Collection[Constraint]) -> Future[dict[Constraint, CompiledGrammar]]:
-        """Calls `request` for all constraints. When all are done, the future has the grammars, or the first error."""
-        combined: Future[dict[Constraint, CompiledGrammar]] = Future()
-        futures = {constraint: self.request(constraint) for constraint in constraints}
-        remaining, lock = len(futures), threading.Lock()
-
-        def on_done(_: object) -> None:
-            nonlocal remaining
-            with lock:
-                remaining -= 1
-                if remaining:
-                    return
-            try:
-                combined.set_result({constraint: future.result() for constraint, future in futures.items()})
-            except SglError as error:
-                combined.set_exception(error)
-
-        for future in futures.values():
-            future.add_done_callback(on_done)
-        return combined
-
     def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
         """Compiles the whole grammar, and the part's own if there is one, but never the remainder of the whole."""
         future: Future[CompiledGrammar] = Future()
-        whole, part = constraint.whole, constraint.part
+        whole = self.request(constraint.whole)
+        part = None if constraint.part is None else self.request(constraint.part)
 
-        def ready(compiled: Future[dict[Constraint, CompiledGrammar]]) -> None:
+        def ready(_: object) -> None:
             try:
-                grammars = compiled.result()
+                own = None if part is None else part.result()
+                future.set_result(self.continued(whole.result(), constraint.text, own))
             except SglError as error:
                 future.set_exception(error)
-            else:
-                own = None if part is None else grammars[part]
-                future.set_result(self.continued(grammars[whole], constraint.text, own))
 
-        self.request_all({whole} if part is None else {whole, part}).add_done_callback(ready)
+        whole.add_done_callback(ready if part is None else lambda _: part.add_done_callback(ready))
         return future
 
     def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
