@@ -357,13 +357,13 @@ class EngineCore:
         tokens = self.builder.tokens(
             self.builder.prompt_ids(call.ids or call.prompt), self.builder.resolved(SamplingParams(max_tokens=0))
         )
-        return self._calls.submit(self._prefix_files().write, tokens, call.namespace, call.path, call.secret)
+        return self._with_files(lambda files: files.write(tokens, call.namespace, call.path, call.secret))
 
     def _import_prefix(self, call: ImportPrefix) -> Future[int]:
-        return self._calls.submit(self._prefix_files().read, call.path, call.namespace, call.secret)
+        return self._with_files(lambda files: files.read(call.path, call.namespace, call.secret))
 
-    def _prefix_files(self) -> PrefixFiles:
-        return PrefixFiles(self.scheduler.store, self.loop.inbox)
+    def _with_files(self, do: Callable[[PrefixFiles], int]) -> Future[int]:
+        return self._calls.submit(lambda: do(PrefixFiles(self.scheduler.store, self.loop.inbox)))
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         def count() -> dict[str, Any]:

@@ -24,7 +24,6 @@ from sglang_lite.runtime.kv_cache.page_sums import DamagedFileError
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
-from sglang_lite.runtime.kv_cache.tiers import Tiers
 
 _WAIT_S = 0.001  # pause while copies end
 _STEPS = 8  # a file comes up in so many parts, so that copies to the device run while the next part is read
@@ -58,112 +57,108 @@ class PrefixFiles:
     Args:
         store: the engine's cache.
         inbox: commands for the loop's thread.
+
+    Raises:
+        CapabilityError: the cache has no tiers below the device.
     """
 
     def __init__(self, store: PrefixCache, inbox: Inbox) -> None:
-        self._store, self._inbox = store, inbox
+        if store.tiers is None:
+            raise CapabilityError(
+                "the engine keeps no prefixes below the device.", hint="Make it with enable_hierarchical_cache=True."
+            )
+        self._store, self._tiers, self._host, self._inbox = store, store.tiers, store.tiers.host, inbox
 
     def write(self, tokens: Ints, namespace: str, path: str, secret: str | None) -> int:
         """Writes what the cache has of a prefix; see `Engine.export_prefix`."""
-        tiers, host = self._checked(), self._checked().host
         with self._pinned(partial(self._pin, tokens, namespace)) as pinned:
             if not len(pinned.slots):
                 raise ParameterError("prompt", "the cache has no page of it.", hint="Generate from it first.")
-            kept = tokens[: len(pinned.slots) * tiers.names.page_size]
+            kept = tokens[: len(pinned.slots) * self._tiers.names.page_size]
             header = _Header(pinned.key, kept.tobytes())
             try:
-                write_pages(Path(path), msgspec.msgpack.encode(header), host.memory.rows, pinned.slots, secret)
+                write_pages(Path(path), msgspec.msgpack.encode(header), self._host.memory.rows, pinned.slots, secret)
             except OSError as error:
                 raise ParameterError("path", f"the file can't be written: {error}") from error
         return len(kept)
 
     def read(self, path: str, namespace: str, secret: str | None) -> int:
         """Reads a file into the host tier, and starts to fetch it; see `Engine.import_prefix`."""
-        tiers, host = self._checked(), self._checked().host
+        page_size = self._tiers.names.page_size
         try:
             with open_pages(path, secret) as file:
                 tokens = self._tokens(file, path)
                 names = self._names(tokens, namespace)
                 with self._pinned(partial(self._reserve, file.pages)) as pinned, ThreadPoolExecutor(THREADS) as threads:
                     slots, done = pinned.slots, 0
-                    for count in file.read_by(threads, host.memory.rows, slots):
+                    for count in file.read_by(threads, self._host.memory.rows, slots):
                         if count == len(slots) or count - done >= file.pages / _STEPS:
                             self._inbox.call(partial(self._adopt, names[done:count], pinned))
-                            self._inbox.call(partial(self._fetch, tokens[: count * tiers.names.page_size], namespace))
+                            self._inbox.call(partial(self._fetch, tokens[: count * page_size], namespace))
                             done = count
         except OSError as error:
             raise ParameterError("path", f"the file can't be read: {error}") from error
         except DamagedFileError as error:
             raise ParameterError("path", f"{path!r} is no whole file of a prefix: {error}.") from error
-        return len(slots) * tiers.names.page_size
+        return len(slots) * page_size
 
     def _tokens(self, file: PageFile, path: str) -> Ints:
         """Tokens of a file, int32, if its pages are of this engine's kind."""
-        tiers = self._checked()
+        names = self._tiers.names
         try:
             header = msgspec.msgpack.decode(file.header, type=_Header)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise DamagedFileError("it is of the cache's own folder, or another program's") from error
-        if header.key != tiers.names.key:
+        if header.key != names.key:
             raise ParameterError(
                 "path", f"{path!r} is of another model, version of its weights, data type or size of pages.",
                 hint="Export it again from an engine like this one.",
             )  # fmt: skip
-        fits = file.page_bytes == tiers.host.memory.rows.shape[1]
-        if not fits or len(header.tokens) != file.pages * tiers.names.page_size * np.dtype(np.int32).itemsize:
+        fits = file.page_bytes == self._host.memory.rows.shape[1]
+        if not fits or len(header.tokens) != file.pages * names.page_size * np.dtype(np.int32).itemsize:
             raise DamagedFileError("it has other pages than it says")
         return np.frombuffer(header.tokens, dtype=np.int32)
-
-    def _checked(self) -> Tiers:
-        if self._store.tiers is None:
-            raise CapabilityError(
-                "the engine keeps no prefixes below the device.", hint="Make it with enable_hierarchical_cache=True."
-            )
-        return self._store.tiers
 
     @contextmanager
     def _pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
         """Pins slots of the host, and waits for the copies that were launched before. Unpins them at the end, unless
         they have been adopted."""
-        tiers = self._checked()
         pinned = self._inbox.call(pin)
         try:
-            while self._inbox.call(tiers.host.memory.completed) < pinned.copy:
+            while self._inbox.call(self._host.memory.completed) < pinned.copy:
                 time.sleep(_WAIT_S)
             yield pinned
         finally:
-            self._inbox.post_if_open(lambda: tiers.host.unpin(pinned.slots))
+            self._inbox.post_if_open(lambda: self._host.unpin(pinned.slots))
 
     # ------------------------------------------------------------------------------- on the loop's thread
 
     def _pin(self, tokens: Ints, namespace: str) -> _Pinned:
         """Copies what the device has of a prefix to the host, and pins what is there then of its first pages."""
-        tiers, match = self._checked(), self._store.tree.match(tokens, namespace)
+        host, match = self._host, self._store.tree.match(tokens, namespace)
         names = self._names(tokens, namespace)
-        tiers.host.save(names[: len(match.pages)], match.pages)
-        slots = tiers.host.slots(list(takewhile(tiers.host.__contains__, names)))
-        tiers.host.pin(slots)
-        return _Pinned(tiers.names.key, slots, tiers.host.memory.launched)
+        host.save(names[: len(match.pages)], match.pages)
+        slots = host.slots(list(takewhile(host.__contains__, names)))
+        host.pin(slots)
+        return _Pinned(self._tiers.names.key, slots, host.memory.launched)
 
     def _reserve(self, pages: int) -> _Pinned:
-        tiers = self._checked()
-        return _Pinned(tiers.names.key, tiers.host.reserve(pages), tiers.host.memory.launched)
+        return _Pinned(self._tiers.names.key, self._host.reserve(pages), self._host.memory.launched)
 
     def _adopt(self, names: list[bytes], pinned: _Pinned) -> None:
-        tiers = self._checked()
-        if pinned.key != tiers.names.key:
+        if pinned.key != self._tiers.names.key:
             raise ParameterError("path", "the engine's weights were replaced while the file was read.")
         slots, pinned.slots = pinned.slots[: len(names)], pinned.slots[len(names) :]
-        tiers.host.adopt(names, slots)
+        self._host.adopt(names, slots)
 
     def _fetch(self, tokens: Ints, namespace: str) -> None:
         """Starts to copy what the host has of a prefix to the device's free pages."""
-        store, tiers = self._store, self._checked()
+        store = self._store
         match = store.tree.match(tokens, namespace)
         if len(tokens) // store.page_size - len(match.pages) <= store.pool.free:
             prompt = np.append(tokens, np.int32(0))  # of which the last token is computed in any case
-            tiers.fetch(prompt, match, PrefixSpace(namespace), 0.0, None)
+            self._tiers.fetch(prompt, match, PrefixSpace(namespace), 0.0, None)
 
     def _names(self, tokens: Ints, namespace: str) -> list[bytes]:
-        names = self._checked().names
+        names = self._tiers.names
         return list(names.after(names.root(namespace.encode("utf-8", "surrogatepass")), tokens))
