@@ -27,7 +27,6 @@ from sglang_lite.protocol import (
     ConstraintError,
     EngineClosedError,
     ParameterError,
-    SamplingParams,
     SglError,
     Span,
 )
@@ -48,7 +47,7 @@ class PreparedNode(QueuedNode):
 
     Attributes:
         grammar: compilation of its constraint, if any.
-        params: resolved parameters of a generation, or the error of an invalid one or of a selection's adapter.
+        params: resolved parameters of a generation or a selection, or the error of an invalid one.
         text: predicted text between the answer before and a generation, or None if it can't be predicted.
         ids: tokenisation of `text`, if started.
         matcher: matcher of its grammar, made in advance for the next request of the branch.
@@ -74,16 +73,14 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
     entry = PreparedNode(node)
     if isinstance(node, Gen | GrammarBegin) and node.constraint is not None:
         entry.grammar = context.compiler.request(node.constraint)
-    if isinstance(node, Gen):
+    if isinstance(node, Gen | Select):
         try:
-            entry.params = context.builder.resolved(node.params)
+            entry.params = context.builder.resolved_of(node)
         except ParameterError as error:  # raised when the node would be played
             entry.params = error
         else:
             for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
                 context.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
-    elif isinstance(node, Select):
-        entry.params = _adapter_error(node, context)
     elif isinstance(node, Fork):
         entry.branches = [[prepared(each, context) for each in nodes] for nodes in node.branches]
     branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
@@ -103,15 +100,6 @@ def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
         found.where = node.where
         error = found
     return PreparedImage(node.image, node.text, where=node.where, spans=spans, error=error)
-
-
-def _adapter_error(node: Select, context: EngineContext) -> ParameterError | None:
-    """Error of a selection whose adapter is not there."""
-    try:
-        context.builder.resolved(SamplingParams(lora_path=node.lora_path))
-    except ParameterError as error:
-        return error
-    return None
 
 
 def check_params(entries: Sequence[PreparedNode]) -> None:

@@ -177,7 +177,6 @@ class RequestBuilder:
         output = self.output(output_ids, len(tokens), params)
         space = PrefixSpace.of(namespace, self.adapter(params) if adapted else None).invoked_in(tokens)
         start = params.logprob_start_len if params.return_logprob else -1
-        ends, limit = self._ends(params), self._limit(len(tokens), params)
         scored = score_from if score_from is not None else start if start >= 0 else None
         if scored is not None and (virtual_positions(tokens, self._vocab_size) >= max(scored, 1)).any():
             raise ParameterError(
@@ -189,23 +188,12 @@ class RequestBuilder:
             _check_counts([item.medium for item in seen.items], self.media)
         requests = []
         for index in range(params.n):
-            number = next(self._ids)
-            requests.append(
-                Request(
-                    id=number,
-                    tokens=np.concatenate((tokens, output)) if len(output) else tokens,
-                    prompt_len=len(tokens),
-                    limit=limit,
-                    params=params,
-                    seed=self._seed(params, index),
-                    output=self._builder(number, params, ends, sink, stream=stream),
-                    space=space,
-                    paced=stream and self._paced,
-                    score_from=scored,
-                    replayed_count=len(output),
-                    media=None if seen is None else replace(seen),
-                )
-            )
+            request = self._without_prompt(params, space, sink, stream=stream)
+            self._give_prompt(request, tokens, index)
+            if len(output):
+                request.tokens, request.replayed_count = np.concatenate((tokens, output)), len(output)
+            request.score_from, request.media = scored, None if seen is None else replace(seen)
+            requests.append(request)
         return requests
 
     def ahead(self, params: ResolvedParams, sink: Sink, *, stream: bool, namespace: str) -> Request:
@@ -214,12 +202,7 @@ class RequestBuilder:
         Raises:
             ParameterError: its adapter is not there.
         """
-        number, space = next(self._ids), PrefixSpace.of(namespace, self.adapter(params))
-        return Request(
-            id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0,
-            output=self._builder(number, params, self._ends(params), sink, stream=stream),
-            space=space, paced=stream and self._paced,
-        )  # fmt: skip
+        return self._without_prompt(params, PrefixSpace.of(namespace, self.adapter(params)), sink, stream=stream)
 
     def at_hand(self, params: ResolvedParams) -> bool:
         """True if requests with these parameters can be made without reading an adapter."""
@@ -233,20 +216,29 @@ class RequestBuilder:
         """
         return None if self.adapters is None else self.adapters(_named(params))
 
-    def _builder(
-        self, number: int, params: ResolvedParams, ends: frozenset[int], sink: Sink, *, stream: bool
-    ) -> OutputBuilder:
-        drawn_by = DrawnBy(self.weights)
-        return OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream, drawn_by=drawn_by)
-
     def begin(self, request: Request, tokens: Ints) -> bool:
         """Gives a request made by `ahead` its prompt. Returns False if that leaves no room for an answer."""
         if len(tokens) >= self._longest:
             return False
-        request.tokens, request.prompt_len, request.times = tokens, len(tokens), Times()
-        request.space = request.space.invoked_in(tokens)
-        request.limit, request.seed = self._limit(len(tokens), request.params), self._seed(request.params, 0)
+        self._give_prompt(request, tokens, 0)
+        request.times, request.space = Times(), request.space.invoked_in(tokens)
         return True
+
+    def _without_prompt(self, params: ResolvedParams, space: PrefixSpace, sink: Sink, *, stream: bool) -> Request:
+        number = next(self._ids)
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        output = OutputBuilder(
+            number, self._tokenizer, params, ends, sink, stream=stream, drawn_by=DrawnBy(self.weights)
+        )  # fmt: skip
+        return Request(
+            id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0, output=output, space=space,
+            paced=stream and self._paced,
+        )  # fmt: skip
+
+    def _give_prompt(self, request: Request, tokens: Ints, sample: int) -> None:
+        params, count = request.params, len(tokens)
+        request.tokens, request.prompt_len, request.seed = tokens, count, self._seed(params, sample)
+        request.limit = count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
         """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
@@ -259,6 +251,11 @@ class RequestBuilder:
                 raise ParameterError(f"return_{name}", "this engine records none.", hint=hint)
         return resolved
 
+    def resolved_of(self, node: Gen | Select) -> ResolvedParams:
+        """Parameters of a generation, or of a selection, which has an adapter alone. Raises ParameterError as
+        `resolved`."""
+        return self.resolved(node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path))
+
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
         """Errors of generations with invalid parameters, and of selections whose adapter is not there, by index of the
         node; for a fork, the first error in its branches."""
@@ -266,7 +263,7 @@ class RequestBuilder:
         for i, node in enumerate(nodes):
             if isinstance(node, Gen | Select):
                 try:
-                    self.resolved(node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path))
+                    self.resolved_of(node)
                 except ParameterError as error:
                     errors[i] = error
             elif isinstance(node, Fork):
@@ -339,12 +336,6 @@ class RequestBuilder:
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
-
-    def _ends(self, params: ResolvedParams) -> frozenset[int]:
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
-
-    def _limit(self, prompt_len: int, params: ResolvedParams) -> int:
-        return prompt_len + 1 if params.scores_next_token else min(prompt_len + params.max_tokens, self._longest)
 
     def _seed(self, params: ResolvedParams, index: int) -> int:
         if params.seed is not None:
