@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,9 +26,7 @@ from sglang_lite.runtime.calls import (
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.adapters import EngineAdapters, make_encoder_adapters, no_adapter, no_adapters
 from sglang_lite.runtime.core.gate import CLOSED
-from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.core.reading_core import ReadingCore, fail
-from sglang_lite.runtime.core.step_turns import run_turns
+from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest
@@ -59,7 +56,7 @@ class _Text:
     space: PrefixSpace  # of its adapter, and of the tokens that this computes
 
 
-class EmbeddingLoop:
+class EmbeddingLoop(ReadingLoop):
     """Loop that encodes texts.
 
     Args:
@@ -68,14 +65,12 @@ class EmbeddingLoop:
         adapters: adapters that texts can have; None without.
 
     Attributes:
-        stepping_since: start of the running step on the monotonic clock, or None.
-        steps, requests, texts, tokens: counts so far.
+        requests, texts, tokens: counts so far.
     """
 
     def __init__(self, encoder: Encoder, step_tokens: int, adapters: EngineAdapters | None) -> None:
-        self.inbox = Inbox()
-        self.stepping_since: float | None = None
-        self.steps = self.requests = self.texts = self.tokens = 0
+        super().__init__()
+        self.requests = self.texts = self.tokens = 0
         self._encoder, self._step_tokens, self._adapters = encoder, step_tokens, adapters
         self._waiting: deque[_Text] = deque()
 
@@ -99,10 +94,6 @@ class EmbeddingLoop:
         texts.sort(key=lambda text: len(text.ids))
         self.inbox.post(partial(self._receive, texts))
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def _receive(self, texts: list[_Text]) -> None:
         self.requests += 1
         self._waiting.extend(texts)
@@ -118,24 +109,17 @@ class EmbeddingLoop:
             spaces = (text.space for text in self._waiting)
             self._adapters.pool.settle({each.adapter.generation for each in spaces if each.adapter is not None})
 
-    def run(self) -> None:
-        """Runs the loop until its inbox is closed. Must be called once, on the thread that the encoder was loaded
-        on."""
-
-        def end(error: SglError) -> None:
-            for text in self._waiting:
-                fail(text.of.future, error)
-            if self._adapters is not None:
-                self._adapters.pool.close()
-
-        run_turns(self.inbox, lambda: not self._waiting, self._step, end)
+    def _end(self, error: SglError) -> None:
+        for text in self._waiting:
+            fail(text.of.future, error)
+        if self._adapters is not None:
+            self._adapters.pool.close()
 
     def _step(self) -> None:
         self._settle()
         texts = self._planned()
         if not texts:
             return
-        self.stepping_since = time.monotonic()
         try:
             with torch.inference_mode():
                 vectors = self._encoder(
@@ -150,8 +134,6 @@ class EmbeddingLoop:
         except BaseException:  # a panic of a library, for example: `run` fails all waiting texts
             self._waiting.extendleft(texts)
             raise
-        finally:
-            self.stepping_since = None
         self.steps, self.texts = self.steps + 1, self.texts + len(texts)
         self.tokens += sum(len(text.ids) for text in texts)
         for text, vector in zip(texts, vectors):

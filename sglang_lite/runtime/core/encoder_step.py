@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -46,14 +46,28 @@ def encoded_together(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
 
 
 def encode(
-    encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Iterable[Pixels], *, fetch: bool = False
-) -> Sequence[torch.Tensor]:
-    """Features [count, size] of media whose inputs have equal shapes.
+    encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Sequence[Callable[[], Pixels]], *, fetch: bool = False
+) -> Sequence[torch.Tensor | SglError]:
+    """Features [count, size] of media whose inputs have equal shapes, or the error of each that can't be encoded. If
+    they can't be encoded together, they are one by one.
 
     Args:
-        pixels: inputs of each. What is raised while they are read counts as an error of the encoder.
+        pixels: functions that return the inputs of each. What they raise counts as an error of the encoder.
         fetch: whether to wait for a GPU, and return features in the host's memory. If not, those that are NaN are found
             where they make logits so.
+    """
+    try:
+        return _encoded(encoder, items, pixels, fetch=fetch)
+    except SglError as error:
+        if len(items) == 1:
+            return [error]
+        return [encode(encoder, [item], [each], fetch=fetch)[0] for item, each in zip(items, pixels)]
+
+
+def _encoded(
+    encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Sequence[Callable[[], Pixels]], *, fetch: bool
+) -> Sequence[torch.Tensor]:
+    """Features as `encode`.
 
     Raises:
         SglError: an input was refused.
@@ -61,7 +75,7 @@ def encode(
         BackendError: the encoder fails, or features are NaN or infinite.
     """
     try:
-        found = encoder.encode([*pixels])
+        found = encoder.encode([each() for each in pixels])
         if fetch:
             found = [each.contiguous().cpu() for each in found]
     except SglError:

@@ -176,20 +176,15 @@ class Encoding:
         return [ready[i] for i in encoded_together(shapes, self._most_numbers)]
 
     def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
-        """Encodes images of equal size together; one by one if that fails. Ends the requests of those that can't be."""
-        try:
-            pixels = (self._pixels[entry.item.key].result() for entry in batch)
-            found = encode(self._encoder, [entry.item for entry in batch], pixels)
-            for entry, features in zip(batch, found, strict=True):
+        """Encodes images of equal size. Ends the requests of those that can't be."""
+        pixels = [self._pixels[entry.item.key].result for entry in batch]
+        for entry, features in zip(batch, encode(self._encoder, [entry.item for entry in batch], pixels), strict=True):
+            del self._pixels[entry.item.key]
+            if isinstance(features, SglError):
+                self._fail(entry, features, fail)
+            else:
                 self.store.fill(entry, features)
                 self.runs += 1
-                del self._pixels[entry.item.key]
-        except SglError as error:
-            for entry in batch if len(batch) > 1 else ():
-                self._encode([entry], fail)
-            if len(batch) == 1:
-                del self._pixels[batch[0].item.key]
-                self._fail(batch[0], error, fail)
 
     def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
         """Ends all requests that wait for an image."""

@@ -1,14 +1,18 @@
-"""Core of an engine that reads texts or media and generates no text: what its two kinds have in common."""
+"""Core of an engine that reads texts or media and generates no text, and its loop: what its two kinds have in
+common."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sized
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, ClassVar, NoReturn
 
-from sglang_lite.protocol import CapabilityError
+from sglang_lite.protocol import CapabilityError, EngineClosedError, SglError
 from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R
 from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
@@ -16,6 +20,59 @@ from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.embedding.request import not_a_generator_error
+
+logger = logging.getLogger("sglang_lite")
+
+
+class ReadingLoop(ABC):
+    """Loop that answers calls: commands of other threads, then a step.
+
+    Attributes:
+        inbox: the commands.
+        stepping_since: start of the running step on the monotonic clock, or None.
+        steps: number of steps so far.
+    """
+
+    _waiting: Sized  # what the next steps compute
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.stepping_since: float | None = None
+        self.steps = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def run(self) -> None:
+        """Runs the loop until its inbox is closed. Must be called once, on the thread that loaded the model."""
+        inbox = self.inbox
+        inbox.gate.claim()
+        try:
+            while not inbox.closing:
+                if not self._waiting:
+                    inbox.wait()
+                inbox.run()
+                self.stepping_since = time.monotonic()
+                self._step()
+                self.stepping_since = None
+        except BaseException as error:
+            inbox.crash = error
+            logger.exception("the engine's loop has crashed")
+            raise
+        finally:
+            self.stepping_since = None
+            inbox.end()
+            inbox.run()
+            self._end(EngineClosedError("the engine was closed before the request finished."))
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Computes what waits, if anything does. An exception ends the loop."""
+
+    @abstractmethod
+    def _end(self, error: SglError) -> None:
+        """Ends what still waits with an error."""
 
 
 class ReadingCore:

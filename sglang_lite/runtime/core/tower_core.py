@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +24,8 @@ from sglang_lite.runtime.calls import EncodeMedia, EngineCall, FlushCache, Stats
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.encoder_step import NUMBERS_TOGETHER, encode, encoded_together, shapes_of
 from sglang_lite.runtime.core.gate import CLOSED
-from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.core.reading_core import ReadingCore, fail
+from sglang_lite.runtime.core.reading_core import ReadingCore, ReadingLoop, fail
 from sglang_lite.runtime.core.request_builder import RequestBuilder
-from sglang_lite.runtime.core.step_turns import run_turns
 from sglang_lite.runtime.loading.load_model import LoadedTower
 from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -55,7 +52,7 @@ class _Waiting:
     size: int  # bytes of the pixels
 
 
-class TowerLoop:
+class TowerLoop(ReadingLoop):
     """Loop that encodes media, those of equal size together, and keeps features by their hash.
 
     Args:
@@ -63,14 +60,12 @@ class TowerLoop:
         most_bytes: size of the features that are kept, of which the least recently used go first.
 
     Attributes:
-        stepping_since: start of the running step on the monotonic clock, or None.
-        steps, runs: numbers of steps and of encoded media.
+        runs: number of encoded media.
     """
 
     def __init__(self, loaded: LoadedTower, most_bytes: int) -> None:
-        self.inbox = Inbox()
-        self.stepping_since: float | None = None
-        self.steps = self.runs = 0
+        super().__init__()
+        self.runs = 0
         self._loaded, self._most_bytes = loaded, most_bytes
         self._together = NUMBERS_TOGETHER if loaded.device.type == "cuda" else 0
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS), "sglang_lite-images")
@@ -99,10 +94,6 @@ class TowerLoop:
         return asked.answer
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def kept(self) -> int:
         return len(self._kept)
 
@@ -110,18 +101,13 @@ class TowerLoop:
         """Drops all features that are kept. Called on the loop's thread."""
         self._kept.clear()
 
-    def run(self) -> None:
-        """Runs the loop until its inbox is closed. Must be called once, on the thread that loaded the encoder."""
-
-        def end(error: SglError) -> None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            with self._room:
-                self._ended = True
-                self._room.notify_all()
-            for each in list(self._asked):
-                fail(each.answer, error)
-
-        run_turns(self.inbox, lambda: not self._waiting, self._step, end)
+    def _end(self, error: SglError) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._room:
+            self._ended = True
+            self._room.notify_all()
+        for each in list(self._asked):
+            fail(each.answer, error)
 
     def _prepare(self, asked: _Asked, medium: Media) -> None:
         """Decodes a medium, if its features are not there, on a thread of the pool."""
@@ -159,43 +145,32 @@ class TowerLoop:
         return True
 
     def _step(self) -> None:
-        """Encodes media, and lets others be decoded in the place of those that wait no more."""
-        waiting = self._waiting
-        self._encode_next()
-        if len(self._waiting) < len(waiting):
+        """Encodes the first medium that waits, and others of its size. Lets others be decoded in the place of those
+        that wait no more."""
+        before = self._waiting
+        self._waiting = [
+            each for each in before if not each.of.answer.done() and not self._answered(each.of, each.item)
+        ]
+        if self._waiting:
+            together = encoded_together([shapes_of(each.pixels) for each in self._waiting], self._together)
+            batch = [self._waiting[i] for i in together]
+            self._encode(batch)
+            self._waiting = [each for each in self._waiting if each not in batch]
+        if freed := sum(each.size for each in before) - sum(each.size for each in self._waiting):
             with self._room:
-                self._decoded -= sum(each.size for each in waiting) - sum(each.size for each in self._waiting)
+                self._decoded -= freed
                 self._room.notify_all()
 
-    def _encode_next(self) -> None:
-        """Encodes the first medium that waits, and others of its size."""
-        self._waiting = [
-            each for each in self._waiting if not each.of.answer.done() and not self._answered(each.of, each.item)
-        ]
-        if not self._waiting:
-            return
-        together = encoded_together([shapes_of(each.pixels) for each in self._waiting], self._together)
-        batch = [self._waiting[i] for i in together]
-        self.stepping_since = time.monotonic()
-        try:
-            self._encode(batch)
-        finally:
-            self.stepping_since = None
-        self._waiting = [each for each in self._waiting if each not in batch]
-
     def _encode(self, batch: Sequence[_Waiting]) -> None:
-        """Encodes media of equal size together; one by one if that fails."""
-        try:
-            items, pixels = [each.item for each in batch], (each.pixels for each in batch)
-            found = encode(self._loaded.tower, items, pixels, fetch=True)
-        except SglError as error:
-            for each in batch if len(batch) > 1 else ():
-                self._encode([each])
-            if len(batch) == 1:
-                fail(batch[0].of.answer, error)
-            return
-        self.steps, self.runs = self.steps + 1, self.runs + len(batch)
-        for each, features in zip(batch, found):
+        """Encodes media of equal size together."""
+        items, pixels = [each.item for each in batch], [lambda each=each: each.pixels for each in batch]
+        found = encode(self._loaded.tower, items, pixels, fetch=True)
+        self.steps += 1
+        for each, features in zip(batch, found, strict=True):
+            if isinstance(features, SglError):
+                fail(each.of.answer, features)
+                continue
+            self.runs += 1
             self._kept[each.item.key] = features
             self._answered(each.of, each.item)
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > self._most_bytes:
