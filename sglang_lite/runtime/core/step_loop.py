@@ -140,7 +140,7 @@ class StepLoop:
         self.clock, self._device_time = StepClock(), DeviceTime(scheduler.pauses.record_duration)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
         self._reader = TokenReader(scheduler, self._watch, self.clock, jump=jump)
-        self._ends = RequestEnds(self, self._reader, partial(self._end, state=State.FAILED))
+        self._ends = RequestEnds(self, self._reader, self._fail)
         draws = 1 if scheduler.drafts is None else 1 + scheduler.drafts.drafting.most
         words = runner.allocate_masks(len(scheduler.store.table.length) * draws, -(-vocab_size // 32))
         self.encoding, self._shared, self._launched = encoding, shared, deque[_Launched](maxlen=stages)
@@ -162,7 +162,7 @@ class StepLoop:
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
         try:
-            self.inbox.post(lambda: self._end(request, error, State.FAILED))
+            self.inbox.post(lambda: self._fail(request, error))
         except EngineClosedError:  # the loop has ended, and never received the request
             if not request.ended:
                 request.output.send(error)
@@ -246,14 +246,14 @@ class StepLoop:
                 self.encoding.add(request)
                 return
         except SglError as error:
-            self._end(request, error, State.FAILED)
+            self._fail(request, error)
         else:
             self.scheduler.add(request)
 
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
         if self.encoding is not None and not self.holds:
-            for request in self.encoding.step(partial(self._end, state=State.FAILED)):
+            for request in self.encoding.step(self._fail):
                 self.scheduler.add(request)
         began = self.clock.now()
         batch = self._plan()
@@ -324,7 +324,7 @@ class StepLoop:
             self.scheduler.isolate()
             return
         for request in list(self.scheduler.queues.running()):
-            self._end(request, memory_shortage.request_error(shortage, ISOLATED_TOKENS), State.FAILED)
+            self._fail(request, memory_shortage.request_error(shortage, ISOLATED_TOKENS))
 
     def _launch(self, batch: Batch) -> _Launched:
         self.steps += 1
@@ -371,10 +371,10 @@ class StepLoop:
                 try:
                     batch.requests[row].score(scored.first, scored.read())
                 except SglError as error:
-                    self._end(batch.requests[row], error, State.FAILED)
+                    self._fail(batch.requests[row], error)
         for i, why in sampled.errors.items():
             if live[rows[i]] and not before.masked.offsets[i]:  # behind a draft it may be of a wrong guess
-                self._end(batch.requests[rows[i]], why, State.FAILED)
+                self._fail(batch.requests[rows[i]], why)
         live = scheduler.live(batch)
         now = time.perf_counter()
         for row in step.completed_rows:
@@ -385,7 +385,7 @@ class StepLoop:
                     self._ends.finish(request, request.ending)
         for request, end in self._reader.read(batch, before.masked, live, sampled):
             if isinstance(end, SglError):
-                self._end(request, end, State.FAILED)
+                self._fail(request, end)
             else:
                 self._ends.finish(request, end)
         if scheduler.drafts is not None:
@@ -402,10 +402,10 @@ class StepLoop:
         error.partial = request.generation(Finish("abort", None))
         request.output.send(error)
 
-    def _end(self, request: Request, error: SglError, state: State) -> None:
+    def _fail(self, request: Request, error: SglError) -> None:
         if request.ended:
             return
-        self.scheduler.finish(request, state)
+        self.scheduler.finish(request, State.FAILED)
         request.output.send(error)
 
 
@@ -466,12 +466,10 @@ class RequestEnds:
             self._scheduler.continue_in_slot(request, begun, appended=True)
             return
         following = report()
-        if following is None:
+        if following is None or not self._keep_images(following):
             self._scheduler.finish(request, State.FINISHED)
-            return
-        if following.media is not None and not self._keep_images(following):
-            self._scheduler.finish(request, State.FINISHED)
-            self._loop.receive(following)
+            if following is not None:
+                self._loop.receive(following)
             return
         try:
             self._reader.prepare(following)

@@ -226,7 +226,7 @@ class WeightCalls:
     ) -> None:
         self._loop, self._version, self._path, self._config = loop, version, loaded.path, config
         self._calls, self._changed = calls, changed
-        self._updates = WeightUpdates(loop, version, loaded.tokenizer.bos_id, config)
+        self._updates = WeightUpdates(loop, loaded.tokenizer.bos_id, config)
         self._updates.given = config.load_format == "remote_instance"
         self._experts = ExpertRecord()
         self.sleep = Sleep(loop, self._updates, self._reload, refuses=config.refuse_while_asleep)
@@ -238,7 +238,7 @@ class WeightCalls:
         if isinstance(call, UpdateWeights):
             now = self._config.load_format
             formats = call.load_format or ("auto" if now in ("dummy", "remote_instance") else now)
-            version = self._version.version if call.version is None else call.version
+            version = self._config.weight_version if call.version is None else call.version
             changes = {"model": call.path, "revision": None, "weight_version": version, "load_format": formats}
             changes["model_checksum"] = None  # which is of the files that were loaded
             config = EngineConfig.make(**{**asdict(self._config), **changes})
@@ -289,18 +289,17 @@ class WeightCalls:
 
     def _update(self, config: EngineConfig, location: Path) -> str:
         opener = checkpoint_opener(config, location, self._updates.model)
-        self._updates.write(opener, config.weight_version, whole=True)
+        self._updates.write(opener, whole=True)
         self._change(config, location)
         return config.model
 
     def _update_tensors(self, call: UpdateTensors | WriteTensors) -> str:
         tensors = call.tensors if isinstance(call, WriteTensors) else Path(call.file)
         opener = tensors_opener(tensors, self._updates.model, self._path)
-        self._updates.write(opener, call.version, whole=False, last=call.last)
-        return self._name(self._version.version)
+        self._updates.write(opener, whole=False, last=call.last)
+        return self._name(self._config.weight_version if call.version is None else call.version)
 
     def _name(self, version: str) -> str:
-        self._version.version = version
         self._change(replace(self._config, weight_version=version), None)
         return version
 
@@ -321,7 +320,7 @@ class WeightCalls:
         self._offered[call.group] = updates
         return {
             "names": [each.name for each in forms], "dtypes": [str(each.dtype) for each in forms],
-            "shapes": [list(each.shape) for each in forms], "port": port, "weight_version": self._version.version,
+            "shapes": [list(each.shape) for each in forms], "port": port, "weight_version": self._config.weight_version,
         }  # fmt: skip
 
     def _send(self, call: SendWeights) -> str:
@@ -333,7 +332,7 @@ class WeightCalls:
             if not call.names:
                 del self._offered[call.group]
                 self.groups.leave(call.group)
-                return self._version.version
+                return self._config.weight_version
             data, updates = self._loop.inbox.call(lambda: self._updates.data(call.names))
             if updates != before:
                 raise ModelError("the weights have changed since they were offered.", hint="Start again.")
@@ -341,13 +340,13 @@ class WeightCalls:
         except BaseException:
             self._offered.pop(call.group, None)
             raise
-        return self._version.version
+        return self._config.weight_version
 
     def _change(self, config: EngineConfig, path: Path | None) -> None:
-        self._config = config
+        self._config, self._version.version = config, config.weight_version
         self._changed(config, path)
 
     def _reload(self) -> None:
         """Reads the weights again from the checkpoint that they are of."""
         location = resolve(self._config.model, self._config.revision)
-        self._updates.write(checkpoint_opener(self._config, location, self._updates.model), None, whole=True)
+        self._updates.write(checkpoint_opener(self._config, location, self._updates.model), whole=True)

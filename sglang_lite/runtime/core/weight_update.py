@@ -24,7 +24,6 @@ from sglang_lite.runtime.models.new_weights import StagedWeights
 from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.groups import TensorForm
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
 PAUSED, INCOMPLETE = "paused", "weights incomplete"  # reasons for which the loop holds
 _MODES = ("abort", "retract", "in_place")
@@ -38,7 +37,6 @@ class WeightUpdates:
 
     Args:
         loop: loop of the engine.
-        weights: name of their version, which requests report.
         bos: token that begins a sequence, or None.
         config: settings of the engine, of which one may name a file with scales of an 8-bit KV cache.
 
@@ -47,8 +45,8 @@ class WeightUpdates:
         given: True if weights have come as tensors since a checkpoint was read.
     """
 
-    def __init__(self, loop: StepLoop, weights: LoadedWeights, bos: int | None, config: EngineConfig) -> None:
-        self._loop, self._weights, self._bos = loop, weights, bos
+    def __init__(self, loop: StepLoop, bos: int | None, config: EngineConfig) -> None:
+        self._loop, self._bos = loop, bos
         self._scales_file = config.quantization_param_path
         self.absent = False
         self.given = False
@@ -76,14 +74,11 @@ class WeightUpdates:
     # ------------------------------------------------------------------------------------------ updates
 
     @torch.inference_mode()
-    def write(
-        self, open_source: Callable[[], WeightSource], version: str | None, *, whole: bool, last: bool = True
-    ) -> None:
+    def write(self, open_source: Callable[[], WeightSource], *, whole: bool, last: bool = True) -> None:
         """Replaces weights by those of a source.
 
         Args:
             open_source: opens the source from its beginning.
-            version: name of the new weights; None keeps the name.
             whole: whether the source must have all tensors of the model.
             last: whether the update is complete now, unless the engine is paused.
 
@@ -104,8 +99,6 @@ class WeightUpdates:
         if not self._missing:
             model.plan_small_batches()
         self.given = not whole
-        if version is not None:
-            self._weights.version = version
         if whole or (last and PAUSED not in self._loop.holds):
             self.complete()
         else:

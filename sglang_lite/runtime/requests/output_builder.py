@@ -295,13 +295,6 @@ class OutputBuilder:
         """Processes the ids that the output begins with, before any other token, without sending deltas; arguments,
         result and errors as for `replayed`."""
         self.matcher, self.replayed_count, self._replaying = matcher, len(ids), True
-        forced, finish = self._replay_all(ids, limit, jump=jump, masked=masked)
-        self._replaying = False
-        return forced, finish
-
-    def _replay_all(
-        self, ids: Sequence[int], limit: int, *, jump: bool, masked: bool
-    ) -> tuple[list[int], Finish | None]:
         index = 0
         while True:
             forced, finish = self._replay_jump(ids, index, limit, masked=masked) if jump else ([], None)
@@ -326,6 +319,7 @@ class OutputBuilder:
                 "output_ids",
                 f"the output ends with index {index - 1} (by {by}), and {len(ids) - index:,} ids follow.",
             )
+        self._replaying = False
         return forced[len(forced) - (index - len(ids)) :], finish
 
     def _replay_jump(

@@ -6,6 +6,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import chain
+from operator import attrgetter
 
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request, State
@@ -57,7 +58,7 @@ class Queues:
     def wait_first(self, request: Request, state: State) -> None:
         """Queues a request, whose state becomes `state`, before those that have not begun."""
         request.move(state)
-        insort(self.returned, request, key=_rank)
+        insort(self.returned, request, key=attrgetter("rank"))
 
     def leave(self, request: Request) -> None:
         """Removes a waiting request."""
@@ -111,7 +112,3 @@ class Queues:
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         self._store.release(request.handle)
         request.handle = None
-
-
-def _rank(request: Request) -> tuple[int, float]:
-    return request.rank
