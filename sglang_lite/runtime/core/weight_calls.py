@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -191,15 +191,8 @@ def _listed(tags: set[str]) -> str:
     return " and ".join(sorted(tags))
 
 
-CALLS = (
-    UpdateWeights, UpdateTensors, OpenTensors, WriteTensors, JoinGroup, ReceiveWeights, LeaveGroup, ReadWeights,
-    CheckWeights, NameWeights, PauseGeneration, ContinueGeneration, ReleaseMemory, ResumeMemory, OfferWeights,
-    SendWeights, RecordExperts,
-)  # fmt: skip
-
-
 class WeightCalls:
-    """Answers to `CALLS`.
+    """Answers to the calls of its tables, and to `UpdateWeights`.
 
     Args:
         loop: loop of the engine.
@@ -211,6 +204,7 @@ class WeightCalls:
             file of the weights; None for weights that came as tensors.
 
     Attributes:
+        in_groups, on_loop: how calls are answered, by type.
         sleep: memory that the engine gives back.
         groups: groups in which others send weights.
     """
@@ -234,7 +228,7 @@ class WeightCalls:
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # each has its own type of answer
-        """Future of the answer to a call of `CALLS`."""
+        """Future of the answer to a call."""
         if isinstance(call, UpdateWeights):
             now = self._config.load_format
             formats = call.load_format or ("auto" if now in ("dummy", "remote_instance") else now)
@@ -245,47 +239,9 @@ class WeightCalls:
             return self._calls.submit(
                 lambda: self._loop.inbox.call(partial(self._update, config, resolve(call.path, None)))
             )
-        match call:
-            case JoinGroup():
-                join = self.groups.join
-                return self.groups.ask(
-                    lambda: join(call.address, call.port, call.rank, call.size, call.name, call.backend)
-                )
-            case LeaveGroup():
-                return self.groups.ask(lambda: self.groups.leave(call.name))
-            case ReceiveWeights():
-                return self.groups.ask(lambda: self._receive(call))
-            case OfferWeights():
-                return self.groups.ask(lambda: self._offer(call))
-            case SendWeights():
-                return self.groups.ask(lambda: self._send(call))
-        return self._loop.inbox.ask(partial(self._answer, call))
-
-    def _answer(self, call: EngineCall[Any]) -> object:
-        match call:
-            case UpdateTensors() | WriteTensors():
-                return self._update_tensors(call)
-            case OpenTensors():
-                device = self._updates.model.device
-                tensors = by_name(unpacked(read_bucket(call.bucket, device)))
-                return self._update_tensors(WriteTensors(tensors, call.last, call.version))
-            case ReadWeights():
-                return self._updates.read(call.name, call.rows)
-            case CheckWeights():
-                return self._updates.check(call.action)
-            case NameWeights():
-                return self._name(call.version)
-            case PauseGeneration():
-                return self._updates.pause(call.mode)
-            case ContinueGeneration():
-                self._updates.resume()
-            case ReleaseMemory():
-                self.sleep.release(call.tags, keep=call.keep)
-            case ResumeMemory():
-                self.sleep.restore(call.tags)
-            case RecordExperts():
-                return self._experts.take(call.action, self._loop.runner.model)
-        return None
+        if answer := self.in_groups.get(type(call)):
+            return self.groups.ask(partial(answer, self, call))
+        return self._loop.inbox.ask(partial(self.on_loop[type(call)], self, call))
 
     def _update(self, config: EngineConfig, location: Path) -> str:
         opener = checkpoint_opener(config, location, self._updates.model)
@@ -298,6 +254,10 @@ class WeightCalls:
         opener = tensors_opener(tensors, self._updates.model, self._path)
         self._updates.write(opener, whole=False, last=call.last)
         return self._name(self._config.weight_version if call.version is None else call.version)
+
+    def _open_tensors(self, call: OpenTensors) -> str:
+        tensors = by_name(unpacked(read_bucket(call.bucket, self._updates.model.device)))
+        return self._update_tensors(WriteTensors(tensors, call.last, call.version))
 
     def _name(self, version: str) -> str:
         self._change(replace(self._config, weight_version=version), None)
@@ -350,3 +310,29 @@ class WeightCalls:
         """Reads the weights again from the checkpoint that they are of."""
         location = resolve(self._config.model, self._config.revision)
         self._updates.write(checkpoint_opener(self._config, location, self._updates.model), whole=True)
+
+    in_groups: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {  # each on a thread of its own
+        JoinGroup: lambda self, call: self.groups.join(
+            call.address, call.port, call.rank, call.size, call.name, call.backend
+        ),
+        LeaveGroup: lambda self, call: self.groups.leave(call.name),
+        ReceiveWeights: _receive,
+        OfferWeights: _offer,
+        SendWeights: _send,
+    }
+    on_loop: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {  # on the loop's thread
+        UpdateTensors: _update_tensors,
+        WriteTensors: _update_tensors,
+        OpenTensors: _open_tensors,
+        ReadWeights: lambda self, call: self._updates.read(call.name, call.rows),
+        CheckWeights: lambda self, call: self._updates.check(call.action),
+        NameWeights: lambda self, call: self._name(call.version),
+        PauseGeneration: lambda self, call: self._updates.pause(call.mode),
+        ContinueGeneration: lambda self, _: self._updates.resume(),
+        ReleaseMemory: lambda self, call: self.sleep.release(call.tags, keep=call.keep),
+        ResumeMemory: lambda self, call: self.sleep.restore(call.tags),
+        RecordExperts: lambda self, call: self._experts.take(call.action, self._loop.runner.model),
+    }
+
+
+CALLS: Sequence[type[EngineCall[Any]]] = (UpdateWeights, *WeightCalls.in_groups, *WeightCalls.on_loop)
