@@ -76,7 +76,7 @@ class Admission:
         self.refuses, self._to_fetch = False, 0
         if not self._queues.waiting_any or not table.free or self._still_full(alone):
             return
-        promised, window_pages = self._growth(), self._window_pages()
+        promised, window_pages = self._growth()
         programs = {r.branch: self._ahead(r) for r in self._queues.running() if r.branch is not None}
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self._queues.prefilling}
@@ -216,21 +216,16 @@ class Admission:
                 return True  # no other request needs pages now, and each fits by itself
         return True
 
-    def _growth(self) -> int:
-        """Number of pages that running requests are expected to need, in addition to those that they have."""
-        table, slots = self._store.table, slots_of(self._queues.running())
+    def _growth(self) -> tuple[int, int]:
+        """Number of pages that running requests are expected to need, in addition to those that they have, and of
+        window pages beyond those that they and a step need, if there are any."""
+        table, slots, windows = self._store.table, slots_of(self._queues.running()), self._store.windows
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
-        return int((-(-ends // self._store.page_size) - table.page_count[slots]).sum())
-
-    def _window_pages(self) -> int:
-        """Number of window pages beyond those that running requests and a step need, if there are any."""
-        windows, table = self._store.windows, self._store.table
-        if windows is None:
-            return 0
-        slots = slots_of(self._queues.running())
-        ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
-        needed = np.minimum(-(-ends // self._store.page_size), windows.kept).sum()
-        return windows.pool.total - windows.chunk - int(needed)
+        pages = -(-ends // self._store.page_size)
+        left = 0
+        if windows is not None:
+            left = windows.pool.total - windows.chunk - int(np.minimum(pages, windows.kept).sum())
+        return int((pages - table.page_count[slots]).sum()), left
 
     def count(self, request: Request) -> None:
         """Counts the tokens of a request's prompt, once it is known which are cached."""
