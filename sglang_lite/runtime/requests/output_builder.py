@@ -26,6 +26,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
+from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
 from sglang_lite.runtime.structured_output.closing import ClosingMatcher
@@ -365,10 +366,11 @@ class OutputBuilder:
         output: tuple[int, ...],
         finish: Finish,
         usage: Usage,
-        retractions: int,
+        meta: dict[str, object],
         *,
-        miss: Miss | None = None,
-        jumps: Sequence[tuple[int, int]] = (),
+        prompt: Ints,
+        miss: Miss | None,
+        jumps: Sequence[tuple[int, int]],
     ) -> Generation:
         """Makes the result. Must be called only once.
 
@@ -376,7 +378,8 @@ class OutputBuilder:
             output: all token ids of the output.
             finish: reason for the end.
             usage: token counts and times of the request.
-            retractions: number of times that the request was retracted.
+            meta: metadata of the request, to which the output's are added.
+            prompt: ids of the prompt, if the result has them, int32.
             miss: reason why tokens of the prompt were not cached.
             jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
@@ -396,7 +399,6 @@ class OutputBuilder:
         elif params.include_stop:
             self._add(self._stops.matched_text)
         text = "".join(self._text)
-        meta: dict[str, object] = {"num_retractions": retractions}
         if self.matcher is not None:
             meta["constraint_backend"] = self.matcher.engine.name
             meta["shortened"] = self.matcher.shortened
@@ -416,6 +418,7 @@ class OutputBuilder:
         return Generation(
             text=text,
             token_ids=output,
+            prompt_ids=tuple(prompt.tolist()),
             spans=kept_spans(self._tokenizer, written, text, skip_special=params.skip_special_tokens),
             finish_reason=finish.reason,
             matched=finish.matched,

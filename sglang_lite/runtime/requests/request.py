@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from sglang_lite.constraints.json_schema.repeats import RepeatRules
@@ -378,28 +377,24 @@ class Request:
     def generation(self, finish: Finish) -> Generation:
         """Makes the result. Must be called only once, after the request has left its slot and `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
-        usage = self._usage(len(output))
-        made = self.output.generation(output, finish, usage, self.retractions, miss=self.cache.miss, jumps=self.jumps)
-        drawn_by, whole = self.output.drawn_by, self.params.return_prompt_token_ids
-        if not (whole or drawn_by.older):
-            return made
-        meta = {**made.meta, "weight_version": drawn_by.weights.version}
+        drawn_by, prompt = self.output.drawn_by, self.tokens[:0]
+        meta: dict[str, object] = {"num_retractions": self.retractions}
+        if self.params.return_prompt_token_ids or drawn_by.older:
+            meta["weight_version"] = drawn_by.weights.version
         if drawn_by.older:
             meta["older_weight_versions"] = drawn_by.older
-        return self._with_prompt(made, meta) if whole else msgspec.structs.replace(made, meta=meta)
+        if self.params.return_prompt_token_ids:
+            prompt = self.tokens[: self.prompt_len]
+            prompt = prompt if self.media is None else self.media.with_placeholders(prompt)
+            if self.jumps:
+                meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
+        return self.output.generation(
+            output, finish, self._usage(len(output)), meta, prompt=prompt, miss=self.cache.miss, jumps=self.jumps
+        )
 
     def partial(self, known: int) -> Generation:
         """Result without text of the first `known` tokens, of a request that is about to be aborted."""
         return Generation("", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0)))
-
-    def _with_prompt(self, generation: Generation, meta: dict[str, Any]) -> Generation:  # JSON
-        """A result with the prompt's ids, and in its metadata which tokens were forced."""
-        if self.jumps:
-            meta["forced_tokens"] = [[index, index + count] for index, count in self.jumps]
-        prompt = self.tokens[: self.prompt_len]
-        if self.media is not None:
-            prompt = self.media.with_placeholders(prompt)
-        return msgspec.structs.replace(generation, prompt_ids=tuple(prompt.tolist()), meta=meta)
 
     def _usage(self, completion_tokens: int) -> Usage:
         now, cached = time.perf_counter(), max(self.cache.tokens, 0)
