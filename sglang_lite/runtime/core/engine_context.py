@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from sglang_lite.protocol import Span
 from sglang_lite.runtime.core.engine_sessions import EngineSessions
@@ -30,28 +30,24 @@ class ConstantTexts:
     """
 
     def __init__(self, encode: Callable[[Sequence[Span]], array[int]], encoder: Executor) -> None:
-        self._encode, self._encoder = encode, encoder
-        self._ids: dict[tuple[Span, ...], Future[array[int]]] = {}
+        self._submit = partial(_submit, encode, encoder)
+        self._kept = lru_cache(_KEPT)(self._submit)
 
     def ids(self, spans: Sequence[Span]) -> Future[array[int]]:
         """Token ids of a text, which must not be changed. Texts of the same program in a batch share them."""
-        key = tuple(spans)
-        found = self._ids.get(key)
-        if found is None:
-            found = self._submit(spans)
-            if sum(len(span.text) for span in spans) <= _LONGEST:
-                if len(self._ids) >= _KEPT:
-                    del self._ids[next(iter(self._ids))]
-                self._ids[key] = found
-        return found
+        is_short = sum(len(span.text) for span in spans) <= _LONGEST
+        return self._kept(tuple(spans)) if is_short else self._submit(spans)
 
-    def _submit(self, spans: Sequence[Span]) -> Future[array[int]]:
-        try:
-            return self._encoder.submit(partial(self._encode, spans))
-        except RuntimeError as error:  # the engine is closed
-            failed: Future[array[int]] = Future()
-            failed.set_exception(error)
-            return failed
+
+def _submit(
+    encode: Callable[[Sequence[Span]], array[int]], encoder: Executor, spans: Sequence[Span]
+) -> Future[array[int]]:
+    try:
+        return encoder.submit(encode, spans)
+    except RuntimeError as error:  # the engine is closed
+        failed: Future[array[int]] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,7 +337,6 @@ class EngineCore:
                 raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
             device = torch.device(self.runner.model.device)
             profile = Profiler(call.folder, device, with_stack=call.with_stack, record_shapes=call.record_shapes)
-            profile.start()
             self._profile, self.loop.span = profile, profile.span
 
         return self.loop.inbox.ask(start)

@@ -14,7 +14,7 @@ from sglang_lite.runtime.models.layer_watch import marked
 
 
 class Profiler:
-    """A profile that is being recorded. Must be started and stopped on the thread that it records.
+    """A profile that is being recorded. Must be made and stopped on the thread that it records.
 
     Args:
         folder: folder that the trace is written to.
@@ -40,8 +40,6 @@ class Profiler:
         self._profiler = torch.profiler.profile(
             activities=activities, with_stack=with_stack, record_shapes=record_shapes
         )
-
-    def start(self) -> None:
         self._profiler.start()
 
     def stop(self) -> None:
