@@ -233,12 +233,11 @@ class OutputBuilder:
         Raises:
             ConstraintError, ParameterError: as `process`.
         """
-        if self.matcher is None or self.params.scores_tokens:
-            return [], None
         return self._append(self._forced(limit), masked=masked)
 
     def _forced(self, limit: int) -> list[int]:
-        assert self.matcher is not None
+        if self.matcher is None or self.params.scores_tokens:
+            return []
         try:
             forced = self.matcher.forced()[: max(limit, 0)]
         except Exception as error:  # raised by the grammar engine's library
@@ -328,8 +327,6 @@ class OutputBuilder:
     ) -> tuple[list[int], Finish | None]:
         """Jumps as `jump` after the first `index` of the given ids, or takes nothing if the ids differ from the forced
         tokens."""
-        if self.matcher is None or self.params.scores_tokens:
-            return [], None
         forced = self._forced(limit - index)
         known = ids[index : index + len(forced)]
         return self._append(forced, masked=masked) if forced[: len(known)] == list(known) else ([], None)
