@@ -7,7 +7,7 @@ import contextlib
 import json
 import secrets
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -50,9 +50,9 @@ class RemoteProgram:
 
     def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
-        self._branches: dict[Path, list[Node]] = {(): []}  # all nodes added so far
-        self._unsent: deque[dict[str, Any]] = deque()
-        self._verdicts: list[dict[str, Any]] = []  # all so far: a program that is sent again needs them again
+        # All so far, with nodes as records: a program that is sent again needs them again.
+        self._items: list[dict[str, Any]] = []
+        self._unsent: list[dict[str, Any]] = []  # as plain data
         self._closed = False
         # Number of items before the first drop or rollback; what follows depends on timing, and can't be sent again.
         self._before_going_back = sys.maxsize
@@ -60,7 +60,6 @@ class RemoteProgram:
         self._id: str | None = None
         self._sending = False
         self._over = False
-        self._count = 0  # number of items that were put into `_unsent`
         self._retries = Retries(server)
         self._headers = trace_headers()  # of this thread's span: the tasks that send them have a context of their own
         self._task: asyncio.Task[None] | None = None
@@ -72,8 +71,7 @@ class RemoteProgram:
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
         """Adds nodes to a branch. Raises WireError if a node can't be sent."""
         seeded = tuple(map(_seeded, nodes))
-        data = _as_data(seeded)
-        executor().post(self._extend, path, seeded, data)
+        executor().post(self._add, {"path": list(path), "nodes": _as_data(seeded)}, seeded)
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
         """Gives the verdict on a node of a branch. Raises WireError if it can't be sent."""
@@ -81,11 +79,11 @@ class RemoteProgram:
         assert again is None or isinstance(again, Gen | Select)
         verdict = msgspec.structs.replace(verdict, again=again)
         data = json.loads(wire.encode(verdict))["data"]
-        executor().post(self._judge, {"path": list(path), "place": place, "verdict": data})
+        executor().post(self._add, {"path": list(path), "place": place, "verdict": data})
 
     def drop(self, path: Path) -> None:
         """Ends the queued and running nodes of a branch."""
-        executor().post(self._drop, path)
+        executor().post(self._add, {"path": list(path), "drop": True})
 
     def expect_pause(self, path: Path, seconds: float) -> None:
         """Tells for how long nothing will be added to a branch."""
@@ -97,25 +95,14 @@ class RemoteProgram:
 
     # ----------------------------------------------------------------------------------------- the executor loop
 
-    def _extend(self, path: Path, nodes: Sequence[Node], data: Any) -> None:
-        self._branches.setdefault(path, []).extend(nodes)
-        self._add({"path": list(path), "nodes": data}, goes_back=any(isinstance(node, Rollback) for node in nodes))
-
-    def _judge(self, item: dict[str, Any]) -> None:
-        self._verdicts.append(item)
-        self._add(item)
-
-    def _drop(self, path: Path) -> None:
-        self._add({"path": list(path), "drop": True}, goes_back=True)
-
     def _close(self) -> None:
         self._closed = True
         self._send_soon()
 
-    def _add(self, item: dict[str, Any], *, goes_back: bool = False) -> None:
-        if goes_back:
-            self._before_going_back = min(self._before_going_back, self._count)
-        self._count += 1
+    def _add(self, item: dict[str, Any], nodes: Sequence[Node] = ()) -> None:
+        if "drop" in item or any(isinstance(node, Rollback) for node in nodes):
+            self._before_going_back = min(self._before_going_back, len(self._items))
+        self._items.append({**item, "nodes": nodes} if nodes else item)
         self._unsent.append(item)
         if self._task is None and not self._over:
             self._task = self._server.run(self._play())
@@ -158,9 +145,9 @@ class RemoteProgram:
         """Waits briefly while nodes are being added, so that they are sent with the first request instead of another
         one."""
         for _ in range(0 if self._closed else _MAX_MOMENTS):
-            before = self._count
+            before = len(self._items)
             await asyncio.sleep(_MOMENT_S)
-            if self._count == before:
+            if len(self._items) == before:
                 return
 
     async def _connect(self) -> None:
@@ -189,18 +176,20 @@ class RemoteProgram:
                 else:
                     self._end(event)
 
-    def _first_nodes(self) -> dict[Path, Sequence[Node]]:
+    def _first_nodes(self) -> dict[Path, list[Node]]:
         """Nodes for the first request: all, or those before the first drop or rollback, which ends what stands before
-        it, and not what comes after. Items for further requests remain: what follows, behind the verdicts so far."""
-        at = min(self._before_going_back, len(self._unsent))
-        rest = [*self._unsent][at:]
-        earlier = len(self._verdicts) - sum("verdict" in each for each in rest)
-        pauses = (each for each in [*self._unsent][:at] if "pause" in each)
-        self._unsent = deque([*self._verdicts[:earlier], *pauses, *rest])
-        later = Counter[Path]()
-        for each in self._unsent:
-            later[tuple(each["path"])] += len(each.get("nodes", ()))
-        return {path: nodes[: len(nodes) - later[path]] for path, nodes in self._branches.items()}
+        it, and not what comes after. Items for further requests remain: the others so far, and all that follow."""
+        branches: dict[Path, list[Node]] = {}
+        following = len(self._items[self._before_going_back :])
+        rest = self._unsent[len(self._unsent) - following :]
+        self._unsent = []
+        for item in self._items[: self._before_going_back]:
+            if "nodes" in item:
+                branches.setdefault(tuple(item["path"]), []).extend(item["nodes"])
+            else:
+                self._unsent.append(item)
+        self._unsent += rest
+        return branches
 
     # ------------------------------------------------------------------------------------------- further requests
 
@@ -227,8 +216,7 @@ class RemoteProgram:
     async def _send(self, program: str) -> None:
         try:
             while self._id == program and self._sends and (self._unsent or self._closed):
-                answers, closes = list(self._unsent), self._closed
-                self._unsent.clear()
+                answers, self._unsent, closes = self._unsent, [], self._closed
                 body = {"version": wire.VERSION, "answers": answers, "close": closes}
                 await self._server.post(f"/program/{program}/answer", body, once=True)  # must not be applied twice
                 if closes:
