@@ -79,7 +79,7 @@ def test_objects_that_are_no_schemas_are_left_alone():
 
 def test_a_stream_that_names_an_unknown_text_is_one_error(engine):
     async def read(client):
-        return [piece async for piece in client.stream_bytes("/generate", {"schema": {"$sha256": "0" * 64}})]
+        return [event async for event in client.stream_events("/generate", {"schema": {"$sha256": "0" * 64}})]
 
     with serving(engine) as url, pytest.raises(sgl.SglError, match="is not known"):
         asyncio.run(read(ServerClient(url, None, None, 60, 0)))

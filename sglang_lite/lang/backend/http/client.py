@@ -261,29 +261,6 @@ class ServerClient:
             LostConnectionError: the stream broke off.
             SglError: the server reports an error.
         """
-        reader = EventReader()
-        async with contextlib.aclosing(self.stream_bytes(path, body, began, headers)) as pieces:
-            async for piece in pieces:
-                for data in reader.feed(piece):
-                    if data == _DONE:
-                        return
-                    yield data
-        raise self.broken_off()
-
-    async def stream_bytes(
-        self,
-        path: str,
-        body: object,
-        began: Callable[[Mapping[str, str]], object] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncGenerator[bytes, None]:
-        """Yields the bytes of an answer as they arrive. Closing the generator early closes the connection. `began` and
-        `headers` are as of `stream_events`.
-
-        Raises:
-            LostConnectionError: the stream broke off.
-            SglError: the server reports an error.
-        """
         headers = trace_headers() if headers is None else headers
         with self._translating_errors():
             attempts = self._attempts(body)
@@ -297,10 +274,15 @@ class ServerClient:
                         raise self._response_error(response.status_code, await response.aread(), response.headers)
                     if began is not None:
                         began(response.headers)
+                    reader = EventReader()
                     async with contextlib.aclosing(response.aiter_bytes()) as pieces:
                         async for piece in pieces:
-                            yield piece
-                    return
+                            for data in reader.feed(piece):
+                                if data == _DONE:
+                                    return
+                                yield data
+                    problem = f"{self.url}: the stream ended before the answer was complete."
+                    raise LostConnectionError(problem, hint="Try again.")
 
     def _attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
         """JSON of a body and headers to send with it: first with the hashes of long schemas, if the server may know
@@ -308,10 +290,6 @@ class ServerClient:
         whole = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         short = named(whole) if self.names_texts else whole
         return [(short, {}), *([] if short == whole else [(whole, {KEEP: "1"})])]
-
-    def broken_off(self) -> LostConnectionError:
-        """Error for a stream that ended before its answer was complete."""
-        return LostConnectionError(f"{self.url}: the stream ended before the answer was complete.", hint="Try again.")
 
     async def stream_json(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
         """Yields the events of a stream, each as a JSON object.
