@@ -188,7 +188,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     match request.shape:
         case JsonFormat(schema, _):
-            output["format"] = {"type": "json_schema", "schema": schema}
+            output["format"] = {"type": "json_schema", "schema": json.loads(schema)}
         case JsonTool(schema):
             arguments["tools"] = [_tool(ApiTool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
             arguments["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
@@ -203,7 +203,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
 
 def _tool(tool: ApiTool) -> dict[str, Any]:
     described = {"description": tool.description} if tool.description else {}
-    return {"name": tool.name, **described, "input_schema": dict(tool.schema)} | (
+    return {"name": tool.name, **described, "input_schema": json.loads(tool.schema)} | (
         {"strict": True} if tool.strict else {}
     )
 

@@ -177,7 +177,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
     """Fields of the configuration that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, _):
-            return {"response_mime_type": "application/json", "response_json_schema": schema}
+            return {"response_mime_type": "application/json", "response_json_schema": json.loads(schema)}
         case JsonTool() as shape:
             return _tools([shape.tool], "ANY")
         case Tools(tools, required):
@@ -187,7 +187,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
 
 def _tools(tools: Sequence[ApiTool], mode: str) -> dict[str, Any]:
     declared = [
-        {"name": tool.name, "description": tool.description, "parameters_json_schema": dict(tool.schema)}
+        {"name": tool.name, "description": tool.description, "parameters_json_schema": json.loads(tool.schema)}
         for tool in tools
     ]
     return {

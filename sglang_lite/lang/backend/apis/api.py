@@ -41,17 +41,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """JSON that follows a schema. If it is not strict, the schema is only a hint."""
+    """JSON that follows a schema, which is JSON text itself. If it is not strict, the schema is only a hint."""
 
-    schema: dict[str, Any]
+    schema: str
     strict: bool
 
 
 @dataclass(frozen=True, slots=True)
 class JsonTool:
-    """Tool that the model must call. Its arguments, which follow a schema, are the answer."""
+    """Tool that the model must call. Its arguments, which follow a schema (JSON text), are the answer."""
 
-    schema: dict[str, Any]
+    schema: str
 
     @property
     def tool(self) -> ApiTool:
@@ -78,12 +78,12 @@ class ApiTool:
     """Function that the model may call.
 
     Attributes:
-        schema: schema of the arguments, an object. If the tool is not strict, the schema is only a hint.
+        schema: schema of the arguments, an object, as JSON text. If the tool is not strict, the schema is only a hint.
     """
 
     name: str
     description: str
-    schema: Mapping[str, Any]
+    schema: str
     strict: bool
 
 

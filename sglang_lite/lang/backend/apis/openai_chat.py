@@ -3,6 +3,7 @@ answers; also what all of OpenAI's APIs have in common."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         arguments["reasoning_effort"] = request.target.effort
     match request.shape:
         case JsonFormat(schema, strict):
-            form = {"name": ANSWER, "schema": schema, "strict": strict}
+            form = {"name": ANSWER, "schema": json.loads(schema), "strict": strict}
             arguments["response_format"] = {"type": "json_schema", "json_schema": form}
         case JsonTool() as shape:
             arguments["tools"] = [{"type": "function", "function": function_tool(shape.tool)}]
@@ -100,7 +101,7 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
 def function_tool(tool: ApiTool) -> dict[str, Json]:
     """Tool as a function definition, the same for chat and responses."""
     described = {"description": tool.description} if tool.description else {}
-    return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
+    return {"name": tool.name, **described, "parameters": json.loads(tool.schema), "strict": tool.strict}
 
 
 def parameters(request: ApiRequest) -> dict[str, Json]:

@@ -3,6 +3,7 @@ reasoning is sent back, encrypted, with the turn that it belongs to."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def _shape(request: ApiRequest) -> dict[str, Any]:
     """Request fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, strict):
-            form = {"type": "json_schema", "name": ANSWER, "schema": schema, "strict": strict}
+            form = {"type": "json_schema", "name": ANSWER, "schema": json.loads(schema), "strict": strict}
             return {"text": {"format": form}}
         case GrammarTool(syntax, definition):
             grammar = {"type": "grammar", "syntax": syntax, "definition": definition}

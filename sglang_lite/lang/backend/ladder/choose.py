@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,11 +18,12 @@ from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.emit.lark import to_lark
 from sglang_lite.constraints.emit.regex import to_rust
 from sglang_lite.constraints.json_schema.keywords import REPEATS
-from sglang_lite.constraints.json_schema.quotes import without_documents
+from sglang_lite.constraints.json_schema.quotes import KEYWORD, without_documents
 from sglang_lite.constraints.json_schema.repeats import asks_for_limit
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.lang.backend.apis.api import ApiTool, GrammarTool, JsonFormat, JsonTool, OwnField, Tools
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, BegunTurns, Capabilities, Demands, TurnRules
 from sglang_lite.lang.backend.ladder.object_constraints import NUMBER_FORMS, json_form
 from sglang_lite.lang.backend.ladder.schema_fit import Fit, fitted
@@ -46,7 +47,7 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.sampling import given_values
-from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
+from sglang_lite.text.tool_use import ToolUse, tool_use_of
 
 # Types of constraint that remote models ever serve. Not among them: Continuation, which would be continued in mid-turn,
 # and InOrder, which describes reasoning before a value, because these servers send reasoning separately.
@@ -136,7 +137,10 @@ def _repaired(profile: Profile, demands: Demands) -> Strategy:
     name = CONSTRAINT_NAMES[type(demands.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
     hint = json_form(demands.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
-    return Strategy("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
+    shape = None if hint is None else JsonFormat(schema_to_show(hint.constraint.schema), strict=False)
+    return Strategy(
+        "repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, shape=shape, warnings=(warning,)
+    )
 
 
 def _instead(profile: Profile) -> str:
@@ -184,20 +188,31 @@ _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_
 
 def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
     """Strategy adapted to a node's parameters, or the reason why they are refused."""
-    params = demands.params
-    found = _with_effort(strategy, profile, policy, demands)
-    if isinstance(found, Refusal):
-        return found
-    strategy = found
-    stops = () if isinstance(params.stop, Unset) or demands.constraint is not None else params.stop
+    params, constraint = demands.params, demands.constraint
+    if demands.effort is None or profile.supports("reasoning_effort"):
+        strategy = replace(strategy, effort=demands.effort)
+    elif policy == "warn":  # the API would report an error or ignore it
+        strategy = strategy.emulated("reasoning_effort is left out: the model does not accept it")
+    else:
+        instead = f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip()
+        return Refusal("reasoning_effort", instead)
+    stops = () if isinstance(params.stop, Unset) or constraint is not None else params.stop
+    in_text = not isinstance(strategy.shape, Tools | GrammarTool | OwnField)
     for name in given_values(params):
-        here = strategy.api != "responses" or name in RESPONSES_PARAMS or (strategy.field is None and name in _OF_TEXT)
+        here = strategy.api != "responses" or name in RESPONSES_PARAMS or (in_text and name in _OF_TEXT)
         if name == "stop" or (profile.supports(name) and here):
             continue
-        without = _without(strategy, profile, policy, name, demands)
-        if isinstance(without, Refusal):
-            return without
-        strategy = without
+        if name == "n" and policy != "strict":
+            count, (best, worst) = params.samples, strategy.calls
+            strategy = replace(strategy, samples=count, calls=(best * count, worst * count))
+            strategy = strategy.emulated(f"{count} samples are {count} calls")
+        elif policy == "warn":
+            strategy = _left_out(strategy, name)
+        elif profile.supports(name) and constraint is not None:
+            return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(constraint)]}", f"Leave {name} out.")
+        else:
+            elsewhere = "Leave it out, or use another backend for this node: gen(backend=…)."
+            return Refusal(name, f"{elsewhere} {_known(profile, name)}{_takes(profile)}")
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
     if both and not profile.supports("temperature_with_top_p") and "top_p" not in strategy.left_out:
         if policy != "warn":
@@ -206,37 +221,8 @@ def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demand
     return _stopped(strategy, profile, policy, stops) if stops else strategy
 
 
-def _with_effort(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
-    """Strategy with the amount of reasoning. If the model is not known to support that parameter, the parameter is left
-    out or refused, because the API would report an error or ignore it."""
-    if demands.effort is None or profile.supports("reasoning_effort"):
-        return replace(strategy, effort=demands.effort)
-    if policy == "warn":
-        warning = "reasoning_effort is left out: the model does not accept it"
-        return replace(strategy, native=False, warnings=(*strategy.warnings, warning))
-    return Refusal("reasoning_effort", f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip())
-
-
-def _without(strategy: Strategy, profile: Profile, policy: Policy, name: str, demands: Demands) -> Strategy | Refusal:
-    """Strategy adapted to a parameter that the model or the strategy does not support, or the refusal."""
-    if policy != "strict" and name == "n":
-        count = demands.params.samples
-        best, worst = strategy.calls
-        warnings = (*strategy.warnings, f"{count} samples are {count} calls")
-        return replace(strategy, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)
-    if policy == "warn":
-        return _left_out(strategy, name)
-    if profile.supports(name) and demands.constraint is not None:
-        return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(demands.constraint)]}", f"Leave {name} out.")
-    return Refusal(
-        name,
-        f"Leave it out, or use another backend for this node: gen(backend=…). {_known(profile, name)}{_takes(profile)}",
-    )
-
-
 def _left_out(strategy: Strategy, name: str) -> Strategy:
-    warning = f"{name} is left out: the model does not accept it"
-    return replace(strategy, native=False, left_out=(*strategy.left_out, name), warnings=(*strategy.warnings, warning))
+    return strategy.emulated(f"{name} is left out: the model does not accept it", name)
 
 
 def _stopped(strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Strategy | Refusal:
@@ -253,13 +239,7 @@ def _stopped(strategy: Strategy, profile: Profile, policy: Policy, stops: tuple[
     if policy == "strict":
         return Refusal(feature, instead)
     warning = f"{feature}: the whole answer is generated and cut afterwards"
-    return replace(
-        strategy,
-        native=False,
-        stops=stops,
-        left_out=(*strategy.left_out, "stop"),
-        warnings=(*strategy.warnings, warning),
-    )
+    return replace(strategy, stops=stops).emulated(warning, "stop")
 
 
 def _known(profile: Profile, name: str) -> str:
@@ -279,7 +259,7 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
     assert constraint is not None
     use = tool_use_of(constraint)
     if use is not None and profile.supports("tools") and (not use.required or profile.supports("forced_tools")):
-        yield Strategy("tools", profile.api, field=_tools(use, profile))
+        yield Strategy("tools", profile.api, shape=_tools(use, profile))
     if demands.kind == "select":
         yield from selection_strategies(profile, demands)
         if demands.scores:
@@ -290,17 +270,21 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
     yield from as_field(profile, constraint)
 
 
-def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Function, str, bool], ...]]:
-    """Field of the strategy "tools": the use of tools, and each function with the schema of its arguments and a flag
-    for strict mode. A schema that the provider does not take in strict mode is a hint, and the arguments are
+def _tools(use: ToolUse, profile: Profile) -> Tools:
+    """Functions to call. A schema that the provider does not take in strict mode is a hint, and the arguments are
     checked."""
-    found = list[tuple[Function, str, bool]]()
+    tools = list[ApiTool]()
     for function in use.functions:
         fit = fitted(json.dumps(function.parameters), profile.schema) if profile.schema is not None else None
         strict = fit is not None and not fit.refused
-        hint = json.dumps(without_documents(function.parameters))
-        found.append((function, fit.schema if fit is not None and strict else hint, strict))
-    return use, tuple(found)
+        schema = fit.schema if fit is not None and strict else json.dumps(without_documents(function.parameters))
+        tools.append(ApiTool(function.name, function.description, schema, strict))
+    return Tools(tuple(tools), use.required, use.parallel)
+
+
+def schema_to_show(schema: str) -> str:
+    """JSON Schema as JSON text for a model that has seen its documents elsewhere, or has none."""
+    return json.dumps(without_documents(json.loads(schema)), ensure_ascii=False) if KEYWORD in schema else schema
 
 
 def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
@@ -317,9 +301,11 @@ def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]
             continue
         if fit.refused:
             yield Refusal("this JSON schema", _unfit(fit), fit.refused)
+        elif name == "strict_tool":
+            yield Strategy(name, profile.api, form=form, fit=fit, shape=JsonTool(fit.schema))
         else:
-            strategy = "enum" if demands.kind == "select" and name == "json_schema" else name
-            yield Strategy(strategy, profile.api, form=form, fit=fit)
+            strategy = "enum" if demands.kind == "select" else name
+            yield Strategy(strategy, profile.api, form=form, fit=fit, shape=JsonFormat(fit.schema, strict=True))
 
 
 def _unfit(fit: Fit) -> str:
@@ -343,7 +329,7 @@ def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strateg
         yield Strategy("decisions", profile.api)
     if _tells_first_tokens(profile, demands) and first_characters_differ(choices):
         count = min(profile.limits.get("top_logprobs_num", _MAX_ALTERNATIVES), _MAX_ALTERNATIVES)
-        yield Strategy("token_logprobs", profile.api, field=count)
+        yield Strategy("token_logprobs", profile.api, alternatives=count)
     if profile.supports("logit_bias_steps") and not demands.scores:
         if any(other != each and other.startswith(each) for each in choices for other in choices):
             hint = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
@@ -377,34 +363,43 @@ _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
     """Yields the strategies of custom tools whose input follows a grammar."""
     if isinstance(constraint, Regex) and profile.supports("regex_tool"):
-        yield Strategy("regex_tool", "responses", field=to_rust(parse(constraint.pattern)))
+        yield Strategy("regex_tool", "responses", shape=GrammarTool("regex", to_rust(parse(constraint.pattern))))
     elif profile.supports("lark_tool") and type(constraint) in _GRAMMARS:
         grammar = constraint.grammar if isinstance(constraint, Lark) else to_lark(language_of(constraint))
         if not _BEYOND_LARK.search(grammar):
-            yield Strategy("lark_tool", "responses", field=grammar)
+            yield Strategy("lark_tool", "responses", shape=GrammarTool("lark", grammar))
 
 
 def as_field(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
     """Yields the strategies of request fields that only one dialect has. The answer is the text itself."""
+
+    def own(name: str, value: Any) -> Strategy:
+        return Strategy(name, profile.api, shape=OwnField({name: value}))
+
     if isinstance(constraint, JsonSchema):
         if profile.supports("structured_outputs"):
-            yield Strategy("structured_outputs", profile.api, field={"json": json.loads(constraint.schema)})
+            yield own("structured_outputs", {"json": json.loads(constraint.schema)})
         elif profile.supports("json_schema") and profile.schema is None:
-            yield Strategy("json_schema", profile.api, field=json.loads(constraint.schema))
+            yield Strategy("json_schema", profile.api, shape=JsonFormat(constraint.schema, strict=True))
         return
     pattern = _pattern(constraint)
     if profile.supports("structured_outputs"):
         if isinstance(constraint, Choices):
-            yield Strategy("structured_outputs", profile.api, field={"choice": list(constraint.options)})
+            yield own("structured_outputs", {"choice": list(constraint.options)})
         elif pattern is not None:
-            yield Strategy("structured_outputs", profile.api, field={"regex": pattern})
+            yield own("structured_outputs", {"regex": pattern})
         else:
-            yield from _grammar("structured_outputs", profile, constraint, lambda text: {"grammar": text})
+            yield own("structured_outputs", {"grammar": as_gbnf(constraint)})
     if profile.supports("regex") and pattern is not None:
-        yield Strategy("regex", profile.api, field=pattern)
+        yield own("regex", pattern)
     for name in ("ebnf", "grammar"):
         if profile.supports(name) and (pattern is None or name == "grammar"):
-            yield from _grammar(name, profile, constraint, str)
+            yield own(name, as_gbnf(constraint))
+
+
+def as_gbnf(constraint: Constraint) -> str:
+    """Grammar of a constraint's texts, in llama.cpp's GBNF."""
+    return constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
 
 
 def _pattern(constraint: Constraint) -> str | None:
@@ -421,8 +416,3 @@ def _pattern(constraint: Constraint) -> str | None:
 def _literally(text: str) -> str:
     """Regex that matches a text literally, in the syntax that the dialects of all engines share."""
     return re.sub(r"[^\w ]", lambda found: _ESCAPED.get(found[0], "\\" + found[0]), text)
-
-
-def _grammar(name: str, profile: Profile, constraint: Constraint, put: Callable[[str], Any]) -> Iterator[Strategy]:
-    text = constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
-    yield Strategy(name, profile.api, field=put(text))

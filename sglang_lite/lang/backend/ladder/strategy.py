@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
 
+from sglang_lite.lang.backend.apis.api import Shape
 from sglang_lite.lang.backend.ladder.object_constraints import JsonForm
 from sglang_lite.lang.backend.ladder.schema_fit import Fit
 from sglang_lite.lang.backend.profiles.profile import ApiName
@@ -28,7 +29,8 @@ class Strategy:
         form: JSON object that the answer is read from, or None if the answer is the text.
         fit: JSON schema fitted to the provider, or None if the schema is sent unchanged.
         strict: True if a schema in the request is enforced, False if it is a hint.
-        field: value of the strategy's own field in the request: a pattern, a grammar or a schema.
+        shape: form in which the answer is requested.
+        alternatives: number of alternatives of a token that are requested.
         samples: number of calls that make the `n` samples; 1 if the API makes all samples in one call.
         stops: stop strings at which the finished text is cut here.
         left_out: parameters that are not sent, which only `policy="warn"` allows.
@@ -44,7 +46,8 @@ class Strategy:
     form: JsonForm | None = None
     fit: Fit | None = None
     strict: bool = True
-    field: Any = None
+    shape: Shape = None
+    alternatives: int = 0
     samples: int = 1
     stops: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -55,6 +58,16 @@ class Strategy:
     @property
     def mode(self) -> Literal["native", "emulated"]:
         return "native" if self.native else "emulated"
+
+    def emulated(self, warning: str, *left_out: str) -> Strategy:
+        """Strategy that differs from the request.
+
+        Args:
+            warning: difference, in words.
+            *left_out: parameters that are not sent.
+        """
+        left_out, warnings = (*self.left_out, *left_out), (*self.warnings, warning)
+        return replace(self, native=False, left_out=left_out, warnings=warnings)
 
 
 @dataclass(frozen=True, slots=True)

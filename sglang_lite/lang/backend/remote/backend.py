@@ -29,7 +29,7 @@ from sglang_lite.lang.backend.remote.explain import Explanation, Price, TracedBa
 from sglang_lite.lang.backend.remote.explain import explain as explained
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.selecting import select_by_strategy
-from sglang_lite.lang.backend.remote.serving import serve, shape_of
+from sglang_lite.lang.backend.remote.serving import serve
 from sglang_lite.lang.backend.rendering import text_outside, with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.expressions import BaseProgram
@@ -263,9 +263,7 @@ class RemoteBackend(Backend):
             constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
         """
         api, target = self.target(strategy)
-        request = ApiRequest(
-            target, prompt, params, shape_of(strategy), self._client.provider_items.of(prompt.messages)
-        )
+        request = ApiRequest(target, prompt, params, strategy.shape, self._client.provider_items.of(prompt.messages))
         return self._client.ask(api, request, self.tokenizer, constrained=constrained, stream=stream)
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:

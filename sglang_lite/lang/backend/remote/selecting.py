@@ -78,7 +78,8 @@ async def _by_first_token(
 ) -> Selection:
     """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
-    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=strategy.field)
+    count = strategy.alternatives
+    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=count)
     answer = await only_answer(backend.call(shown, params, strategy, constrained=False, stream=False))
     found = _scores(answer.output_logprobs, choices)
     if not any(found):
@@ -93,7 +94,7 @@ async def _by_first_token(
         for index, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
-    warnings = [f"not among the {strategy.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
+    warnings = [f"not among the {count} likeliest beginnings: {_listed(unseen)}"] if unseen else []
     return Selection(scores, answer.usage, None, with_warnings(with_strategy(answer.meta, strategy, 1), *warnings))
 
 

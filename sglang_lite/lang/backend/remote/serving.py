@@ -7,17 +7,16 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.json_schema.quotes import KEYWORD, without_documents
-from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
-from sglang_lite.lang.backend.apis.api import ApiTool, GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tools
+from sglang_lite.lang.backend.apis.api import GrammarTool, JsonTool, Tools
 from sglang_lite.lang.backend.base import only_answer
+from sglang_lite.lang.backend.ladder.choose import as_gbnf, schema_to_show
 from sglang_lite.lang.backend.ladder.object_constraints import unwrap
 from sglang_lite.lang.backend.ladder.strategy import REPAIRS, Strategy
 from sglang_lite.lang.backend.token_counts import note_unreported
@@ -27,7 +26,6 @@ from sglang_lite.protocol import (
     Choices,
     Constraint,
     Delta,
-    Ebnf,
     Generation,
     JsonSchema,
     Lark,
@@ -44,8 +42,6 @@ from sglang_lite.protocol.results import total_usage
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote.backend import RemoteBackend
-
-_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # strategies whose answers are tool calls
 
 
 async def serve(
@@ -69,14 +65,16 @@ async def serve(
         params = msgspec.structs.replace(params, stop=UNSET)
     if strategy.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
-        calls = [_single_sample(backend, prompt, params, constraint, strategy) for _ in range(strategy.samples)]
-        for index, each in enumerate(await _all(calls)):
+        single = replace(strategy, samples=1)
+        calls = [serve(backend, prompt, params, constraint, single, stream=False) for _ in range(strategy.samples)]
+        for index, each in enumerate(await _all([only_answer(each) for each in calls])):
             yield msgspec.structs.replace(each, index=index)
     elif strategy.name == "repair":
         assert constraint is not None
         yield await _repaired(backend, prompt, params, constraint, strategy)
     else:
-        whole = strategy.stops or strategy.name in _CALLED or (strategy.form is not None and strategy.form.wrapped)
+        wrapped = strategy.form is not None and strategy.form.wrapped
+        whole = strategy.stops or wrapped or isinstance(strategy.shape, Tools | JsonTool | GrammarTool)
         shown = stream and not whole  # other answers are only shown when they are complete
         async for event in backend.call(prompt, params, strategy, constrained=constraint is not None, stream=shown):
             if isinstance(event, Generation):
@@ -94,17 +92,6 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generat
                 note_unreported(each.usage)
         raise error
     return [each for each in outcomes if isinstance(each, Generation)]
-
-
-async def _single_sample(
-    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, strategy: Strategy
-) -> Generation:
-    """One of several samples, each of which has calls of its own."""
-    if strategy.name == "repair":
-        assert constraint is not None
-        return await _repaired(backend, prompt, params, constraint, strategy)
-    events = backend.call(prompt, params, strategy, constrained=constraint is not None, stream=False)
-    return _finished(await only_answer(events), constraint, strategy, 1)
 
 
 def _finished(answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int) -> Generation:
@@ -204,9 +191,8 @@ def _instruction(constraint: Constraint) -> str:
     alone = "and with nothing else"
     match constraint:
         case JsonSchema(schema):
-            if KEYWORD in schema:
-                schema = json.dumps(without_documents(json.loads(schema)), ensure_ascii=False)
-            return f"Answer with one JSON value that is valid under this JSON Schema, {alone}:\n{schema}"
+            shown = schema_to_show(schema)
+            return f"Answer with one JSON value that is valid under this JSON Schema, {alone}:\n{shown}"
         case Choices(options):
             return f"Answer with exactly one of these texts, {alone}:\n{json.dumps(options, ensure_ascii=False)}"
         case Number(kind):
@@ -215,36 +201,4 @@ def _instruction(constraint: Constraint) -> str:
             return f"Answer with a text that matches this regular expression as a whole, {alone}:\n{pattern}"
         case Lark(grammar):
             return f"Answer with a text of this grammar (in Lark's syntax), {alone}:\n{grammar}"
-    grammar = constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
-    return f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{grammar}"
-
-
-# -------------------------------------------------------------------------------------------------------- shapes
-
-
-def shape_of(strategy: Strategy) -> Shape:
-    """Form in which a call by a strategy requests its answer."""
-    match strategy.name:
-        case "json_schema" | "enum" if strategy.form is None:
-            return JsonFormat(strategy.field, strict=True)
-        case "json_schema" | "enum" | "repair" if strategy.form is not None:
-            if strategy.fit is None:  # a hint
-                schema = without_documents(json.loads(strategy.form.constraint.schema))
-                return JsonFormat(schema, strict=strategy.strict)
-            return JsonFormat(json.loads(strategy.fit.schema), strict=strategy.strict)
-        case "tools":
-            use, functions = strategy.field
-            tools = [
-                ApiTool(each.name, each.description, json.loads(schema), strict) for each, schema, strict in functions
-            ]
-            return Tools(tuple(tools), use.required, use.parallel)
-        case "strict_tool":
-            assert strategy.fit is not None
-            return JsonTool(json.loads(strategy.fit.schema))
-        case "regex_tool":
-            return GrammarTool("regex", strategy.field)
-        case "lark_tool":
-            return GrammarTool("lark", strategy.field)
-        case "structured_outputs" | "regex" | "ebnf" | "grammar":
-            return OwnField({strategy.name: strategy.field})
-    return None
+    return f"Answer with a text of this grammar (in llama.cpp's GBNF), {alone}:\n{as_gbnf(constraint)}"
