@@ -105,32 +105,24 @@ class ErrorTranslator:
             )
             lost.retryable = True
             return lost
-        status, report = _status(error), _ErrorReport.from_error(error)
+        status, (message, kinds) = _status(error), _report(error)
         request = getattr(error, "request_id", None)
         facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
-        text = f"{self.name}: {self.redacted(report.message)}" + (f" ({', '.join(facts)})" if facts else "")
-        ours = _kind(text, status, report)
+        text = f"{self.name}: {self.redacted(message)}" + (f" ({', '.join(facts)})" if facts else "")
+        ours = _kind(text, status, kinds)
         ours.usage = Usage() if status >= 400 else None  # a request that was refused used nothing
         ours.origin = Origin(self.origin.provider, self.origin.model, request)
         ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
         return ours
 
 
-@dataclass(frozen=True, slots=True)
-class _ErrorReport:
-    """Report of an API about a failure: its message, and its words for the kind of failure (`kinds`)."""
-
-    message: str
-    kinds: frozenset[str]
-
-    @classmethod
-    def from_error(cls, error: Exception) -> _ErrorReport:
-        body = getattr(error, "body", None)
-        fields = body.get("error", body) if isinstance(body, dict) else body
-        fields = fields if isinstance(fields, dict) else {"message": fields}
-        message = str(fields.get("message") or getattr(error, "message", error))
-        kinds = {str(fields.get("type")), str(fields.get("code")), str(getattr(error, "status", None))}
-        return cls(shortened(message), frozenset(kinds))
+def _report(error: Exception) -> tuple[str, set[str]]:
+    """Report of an API about a failure: its message, and its words for the kind of failure."""
+    body = getattr(error, "body", None)
+    fields = body.get("error", body) if isinstance(body, dict) else body
+    fields = fields if isinstance(fields, dict) else {"message": fields}
+    message = str(fields.get("message") or getattr(error, "message", error))
+    return shortened(message), {str(fields.get("type")), str(fields.get("code")), str(getattr(error, "status", None))}
 
 
 def _status(error: Exception) -> int:
@@ -141,10 +133,10 @@ def _status(error: Exception) -> int:
     return 0
 
 
-def _kind(text: str, status: int, report: _ErrorReport) -> BackendError:
+def _kind(text: str, status: int, kinds: set[str]) -> BackendError:
     """Error for a failed request, by status code and kind of failure."""
     ours: BackendError
-    if report.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in report.kinds):
+    if kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in kinds):
         ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
     elif status in (408, 504):
         ours = RequestTimeoutError(text, hint=f"Raise timeout=; {_RETRIES}.")
