@@ -52,6 +52,7 @@ class ApiConnection:
 
     Attributes:
         sdk: module of the SDK.
+        latest_client: client that was made last.
         limit: limit on the calls.
         server: address that the client sends to, as text.
     """
@@ -65,41 +66,36 @@ class ApiConnection:
             ) from error
         self._connector = connector
         try:
-            self._client: Any = connector.make_client(self.sdk, self._response_hook(), None)
+            self.latest_client: Any = connector.make_client(self.sdk, self._response_hook(), None)
         except connector.errors(self.sdk)[0] as error:
             raise ParameterError(backend, str(error)) from error
         self._loop: asyncio.AbstractEventLoop | None = None  # loop that the client is open for
         self._used = False
         self._handle: Handle | None = None
-        self.server = str(getattr(self._client, "base_url", ""))
-        key = getattr(self._client, "api_key", None)
+        self.server = str(getattr(self.latest_client, "base_url", ""))
+        key = getattr(self.latest_client, "api_key", None)
         self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
 
     def error_translator(self, name: str, origin: Origin) -> ErrorTranslator:
         """Translator of the SDK's errors."""
         return ErrorTranslator(name, origin, *self._connector.errors(self.sdk), self._secrets)
 
-    @property
-    def latest_client(self) -> Foreign:
-        """Client that was made last."""
-        return self._client
-
     def client(self) -> Foreign:
         """Client for the running event loop. A client that was used on another loop (before a fork of the process, say)
         is not reused."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
-            return self._client
+            return self.latest_client
         if self._used:
-            self._client = self._connector.make_client(self.sdk, self._response_hook(), self._client)
-        if self._client is not self._connector.existing_client:
-            self._handle = closed_with_loop(partial(self._connector.close, self._client))
+            self.latest_client = self._connector.make_client(self.sdk, self._response_hook(), self.latest_client)
+        if self.latest_client is not self._connector.existing_client:
+            self._handle = closed_with_loop(partial(self._connector.close, self.latest_client))
         self._loop, self._used = loop, True
-        return self._client
+        return self.latest_client
 
     def close(self) -> None:
         """Closes the connections; the next call of `client` opens new ones."""
-        if self._client is self._connector.existing_client:
+        if self.latest_client is self._connector.existing_client:
             return
         loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
         if handle is not None and loop is not None and loop is executor_loop() and not on_executor():
@@ -119,7 +115,7 @@ class ApiConnection:
 
     def _secrets(self) -> Iterator[object]:
         for name in ("api_key", "auth_token", "admin_api_key"):
-            yield getattr(self._client, name, None)
+            yield getattr(self.latest_client, name, None)
 
 
 async def _closed(handle: Handle) -> None:
