@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias
@@ -33,6 +33,7 @@ from sglang_lite.protocol import (
     ValueValidationError,
     total_usage,
 )
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import NO_PARAMS, merge
 from sglang_lite.text.stop import StopMatcher
 
@@ -153,20 +154,15 @@ class Turn:
         self._drafts.note(
             saved, possible - max(found, 1) + (not found), saved * response.usage.prompt_tokens, reading.unused_tokens
         )
-        for i, value in enumerate(reading.values):
-            turn = {"by": "found", "saved_tokens": response.usage.prompt_tokens}
-            if i == 0:
-                turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.unused_tokens}
-            usage = Usage() if i else _with_thrown_away(response.usage, reading.unused_tokens)
-            reason: Literal["stop", "length"] = "length" if value.cut else "stop"
-            own = msgspec.structs.replace(
-                response, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=(), usage=usage,
-                meta={**response.meta, **(_NOT_ASKED if i else {}), "turn": turn},
-            )  # fmt: skip
-            self._answers[index + i] = own if i else self._with_wasted(own)
         if not found:
             self._wasted.append(response)
-        return found > 0
+            return False
+        usage = _with_thrown_away(response.usage, reading.unused_tokens)
+        turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.unused_tokens}
+        own = msgspec.structs.replace(response, usage=usage, meta={**response.meta, "turn": turn})
+        others = {"by": "found", "saved_tokens": response.usage.prompt_tokens}
+        self._keep(index, self._with_wasted(own), reading.values, others)
+        return True
 
     async def _ask_text(self, index: int, question: NodeQuestion) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `index` on in it.
@@ -188,11 +184,24 @@ class Turn:
             error = ValueValidationError("the turn's text could not be split into its generations.", text=response.text)
             error.usage = response.usage
             raise error
-        for i, value in enumerate(values):  # the first one carries the call's usage
-            turn = {"by": "found"} if i else {"by": "text", "found": len(values) - 1}
-            usage = Usage() if i else response.usage
-            meta = {**response.meta, **(_NOT_ASKED if i else {}), "turn": turn}
-            self._answers[index + i] = msgspec.structs.replace(response, text=value.text, usage=usage, meta=meta)
+        turn = {"by": "text", "found": len(values) - 1}
+        own = msgspec.structs.replace(response, meta={**response.meta, "turn": turn})
+        self._keep(index, own, values, {"by": "found"})
+
+    def _keep(self, index: int, own: Generation, values: Sequence[TurnValue], found: Mapping[str, Json]) -> None:
+        """Keeps the values that a call has brought, from the generation at `index` on.
+
+        Args:
+            own: answer of the call, whose usage and metadata are those of the first value.
+            found: how the other values were found, for their metadata.
+        """
+        others = {**own.meta, **_NOT_ASKED, "turn": found}
+        for i, value in enumerate(values):
+            answer = msgspec.structs.replace(own, usage=Usage(), meta=others) if i else own
+            reason: Literal["stop", "length"] = "length" if value.cut else "stop"
+            self._answers[index + i] = msgspec.structs.replace(
+                answer, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=()
+            )
 
     async def _ask_to_continue(self, question: NodeQuestion) -> Generation:
         """Answer of a call that shows the model the begun turn and asks it to continue.
