@@ -285,6 +285,11 @@ def name_of(backend: Backend) -> str:
     return backend.trace_name or type(backend).__name__
 
 
+def name_with_model(backend: Backend) -> str:
+    """Name of a backend with its model, in messages."""
+    return f"{name_of(backend)}({backend.get_model_name()!r})"
+
+
 def check_adapter(backend: Backend, node: object, adapter: tuple[str, ...] | Unset, where: Location | None) -> None:
     """Raises CapabilityError if a selection has an adapter, and the backend's selections take none."""
     if adapter_of(adapter) is not None and not backend.capabilities.adapters:
@@ -297,8 +302,8 @@ def refusal(backend: Backend, node: object, feature: str, instead: str, where: L
     Args:
         instead: advice on what to do instead.
     """
-    name = f"{name_of(backend)}({backend.get_model_name()!r})"
-    return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
+    problem = f"{node!r}: {name_with_model(backend)} can't honour {feature}."
+    return CapabilityError(problem, hint=instead, where=where)
 
 
 def refused_medium(backend: Backend, node: object, kind: MediaKind, where: Location | None) -> CapabilityError:

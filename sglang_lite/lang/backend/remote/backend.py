@@ -25,8 +25,7 @@ from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import Profile, check_model_name
 from sglang_lite.lang.backend.remote.client import ApiClient
 from sglang_lite.lang.backend.remote.connection import ApiConnection, Connector
-from sglang_lite.lang.backend.remote.explain import Explanation, Price, TracedBackend
-from sglang_lite.lang.backend.remote.explain import explain as explained
+from sglang_lite.lang.backend.remote.explain import Explainer, Explanation, Price, TracedBackend
 from sglang_lite.lang.backend.remote.planner import CallPlanner
 from sglang_lite.lang.backend.remote.selecting import select_by_strategy
 from sglang_lite.lang.backend.remote.serving import serve
@@ -180,11 +179,7 @@ class RemoteBackend(Backend):
         """
         facts = RunFacts.of(params, program.api_drafts)
         traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
-        graph = traced.graph()
-        return explained(
-            self, self._name, self.model_name, graph, traced.answers,
-            params=params, retries=retries, count=count, price=price,
-        )  # fmt: skip
+        return Explainer(self, params, retries, count, price).explain(traced.graph(), traced.answers)
 
     def strategy(self, demands: Demands) -> Strategy | Refusal:
         """Strategy by which a node is served, or the reason why it is refused."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sglang_lite.lang.backend.base import Backend, name_of
+from sglang_lite.lang.backend.base import Backend, name_with_model
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, Demands
 from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
@@ -68,8 +68,8 @@ def explained_by(
         checked: demands of a Python type that no constraint expresses.
         select: whether the choices are to be scored, as by `select`.
     """
-    name = f"{name_of(backend)}({backend.get_model_name()!r})"
-    found = ConstraintExplanation(CONSTRAINT_NAMES[type(constraint)], name, "native", checked=checked)
+    kind = CONSTRAINT_NAMES[type(constraint)]
+    found = ConstraintExplanation(kind, name_with_model(backend), "native", checked=checked)
     limits: tuple[str, ...] = ()
     if isinstance(constraint, Number) and Number not in backend.capabilities.constraints:
         constraint, limits = number_as_regex(constraint), ("a number of at most 16 digits, as a regex",)

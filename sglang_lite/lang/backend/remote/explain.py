@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.errors import Location
-from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
+from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, name_with_model
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES, Capabilities, Demands
 from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
 from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
@@ -123,55 +123,48 @@ class Explanation:
         return "\n".join([self.backend, *lines, *dict.fromkeys(notes), *more])
 
 
-def explain(
-    backend: RemoteBackend,
-    name: str,
-    model: str,
-    graph: GraphRecord,
-    answers: Mapping[int, TracedAnswer],
-    *,
-    params: SamplingParams,
-    retries: int,
-    count: Callable[[str], int] | None,
-    price: Price | None,
-) -> Explanation:
-    """Explains how a backend would serve the nodes of a program's graph.
+class Explainer:
+    """Explains how a backend would serve the nodes of a program.
 
     Args:
-        name: name of the backend, as the explanation shows it.
-        model: name of the model, for the price.
-        answers: generations and selections of the trace, by the nodes' ids.
         params: sampling parameters of the run, for nodes that don't set them.
         retries: number of retries of the run, for nodes that don't set it.
         count: function that counts the tokens of a text, or None for a quarter of its characters.
         price: function that returns the dollars for a call's usage, or None for no prices.
     """
-    count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
-    explainer = _Explainer(backend, params, retries, count)
-    nodes = [explainer.explain(node, answers.get(i)) for i, node in enumerate(graph.nodes)]
-    priced = (replace(node, price=_priced(node, model, price)) for node in nodes if node is not None)
-    return Explanation(name, tuple(priced), graph.complete)
-
-
-def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float, float] | None:
-    """Price range of a node: from the fewest calls, generating nothing, to the most calls, generating all they may."""
-    if price is None or node.completion_tokens is None:
-        return None
-    lowest = price(Usage(node.prompt_tokens), model)
-    highest = price(Usage(node.prompt_tokens, completion_tokens=node.completion_tokens), model)
-    return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
-
-
-class _Explainer:
-    """Explains nodes, in the order of the body."""
 
     def __init__(
-        self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
+        self,
+        backend: RemoteBackend,
+        params: SamplingParams,
+        retries: int,
+        count: Callable[[str], int] | None,
+        price: Price | None,
     ) -> None:
-        self._backend, self._params, self._retries, self._count = backend, params, retries, count
+        self._backend, self._params, self._retries, self._price = backend, params, retries, price
+        self._count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
         self._shared: set[SharedCall] = set()  # shared calls that were counted
 
-    def explain(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
+    def explain(self, graph: GraphRecord, answers: Mapping[int, TracedAnswer]) -> Explanation:
+        """Explanation of a program's graph.
+
+        Args:
+            answers: generations and selections of the trace, by the nodes' ids.
+        """
+        nodes = [self._node(node, answers.get(i)) for i, node in enumerate(graph.nodes)]
+        priced = (replace(node, price=self._priced(node)) for node in nodes if node is not None)
+        return Explanation(name_with_model(self._backend), tuple(priced), graph.complete)
+
+    def _priced(self, node: ExplainedNode) -> tuple[float, float] | None:
+        """Price range of a node: from the fewest calls, generating nothing, to the most calls, generating all they
+        may."""
+        if self._price is None or node.completion_tokens is None:
+            return None
+        model, longest = self._backend.model_name, Usage(node.prompt_tokens, 0, node.completion_tokens)
+        lowest, highest = self._price(Usage(node.prompt_tokens), model), self._price(longest, model)
+        return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
+
+    def _node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
         """Explanation of a node, or None if the backend is not involved."""
         match node.node:
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:

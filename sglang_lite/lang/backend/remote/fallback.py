@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
-from sglang_lite.lang.backend.base import Backend, name_of
+from sglang_lite.lang.backend.base import Backend, name_of, name_with_model
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands, TurnRules, common_rules
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.planning import Planner, RunFacts
@@ -30,6 +30,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 
 _Answer = TypeVar("_Answer", Generation, Selection)
+_SHARED = ("select", "scores", "continues", "prefill", "images", "videos", "sounds")  # if all backends have them
 _CONTINUES = TurnRules("continued", "continued")  # rules of a backend that has none: it continues any text
 
 
@@ -113,7 +114,7 @@ class Fallback(Backend):
 
     @staticmethod
     def _failed(failed: list[tuple[str, str]], backend: Backend, error: BackendError) -> None:
-        failed.append((_name(backend), str(error)))
+        failed.append((name_with_model(backend), str(error)))
         if error.usage is not None:
             note_unreported(error.usage)  # the answer will carry only its own
 
@@ -125,12 +126,8 @@ class Fallback(Backend):
 
     def _from(self, backend: Backend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
         known = {"failed": tuple(failed)} if failed else {}
-        meta = {**answer.meta, "backend": _name(backend), **known}
+        meta = {**answer.meta, "backend": name_with_model(backend), **known}
         return msgspec.structs.replace(answer, meta=meta)
-
-
-def _name(backend: Backend) -> str:
-    return f"{name_of(backend)}({backend.get_model_name()!r})"
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:
@@ -140,13 +137,7 @@ def _shared(each: Sequence[Capabilities]) -> Capabilities:
     return Capabilities(
         constraints=frozenset.intersection(*(can.constraints for can in each)),
         params=frozenset.intersection(*limited) if limited else None,
-        select=all(can.select for can in each),
-        scores=all(can.scores for can in each),
-        continues=all(can.continues for can in each),
-        prefill=all(can.prefill for can in each),
-        images=all(can.images for can in each),
-        videos=all(can.videos for can in each),
-        sounds=all(can.sounds for can in each),
+        **{flag: all(getattr(can, flag) for can in each) for flag in _SHARED},
         turns=common_rules([own or _CONTINUES for own in rules]) if any(rules) else None,
         caches_prompts=each[0].caches_prompts,
     )
