@@ -248,15 +248,6 @@ class CoreClient:
         compiled = self._compiler.request(call.constraint).result()
         return then(self._link.ask(call), lambda _: compiled)
 
-    def _write_tensors(self, call: WriteTensors) -> Future[str]:
-        """Hands tensors over in shared memory."""
-        from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
-
-        file = shared_file(call.tensors)
-        answer = self._update_tensors(UpdateTensors(str(file), call.last, call.version))
-        answer.add_done_callback(lambda _: file.unlink())
-        return answer
-
     def _update_tensors(self, call: UpdateTensors | OpenTensors | ReceiveWeights | NameWeights) -> Future[str]:
         def named(version: str) -> str:
             self.config = replace(self.config, weight_version=version)
@@ -287,7 +278,7 @@ class CoreClient:
         UpdateTensors: _update_tensors,
         OpenTensors: _update_tensors,
         ReceiveWeights: _update_tensors,
-        WriteTensors: _write_tensors,
+        WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),
         NameWeights: _update_tensors,
         Stats: lambda self, call: then(self._link.ask(call), lambda counts: counts | {"restarts": self._link.restarts}),
     }
@@ -363,6 +354,16 @@ class _OpenProgram:
 
     def abort(self) -> None:
         self.link.abort(self.number)
+
+
+def in_shared_memory(call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]) -> Future[str]:
+    """Answer of an update that is handed the tensors in a file in shared memory."""
+    from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
+
+    file = shared_file(call.tensors)
+    answer = update(UpdateTensors(str(file), call.last, call.version))
+    answer.add_done_callback(lambda _: file.unlink())
+    return answer
 
 
 def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:

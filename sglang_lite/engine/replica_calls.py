@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from sglang_lite.engine.core_client import CoreClient
+from sglang_lite.engine.core_client import CoreClient, in_shared_memory
 from sglang_lite.engine.futures import ended_within, gathered, then
 from sglang_lite.protocol import EngineClosedError, ModelError, SglError
 from sglang_lite.runtime import calls
@@ -165,15 +165,6 @@ class ReplicaCalls:
         left = gathered([_asked(client, call) for client in self.there()])
         return then(left, lambda _: self._groups.discard(call.name))
 
-    def _write_tensors(self, call: calls.WriteTensors) -> Future[str]:
-        """Hands tensors over in shared memory, once for all."""
-        from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
-
-        file = shared_file(call.tensors)
-        answer = self._update_tensors(calls.UpdateTensors(str(file), call.last, call.version))
-        answer.add_done_callback(lambda _: file.unlink())
-        return answer
-
     def _all_or_none(
         self, call: EngineCall[Any], undo: Callable[[CoreClient], object], *, together: bool = False
     ) -> Any:  # as the call's own
@@ -220,7 +211,7 @@ class ReplicaCalls:
         calls.NameWeights: _name_weights,
         calls.JoinGroup: _join,
         calls.LeaveGroup: _leave,
-        calls.WriteTensors: _write_tensors,
+        calls.WriteTensors: lambda self, call: in_shared_memory(call, self._update_tensors),  # once for all
     }
 
 
