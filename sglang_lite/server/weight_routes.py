@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
 
 from sglang_lite.engine import weights
 from sglang_lite.protocol import ModelError, ParameterError
-from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read_record
+from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.native import LONGEST_S
 from sglang_lite.server.service import Service
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class UpdateFromDiskRequest(msgspec.Struct, kw_only=True):
@@ -118,23 +120,8 @@ class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tags: list[str] | None = None
 
 
-MEMORY = Fields(MemoryRequest, {}, {})
-FROM_DISK = Fields(UpdateFromDiskRequest, {}, {})
-FROM_TENSOR = Fields(UpdateFromTensorRequest, {}, {})
-NAME = Fields(NameWeightsRequest, {}, {})
-INIT_GROUP = Fields(InitGroupRequest, {}, {})
-FROM_GROUP = Fields(UpdateFromGroupRequest, {}, {})
-DESTROY_GROUP = Fields(DestroyGroupRequest, {}, {})
-OFFER = Fields(OfferRequest, {}, {})
-SEND = Fields(SendRequest, {}, {})
-GET = Fields(GetWeightsRequest, {}, {})
-CHECK = Fields(CheckWeightsRequest, {}, {})
-PAUSE = Fields(PauseRequest, {}, {})
-
-
-async def update_from_disk(service: Service, call: HttpRequest) -> Response:
+async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Response:
     """Replaces the weights by another checkpoint's."""
-    body = await read_record(service, call, FROM_DISK)
     update = partial(
         weights.update_from_disk, service.engine, body.model_path,
         load_format=body.load_format, weight_version=body.weight_version,
@@ -142,9 +129,8 @@ async def update_from_disk(service: Service, call: HttpRequest) -> Response:
     return await _success(service, update, "The weights are replaced.", num_paused_requests=0)
 
 
-async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
+async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) -> Response:
     """Replaces weights by tensors in the layout of safetensors, or of a flattened bucket in the engine's GPU."""
-    body = await read_record(service, call, FROM_TENSOR)
     if body.load_format not in (None, "flattened_bucket"):
         raise ParameterError("load_format", f"{body.load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
     if len(body.serialized_named_tensors) != 1:
@@ -159,9 +145,8 @@ async def update_from_tensor(service: Service, call: HttpRequest) -> Response:
     return await _success(service, update, "The weights are replaced.")
 
 
-async def update_version(service: Service, call: HttpRequest) -> Response:
+async def update_version(service: Service, body: NameWeightsRequest) -> Response:
     """Gives the weights another name. Aborts all requests first, unless it is told not to."""
-    body = await read_record(service, call, NAME)
     if body.abort_all_requests:
         service.async_engine.abort_all(None)
     await service.call_engine(partial(weights.update_weight_version, service.engine, body.new_version))
@@ -185,11 +170,10 @@ def _check_safetensors(data: bytes) -> None:
         )
 
 
-def _changing(fields: Fields[Any], change: Callable[..., None], message: str) -> Handler:
+def _changing(change: Callable[..., None], message: str) -> Callable[[Service, msgspec.Struct], Awaitable[Response]]:
     """Handler that calls a function of the engine with the members of a request."""
 
-    async def handle(service: Service, call: HttpRequest) -> Response:
-        body = await read_record(service, call, fields)
+    async def handle(service: Service, body: msgspec.Struct) -> Response:
         return await _success(service, partial(change, service.engine, **msgspec.structs.asdict(body)), message)
 
     return handle
@@ -206,9 +190,8 @@ async def _success(
     return answer({"success": True, "message": message, **more, **(found or {})})
 
 
-async def offer(service: Service, call: HttpRequest) -> Response:
+async def offer(service: Service, body: OfferRequest) -> Response:
     """Makes a group in which another engine can receive the weights, and tells their names, dtypes and shapes."""
-    body = await read_record(service, call, OFFER)
     if (body.group_rank, body.world_size) != (0, 2) or not body.ports.isdecimal():
         raise ParameterError("ports", "is not one port, for a group of two in which this engine has rank 0.")
     offered = partial(
@@ -217,16 +200,14 @@ async def offer(service: Service, call: HttpRequest) -> Response:
     return await _success(service, offered)
 
 
-async def send(service: Service, call: HttpRequest) -> Response:
+async def send(service: Service, body: SendRequest) -> Response:
     """Sends tensors in such a group."""
-    body = await read_record(service, call, SEND)
     sent = partial(weights.send_weights, service.engine, body.group_name, body.names)
     return await _success(service, lambda: {"weight_version": sent()})
 
 
-async def get_weights(service: Service, call: HttpRequest) -> Response:
+async def get_weights(service: Service, body: GetWeightsRequest) -> Response:
     """Returns the first rows of a tensor."""
-    body = await read_record(service, call, GET)
     read = partial(weights.read_weights, service.engine, body.name, body.truncate_size)
     try:
         return answer(await service.call_engine(read))
@@ -234,18 +215,16 @@ async def get_weights(service: Service, call: HttpRequest) -> Response:
         return answer({"success": False, "message": str(error)}, 400)
 
 
-async def check_weights(service: Service, call: HttpRequest) -> Response:
+async def check_weights(service: Service, body: CheckWeightsRequest) -> Response:
     """Returns checksums of the tensors, and which of them have changed."""
-    body = await read_record(service, call, CHECK)
     found = await service.call_engine(partial(weights.check_weights, service.engine, body.action), at_most_s=LONGEST_S)
     changed = found.get("changed", [])
     message = f"{len(changed)} tensors differ from the snapshot." if changed else ""
     return answer({"success": not changed, "message": message, **found})
 
 
-async def pause(service: Service, call: HttpRequest) -> Response:
+async def pause(service: Service, body: PauseRequest) -> Response:
     """Stops generating until /continue_generation."""
-    body = await read_record(service, call, PAUSE) if call.data else PauseRequest()
     count = await service.call_engine(partial(weights.pause_generation, service.engine, body.mode))
     return answer({"status": "ok", "message": "Generation paused.", "num_paused_requests": count})
 
@@ -256,11 +235,10 @@ async def resume(service: Service, _: HttpRequest) -> Response:
     return answer({"status": "ok", "message": "Generation continued."})
 
 
-def _moving(move: Callable[..., None]) -> Handler:
+def _moving(move: Callable[..., None]) -> Callable[[Service, MemoryRequest], Awaitable[Response]]:
     """Handler that gives memory back, or takes it again."""
 
-    async def handle(service: Service, call: HttpRequest) -> Response:
-        body = await read_record(service, call, MEMORY) if call.data else MemoryRequest()
+    async def handle(service: Service, body: MemoryRequest) -> Response:
         return await _moved(service, partial(move, service.engine, body.tags))
 
     return handle
@@ -291,26 +269,40 @@ async def is_sleeping(service: Service, _: HttpRequest) -> Response:
     return answer({"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))})
 
 
+def _route(
+    path: str, record: type[R], handler: Callable[[Service, R], Awaitable[Response]], summary: str,
+    methods: tuple[str, ...] = ("POST",), *, media_type: str = "application/json", may_be_empty: bool = False,
+) -> Route:  # fmt: skip
+    """Route of the server's owner, whose handler gets the body as a record."""
+    fields = Fields(record, {}, {})
+
+    async def handle(service: Service, call: HttpRequest) -> Response:
+        is_empty = may_be_empty and not call.data
+        return await handler(service, record() if is_empty else await read_record(service, call, fields))
+
+    return Route(path, handle, summary, methods, fields=fields, access="owner", media_type=media_type)
+
+
 release, take_again = _moving(weights.release_memory_occupation), _moving(weights.resume_memory_occupation)
-init_group = _changing(INIT_GROUP, weights.init_update_group, "The group is there.")
-update_from_group = _changing(FROM_GROUP, weights.update_from_group, "The weights are replaced.")
-destroy_group = _changing(DESTROY_GROUP, weights.destroy_update_group, "The group is left.")
+init_group = _changing(weights.init_update_group, "The group is there.")
+update_from_group = _changing(weights.update_from_group, "The weights are replaced.")
+destroy_group = _changing(weights.destroy_update_group, "The group is left.")
 ROUTES = (
-    Route("/release_memory_occupation", release, "Give memory back", fields=MEMORY, access="owner", media_type=""),
-    Route("/resume_memory_occupation", take_again, "Take it again", fields=MEMORY, access="owner", media_type=""),
+    _route("/release_memory_occupation", MemoryRequest, release, "Give memory back", media_type="", may_be_empty=True),
+    _route("/resume_memory_occupation", MemoryRequest, take_again, "Take it again", media_type="", may_be_empty=True),
     Route("/sleep", sleep, "Sleep", query=("level",), access="owner", media_type=""),
     Route("/wake_up", wake_up, "Wake", access="owner", media_type=""),
     Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
-    Route("/update_weights_from_disk", update_from_disk, "Replace the weights", fields=FROM_DISK, access="owner"),
-    Route("/update_weights_from_tensor", update_from_tensor, "Replace weights", fields=FROM_TENSOR, access="owner"),
-    Route("/update_weight_version", update_version, "Name the weights", fields=NAME, access="owner"),
-    Route("/init_weights_update_group", init_group, "Join a sender of weights", fields=INIT_GROUP, access="owner"),
-    Route("/update_weights_from_distributed", update_from_group, "Receive weights", fields=FROM_GROUP, access="owner"),
-    Route("/destroy_weights_update_group", destroy_group, "Leave it", fields=DESTROY_GROUP, access="owner"),
-    Route("/init_weights_send_group_for_remote_instance", offer, "Offer the weights", fields=OFFER, access="owner"),
-    Route("/send_weights_to_remote_instance", send, "Send them", fields=SEND, access="owner"),
-    Route("/get_weights_by_name", get_weights, "Show a tensor", ("GET", "POST"), fields=GET, access="owner"),
-    Route("/weights_checker", check_weights, "Checksums of tensors", fields=CHECK, access="owner"),
-    Route("/pause_generation", pause, "Stop generating", fields=PAUSE, access="owner"),
+    _route("/update_weights_from_disk", UpdateFromDiskRequest, update_from_disk, "Replace the weights"),
+    _route("/update_weights_from_tensor", UpdateFromTensorRequest, update_from_tensor, "Replace weights"),
+    _route("/update_weight_version", NameWeightsRequest, update_version, "Name the weights"),
+    _route("/init_weights_update_group", InitGroupRequest, init_group, "Join a sender of weights"),
+    _route("/update_weights_from_distributed", UpdateFromGroupRequest, update_from_group, "Receive weights"),
+    _route("/destroy_weights_update_group", DestroyGroupRequest, destroy_group, "Leave it"),
+    _route("/init_weights_send_group_for_remote_instance", OfferRequest, offer, "Offer the weights"),
+    _route("/send_weights_to_remote_instance", SendRequest, send, "Send them"),
+    _route("/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", ("GET", "POST")),
+    _route("/weights_checker", CheckWeightsRequest, check_weights, "Checksums of tensors"),
+    _route("/pause_generation", PauseRequest, pause, "Stop generating", may_be_empty=True),
     Route("/continue_generation", resume, "Generate again", access="owner"),
 )
