@@ -33,7 +33,6 @@ from sglang_lite.runtime.drafting.drafting import TAIL
 from sglang_lite.runtime.drafting.guess import Guess, Guesser
 from sglang_lite.runtime.drafting.registry import DRAFTERS
 from sglang_lite.runtime.loading.load_model import LoadedModel
-from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder
 
 PROMPT, RIGHT = 500, 0.8
@@ -78,7 +77,7 @@ def loaded_shape(name: str, folder: Path) -> LoadedModel:
     loaded = load_shape(name)
     model: Any = loaded.model
     with torch.inference_mode():
-        matrix(model.head).weight.copy_(model.embedding.roll(1, 0))
+        model.head.weight.copy_(model.embedding.roll(1, 0))
         model.embedding.mul_(5000)
     return replace(loaded, tokenizer=tokenizer_from_folder(folder))
 

@@ -16,14 +16,14 @@ from sglang_lite.runtime.kernels.lora_own import OwnRanks, OwnShrunk, own_expand
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_expand, linear_split_k, linear_tiled, split_k_of
 from sglang_lite.runtime.models.layers.experts import FeedForward
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, matrix
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, GpuProduct, matrix
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weight_reader import Layer
 
 Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # of a step and their adapters, as its products take them
 
 
-class AdaptedLinear(GpuLinear):
+class AdaptedLinear(GpuProduct):
     """Linear layer whose rows get the products of their adapters, in 16 bits whatever the layer's own format is. The
     kernel of few rows adds them where its sums end, or runs beside that of A; else they are added to the product.
 
@@ -33,35 +33,31 @@ class AdaptedLinear(GpuLinear):
         rows: the step's rows and their adapters.
     """
 
-    def __init__(self, linear: GpuLinear, weights: LoraWeights, rows: Rows) -> None:
+    def __init__(self, linear: GpuProduct, weights: LoraWeights, rows: Rows) -> None:
         self._linear, self._weights, self._rows = linear, weights, rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x, self._linear, self._by_tiles)
+        return self._product(x, self._linear, _by_tiles)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._product(x, partial(self._linear.into, out=out), partial(self._by_tiles, out=out))
-
-    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        assert isinstance(x, torch.Tensor)
-        return self(x), None
+        return self._product(x, partial(self._linear.into, out=out), partial(_by_tiles, out=out))
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         if self._linear.eight_bits(2) is not None:
             return self.unscaled(x)
         assert isinstance(x, torch.Tensor)
-        return self._product(x, lambda x: self._linear.parts(x)[0], self._parts_by_tiles), None
+        return self._product(x, lambda x: self._linear.parts(x)[0], _parts_by_tiles), None
 
     def gated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
         assert isinstance(x, torch.Tensor)
         assert eight is None, "the next product is adapted, too"
-        low, tiles = self._shrunk(x), self._tiles(x)
-        if isinstance(low, Shrunk) and tiles:
-            return self._by_tiles(x, low, activation)
+        low, linear = self._shrunk(x), self._tiling(x)
+        if isinstance(low, Shrunk) and linear is not None:
+            return _by_tiles(linear, x, low, activation)
         if isinstance(low, OwnShrunk):
-            return own_expand(low, self._by_tiles(x, low) if tiles else self._linear(x), activation)
+            return own_expand(low, self._linear(x) if linear is None else _by_tiles(linear, x, low), activation)
         if isinstance(low, Shrunk):
             return expand_gated(low, self._linear(x), activation)
         assert isinstance(self._rows, LoraRows)
@@ -71,7 +67,7 @@ class AdaptedLinear(GpuLinear):
         self,
         x: torch.Tensor,
         plain: Callable[[torch.Tensor], torch.Tensor],
-        tiled: Callable[[torch.Tensor, Shrunk | OwnShrunk], torch.Tensor],
+        tiled: Callable[[GpuLinear, torch.Tensor, Shrunk | OwnShrunk], torch.Tensor],
     ) -> torch.Tensor:
         """Product of x and the layer with those of adapters added; of the first part, if it is in parts.
 
@@ -80,10 +76,10 @@ class AdaptedLinear(GpuLinear):
             plain: returns the layer's product.
             tiled: returns it by the kernel of few rows, which adds that of `Shrunk` rows.
         """
-        low, tiles = self._shrunk(x), self._tiles(x)
-        if isinstance(low, Shrunk) and tiles and can_expand(self._linear.weight, self._weights.outputs):
-            return tiled(x, low)
-        y = tiled(x, low) if isinstance(low, OwnShrunk) and tiles else plain(x)
+        low, linear = self._shrunk(x), self._tiling(x)
+        if isinstance(low, Shrunk) and linear is not None and can_expand(linear.weight, self._weights.outputs):
+            return tiled(linear, x, low)
+        y = tiled(linear, x, low) if isinstance(low, OwnShrunk) and linear is not None else plain(x)
         out = y if y.dim() == 2 else y[0]
         if isinstance(low, OwnShrunk):
             own_expand(low, out)
@@ -100,18 +96,25 @@ class AdaptedLinear(GpuLinear):
             return own_shrink(x, self._weights, self._rows)
         return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None
 
-    def _tiles(self, x: torch.Tensor) -> bool:
-        """True if the kernel of few rows can multiply so many rows, and this layer's weight."""
-        return len(x) <= MAX_ROWS and self._linear.tiles
+    def _tiling(self, x: torch.Tensor) -> GpuLinear | None:
+        """The layer, if the kernel of few rows can multiply so many rows, and its weight."""
+        linear = self._linear
+        return linear if isinstance(linear, GpuLinear) and linear.tiles and len(x) <= MAX_ROWS else None
 
-    def _by_tiles(
-        self, x: torch.Tensor, low: Shrunk | OwnShrunk, activation: str = "", out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return linear_tiled(x, self._linear.weight, self._linear.bias, activation, out, low)
 
-    def _parts_by_tiles(self, x: torch.Tensor, low: Shrunk | OwnShrunk) -> torch.Tensor:
-        parts = split_k_of(self._linear.weight) if self._linear.bias is None else 1
-        return self._by_tiles(x, low) if parts == 1 else linear_split_k(x, self._linear.weight, parts, low)
+def _by_tiles(
+    linear: GpuLinear,
+    x: torch.Tensor,
+    low: Shrunk | OwnShrunk,
+    activation: str = "",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return linear_tiled(x, linear.weight, linear.bias, activation, out, low)
+
+
+def _parts_by_tiles(linear: GpuLinear, x: torch.Tensor, low: Shrunk | OwnShrunk) -> torch.Tensor:
+    parts = split_k_of(linear.weight) if linear.bias is None else 1
+    return _by_tiles(linear, x, low) if parts == 1 else linear_split_k(x, linear.weight, parts, low)
 
 
 def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:

@@ -11,16 +11,16 @@ import torch
 
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows, Scales
 from sglang_lite.runtime.kernels.eight_bits import quantise_rows
-from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
+from sglang_lite.runtime.kernels.gemv import linear_single_row
 from sglang_lite.runtime.kernels.int8_product import MAX_SPLIT_ROWS, int8_linear, int8_parts, int8_parts_of
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 from sglang_lite.runtime.models.layers.linear import stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
 
 
-class EightBitLinear(GpuLinear):
+class EightBitLinear(GpuProduct):
     """Linear layer with weights of an 8-bit type.
 
     Matrices of a checkpoint that are stored in that type, with a scale per row or one for all, are kept. Others are
@@ -30,20 +30,14 @@ class EightBitLinear(GpuLinear):
         kind: the type.
         parts: matrices [N_i, K] to be stacked along N; N and K are multiples of 16.
         bias: bias [N], or None.
-        few: kernel for products of a few rows.
         device: device of the weights.
     """
 
     def __init__(
-        self,
-        kind: torch.dtype,
-        parts: Sequence[Weight],
-        bias: torch.Tensor | None,
-        few: SmallBatchLinear,
-        device: torch.device,
+        self, kind: torch.dtype, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device
     ) -> None:
         weight = torch.empty(stacked_shape(parts), dtype=kind, device=device)
-        super().__init__(weight, bias, few)
+        self.weight, self.bias = weight, bias
         self.scales = torch.empty(len(weight), dtype=torch.float32, device=device)
         at = 0
         for part in parts:
@@ -68,13 +62,13 @@ class Fp8Linear(EightBitLinear):
     apply them as for the product itself.
 
     Args:
-        parts, bias, few, device: as of EightBitLinear.
+        parts, bias, device: as of EightBitLinear.
     """
 
-    def __init__(
-        self, parts: Sequence[Weight], bias: torch.Tensor | None, few: SmallBatchLinear, device: torch.device
-    ) -> None:
-        super().__init__(FLOAT8, parts, bias, few, device)
+    fuses_one = True
+
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> None:
+        super().__init__(FLOAT8, parts, bias, device)
         self._one = torch.ones((), device=device)
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
@@ -115,25 +109,16 @@ class GpuInt8Linear(EightBitLinear):
     multiplied with as it is, so that is rounded, too.
 
     Args:
-        parts, bias, few, device: as of EightBitLinear.
+        parts, bias, device: as of EightBitLinear.
         dtype: data type of products.
     """
 
     def __init__(
-        self,
-        parts: Sequence[Weight],
-        bias: torch.Tensor | None,
-        few: SmallBatchLinear,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device, dtype: torch.dtype
     ) -> None:
-        super().__init__(torch.int8, parts, bias, few, device)
+        super().__init__(torch.int8, parts, bias, device)
         self._dtype = dtype
         self._split = int8_parts_of(self.weight) if bias is None else 1
-
-    @property
-    def fuses_one(self) -> bool:
-        return False
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
         return torch.int8

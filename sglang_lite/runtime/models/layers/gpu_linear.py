@@ -12,57 +12,27 @@ from sglang_lite.runtime.kernels.gemv import MAX_ROWS, SPLIT_OUTPUTS, SmallBatch
 from sglang_lite.runtime.models.layers.linear import Linear
 
 
-class GpuLinear:
-    """Linear layer that uses the fastest kernel for the number of rows.
+class GpuProduct:
+    """Linear layer on a GPU; this base computes everything by calls of the layer with rows in 16 bits.
 
-    Args:
-        weight: weight [N, K] on the device.
-        bias: bias [N], or None.
-        few: kernel for products of a few rows.
+    Attributes:
+        tiles: True if `kernels.tiled` can multiply few rows by the weight.
+        fuses_one: True if the layer has `one`.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: SmallBatchLinear) -> None:
-        self.weight, self.bias = weight, bias
-        self._few = few
-        outputs, inputs = weight.shape
-        # Numbers of rows for which the tiled kernel is used.
-        self._tiled = range(2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MAX_ROWS + 1, tiled.MAX_ROWS + 1)
-        if not tiled.can_tile(weight):
-            self._tiled = range(0)
-        self._parts = tiled.split_k_of(weight) if self._tiled and bias is None else 1
+    tiles = False
+    fuses_one = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
         """8-bit type that the layer multiplies so many input rows in, or None."""
         return None
 
-    @property
-    def tiles(self) -> bool:
-        """True if `kernels.tiled` can multiply few rows by the weight."""
-        return bool(self._tiled)
-
-    @property
-    def fuses_one(self) -> bool:
-        """True if the layer has `one`."""
-        return True
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) in self._tiled:
-            return tiled.linear_tiled(x, self.weight, self.bias)
-        if len(x) > MAX_ROWS:
-            return F.linear(x, self.weight, self.bias)
-        if len(x) > 1:
-            return self._few(x, self.weight, self.bias)
-        return linear_single_row(x, self.weight, self.bias)[0]
-
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Writes the product into `out` and returns it; products of many rows need no copy."""
-        if len(x) in self._tiled:
-            return tiled.linear_tiled(x, self.weight, self.bias, out=out)
-        if len(x) <= MAX_ROWS or self.eight_bits(len(x)) is not None:
-            return out.copy_(self(x))
-        if self.bias is None:
-            return torch.mm(x, self.weight.t(), out=out)
-        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+        """Writes the product into `out` and returns it."""
+        return out.copy_(self(x))
 
     def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         """Returns the product, and the scales that it has yet to be multiplied with, or None."""
@@ -71,8 +41,6 @@ class GpuLinear:
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         """`unscaled` for a following `add_norm`: if faster, returns parts [P, M, N] whose sum is the product."""
-        if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
-            return tiled.linear_split_k(x, self.weight, self._parts), None
         return self.unscaled(x)
 
     def gated(
@@ -85,8 +53,6 @@ class GpuLinear:
             activation: "silu", "gelu" or "gelu_tanh".
             eight: 8-bit type of the rows to return, or None.
         """
-        if isinstance(x, torch.Tensor) and len(x) in self._tiled and eight is None:
-            return tiled.linear_tiled(x, self.weight, self.bias, activation)
         y, scales = self.unscaled(x)
         return gated(y, activation, scales) if eight is None else gated_eight(y, activation, scales, eight)
 
@@ -104,33 +70,79 @@ class GpuLinear:
 
         The arguments are those of `kernels.gemv.linear_single_row`.
         """
+        raise NotImplementedError
+
+
+class GpuLinear(GpuProduct):
+    """Linear layer that uses the fastest kernel for the number of rows.
+
+    Args:
+        weight: weight [N, K] on the device.
+        bias: bias [N], or None.
+        few: kernel for products of a few rows.
+    """
+
+    fuses_one = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: SmallBatchLinear) -> None:
+        self.weight, self.bias = weight, bias
+        self._few = few
+        outputs, inputs = weight.shape
+        self.tiles = tiled.can_tile(weight)
+        # Numbers of rows for which the tiled kernel is used.
+        first = 2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MAX_ROWS + 1
+        self._tiled = range(first, tiled.MAX_ROWS + 1) if self.tiles else range(0)
+        self._parts = tiled.split_k_of(weight) if self.tiles and bias is None else 1
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) in self._tiled:
+            return tiled.linear_tiled(x, self.weight, self.bias)
+        if len(x) > MAX_ROWS:
+            return F.linear(x, self.weight, self.bias)
+        if len(x) > 1:
+            return self._few(x, self.weight, self.bias)
+        return linear_single_row(x, self.weight, self.bias)[0]
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if len(x) in self._tiled:
+            return tiled.linear_tiled(x, self.weight, self.bias, out=out)
+        if len(x) <= MAX_ROWS:
+            return out.copy_(self(x))
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+    def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
+        if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
+            return tiled.linear_split_k(x, self.weight, self._parts), None
+        return self.unscaled(x)
+
+    def gated(
+        self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
+    ) -> torch.Tensor | EightBitRows:
+        if isinstance(x, torch.Tensor) and len(x) in self._tiled and eight is None:
+            return tiled.linear_tiled(x, self.weight, self.bias, activation)
+        return super().gated(x, activation, eight=eight)
+
+    def one(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return linear_single_row(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
 
-class SideBySide(GpuLinear):
+class SideBySide(GpuProduct):
     """Linear layer over matrices in several formats, each of which has a product of its own.
 
     Args:
         products: products of the same inputs, in the order of their outputs.
     """
 
-    def __init__(self, products: tuple[GpuLinear, ...]) -> None:
+    def __init__(self, products: tuple[GpuProduct, ...]) -> None:
         self.products = products
-        self._tiled = range(0)
-
-    @property
-    def fuses_one(self) -> bool:
-        return all(product.fuses_one for product in self.products)
+        self.fuses_one = all(product.fuses_one for product in products)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([product(x) for product in self.products], 1)
-
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self(x))
-
-    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        assert isinstance(x, torch.Tensor)
-        return self(x), None
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
@@ -140,6 +152,6 @@ class SideBySide(GpuLinear):
         return (gated(y, gate, None) if gate else y), total
 
 
-def matrix(linear: Linear) -> GpuLinear:
-    assert isinstance(linear, GpuLinear)
+def matrix(linear: Linear) -> GpuProduct:
+    assert isinstance(linear, GpuProduct)
     return linear

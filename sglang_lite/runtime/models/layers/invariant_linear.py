@@ -8,10 +8,10 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.invariant_product import invariant_linear, invariant_parts
 from sglang_lite.runtime.kernels.tiled import can_tile
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 
 
-class InvariantLinear(GpuLinear):
+class InvariantLinear(GpuProduct):
     """Linear layer that uses one order of summation for every number of rows.
 
     Args:
@@ -29,10 +29,6 @@ class InvariantLinear(GpuLinear):
                 hint="Leave deterministic out.",
             )
         self.weight, self.bias = weight, bias
-
-    @property
-    def fuses_one(self) -> bool:
-        return False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return invariant_linear(x, self.weight, self.bias)

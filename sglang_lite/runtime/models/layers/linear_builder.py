@@ -30,7 +30,7 @@ from sglang_lite.runtime.models.weights.rounding import rounded_part
 from sglang_lite.runtime.models.weights.source import Weight
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear  # needs Triton
+    from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct  # needs Triton
 
 logger = logging.getLogger("sglang_lite")
 
@@ -70,7 +70,7 @@ class LinearBuilder:
             self._tell_decoded(parts)
         return self._batch_invariant(linear, *stacked_shape(parts))
 
-    def _on_gpu(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool) -> GpuLinear:
+    def _on_gpu(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool) -> GpuProduct:
         from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
         from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear, is_rows_of_integers
         from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
@@ -83,9 +83,9 @@ class LinearBuilder:
         fp8 = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))
         if quantise and not (outputs % 16 or inputs % 16):
             if p.int8 and (not p.packed or all(map(is_rows_of_integers, parts))):
-                return GpuInt8Linear(parts, bias, self._few, self._device, p.compute)
+                return GpuInt8Linear(parts, bias, self._device, p.compute)
             if fp8:
-                return Fp8Linear(parts, bias, self._few, self._device)
+                return Fp8Linear(parts, bias, self._device)
         if (p.packed or p.rounding) and (packed := packed_linear(parts, bias, self._device)) is not None:
             return packed
         runs = [list(run) for _, run in itertools.groupby(parts, key=self._form)]

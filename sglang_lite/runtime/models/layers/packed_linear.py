@@ -12,7 +12,7 @@ from sglang_lite.runtime.kernels.eight_bit_rows import EightBitRows, Scales
 from sglang_lite.runtime.kernels.packed_products import add_parts, decoded, max_rows, packed_rows, parts_of
 from sglang_lite.runtime.kernels.packed_row import packed_row
 from sglang_lite.runtime.kernels.packed_weight import Kind, PackedWeight, can_pack, in_few_bits, packed_weight
-from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.layers.gpu_linear import GpuProduct
 from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
 from sglang_lite.runtime.models.weights.fp4 import E2M1
 from sglang_lite.runtime.models.weights.source import Weight
@@ -21,7 +21,7 @@ _FARTHEST = 1 << 15  # number from which on a zero is so far away that 4 bits, i
 _SMALLEST_HALF = 2.0**-14  # from which on float16 has all of its bits
 
 
-class PackedLinear(GpuLinear):
+class PackedLinear(GpuProduct):
     """Linear layer whose weights stay in 4 bits. Products of many rows decode the matrix first.
 
     Args:
@@ -32,23 +32,12 @@ class PackedLinear(GpuLinear):
 
     def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, order: torch.Tensor | None) -> None:
         self.packed, self.bias, self.order = weight, bias, order
-        self._tiled = range(0)
         self._single = weight.table is None  # a single row has its own kernel
-
-    @property
-    def fuses_one(self) -> bool:
-        return self.order is None and self._single
+        self.fuses_one = order is None and self._single
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y, _ = self.parts(x)
         return add_parts(y, x.dtype) if y.dim() == 3 else y
-
-    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(self(x))
-
-    def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        assert isinstance(x, torch.Tensor)
-        return self(x), None
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
         assert isinstance(x, torch.Tensor)
