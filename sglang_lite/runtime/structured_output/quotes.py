@@ -12,13 +12,21 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Container, Hashable, Iterable, Sequence
 from copy import copy
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.constraints.formal.copies import Copied, copied
 from sglang_lite.constraints.formal.nodes import Substring
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, next_mask
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    LoneMatcher,
+    Mask,
+    MaskMaker,
+    Matcher,
+    next_mask,
+)
 from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, Place
 from sglang_lite.runtime.structured_output.language_states import LanguageStates, State
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of, without
@@ -241,7 +249,7 @@ def _places(states: LanguageStates, state: State) -> list[Copied]:
         return copied(states.automaton, state[0])
 
 
-class QuoteMatcher:
+class QuoteMatcher(LoneMatcher):
     """Matcher of a text with quotes.
 
     Args:
@@ -253,24 +261,14 @@ class QuoteMatcher:
         strings, place: the arguments of these names.
     """
 
-    number = None
-
     def __init__(self, grammar: QuoteGrammar, strings: Matcher, place: Place) -> None:
         self.engine, self.strings, self.place = grammar, strings, place
         self._mask: Mask | None = None
         self._error = ""
 
     @property
-    def parts(self) -> tuple[QuoteMatcher]:
-        return (self,)
-
-    @property
     def lock_key(self) -> Hashable:
         return self.strings.lock_key
-
-    @property
-    def state_key(self) -> Hashable:
-        return id(self)
 
     def cached_mask(self) -> Mask | None:
         return self._mask
@@ -278,7 +276,7 @@ class QuoteMatcher:
     def set_mask(self, mask: Mask) -> None:
         self._mask = mask
 
-    def copy(self) -> QuoteMatcher | None:
+    def copy(self) -> Self | None:
         strings = self.strings.copy()
         if strings is None:
             return None
@@ -288,9 +286,6 @@ class QuoteMatcher:
 
     def accept(self, token: int) -> bool:
         return self.strings.accept(token) and self._moved(self.engine.after(self.place, token))
-
-    def accept_all(self, tokens: Sequence[int]) -> bool:
-        return all(map(self.accept, tokens))
 
     def advance(self, text: bytes) -> bool:
         return self.strings.advance(text) and self._moved(self.engine.advance(self.place, text))
