@@ -13,10 +13,9 @@ import time
 from statistics import median
 
 import machine
-import torch
 
 import sglang_lite as sgl
-from sglang_lite.runtime.models.layers.linear import Linear, make_linear
+from sglang_lite.runtime.models.layers.linear import Bf16Linear, Linear
 
 
 def decode(engine: sgl.Engine, rows: int, new: int) -> float:
@@ -55,9 +54,7 @@ def main() -> None:
     with sgl.Engine(threads=options.threads, in_process=True, **settings) as engine:
         print(f"{machine.describe(options.threads)}; {engine.model_name}", flush=True)
         model = engine.core.runner.model
-        plain = make_linear(
-            [model.embedding], None, quantise=False, dtype=torch.bfloat16, device=torch.device("cpu")
-        )  # the model's head is its table of embeddings
+        plain = Bf16Linear([model.embedding], None)  # the model's head is its table of embeddings
         heads = {"float32 sums": model.head, "plain": plain}
         for rows in options.rows:
             found = measure(engine, heads, rows, options.new, options.rounds)

@@ -8,7 +8,9 @@ import torch
 from sglang_lite.runtime.kernels.block_product import BlockProduct, is_supported
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.layers import linear
-from sglang_lite.runtime.models.layers.linear import DenseLinear, block_head, block_product, make_linear
+from sglang_lite.runtime.models.layers.linear import DenseLinear, block_head, block_product
+from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
+from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
 
 CPU = torch.device("cpu")
@@ -29,8 +31,9 @@ def eight(outputs=32, inputs=64):
     return Blocks(q, torch.full((outputs, inputs // 32), 0.5))
 
 
-def made(parts, **settings):
-    return make_linear(parts, None, quantise=False, dtype=torch.float32, device=CPU, **settings)
+def made(parts, bias=None, **settings):
+    precision = Precision(torch.float32, torch.float32, torch.float32, **settings)
+    return LinearBuilder(precision, CPU, fused=False).make(parts, bias)
 
 
 @needs_compiler
@@ -46,9 +49,9 @@ def test_matrices_in_blocks_of_one_kind_are_stacked(kind):
 def test_matrices_in_blocks_of_two_kinds_are_multiplied_apart():
     """As files of some 4 bits a weight have them: values of attention, and half of the matrices down, take more."""
     parts, x, bias = [four(32), four(16), eight(32)], torch.randn(3, 64), torch.randn(80)
-    found = make_linear(parts, bias, quantise=False, dtype=torch.float32, device=CPU, blocks=True)
+    found = made(parts, bias, blocks=True)
     assert not isinstance(found, DenseLinear)
-    plain = make_linear(parts, bias, quantise=False, dtype=torch.float32, device=CPU)
+    plain = made(parts, bias)
     assert torch.allclose(found(x), plain(x), rtol=1e-3, atol=0.1)
 
 

@@ -14,8 +14,9 @@ from sglang_lite.runtime.kernels.block_product import is_supported
 from sglang_lite.runtime.kernels.cpu_small_batch import SmallBatchOps
 from sglang_lite.runtime.kernels.cpu_small_batch_step import PRODUCTS, ThreadedSmallBatchOps
 from sglang_lite.runtime.loading.load_model import load_model
-from sglang_lite.runtime.models import cpu_small_batch, decoder
-from sglang_lite.runtime.models.layers import linear, linear_builder
+from sglang_lite.runtime.models import cpu_small_batch, decoder, weight_reader
+from sglang_lite.runtime.models.layers import linear
+from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.lora.adapter import Adapter, ProductDelta, product_shapes
 from sglang_lite.runtime.models.lora.cpu_step import AdapterSet, CpuLoraStep
 from sglang_lite.runtime.models.weights.blocks import Blocks
@@ -168,11 +169,15 @@ def in_blocks(matrix, bits):
 def blocks(monkeypatch):
     """Matrices of layers in blocks, those behind the second of a product in other ones."""
 
-    def make_linear(parts, *rest, **settings):
-        parts = [in_blocks(part, 4 if i < 2 else 8) for i, part in enumerate(parts)]
-        return linear.make_linear(parts, *rest, **{**settings, "blocks": True})
+    class InBlocks(LinearBuilder):
+        def __init__(self, precision, *rest, **settings):
+            super().__init__(replace(precision, blocks=True), *rest, **settings)
 
-    monkeypatch.setattr(linear_builder, "make_linear", make_linear)
+        def make(self, parts, *rest, **settings):
+            parts = [in_blocks(part, 4 if i < 2 else 8) for i, part in enumerate(parts)]
+            return super().make(parts, *rest, **settings)
+
+    monkeypatch.setattr(weight_reader, "LinearBuilder", InBlocks)
 
 
 @pytest.fixture

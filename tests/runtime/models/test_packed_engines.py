@@ -18,7 +18,7 @@ from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.eight_bit_linear import Fp8Linear, GpuInt8Linear
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, SideBySide
 from sglang_lite.runtime.models.layers.invariant_linear import InvariantLinear
-from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library, make_linear
+from sglang_lite.runtime.models.layers.linear import StackedProducts, block_library
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear
 from sglang_lite.runtime.models.new_weights import StagedWeights
@@ -168,7 +168,8 @@ def test_orders_that_differ_in_a_product_are_multiplied_apart(tmp_path):
     if block_library() is None:
         pytest.skip("needs AVX2 and a C++ compiler")
     parts, values = two_orders(folder_of("gptq, reordered", tmp_path))
-    product = make_linear(parts, None, quantise=False, dtype=torch.float32, device=CPU, blocks=True)
+    precision = Precision(torch.float32, torch.float32, torch.float32, blocks=True)
+    product = LinearBuilder(precision, CPU, fused=False).make(parts, None)
     assert type(product) is StackedProducts
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     expected = x @ values.t()

@@ -20,7 +20,7 @@ from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
-from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library, make_linear
+from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear, block_library
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.packed_linear import PackedLinear, packed_matrix
 from sglang_lite.runtime.models.precision import Precision
@@ -50,6 +50,7 @@ from tests.runtime.models.tiny import VOCAB, randomise, save
 
 CPU = torch.device("cpu")
 HALF = Precision(torch.float16, torch.float16, torch.float16, packed=True)
+FLOAT_IN_BLOCKS = Precision(torch.float32, torch.float32, torch.float32, blocks=True)
 TOLD = "quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights)."
 
 
@@ -97,7 +98,7 @@ def test_a_cpu_multiplies_it_without_decoding(tmp_path, name):
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     weights = [reference.state_dict()[name] for name in names]
     parts = [source.take(name, tuple(weight.shape)) for name, weight in zip(names, weights)]
-    product = make_linear(parts, None, quantise=False, dtype=torch.float32, device=CPU, blocks=True)
+    product = LinearBuilder(FLOAT_IN_BLOCKS, CPU, fused=False).make(parts, None)
     assert isinstance(product, DenseLinear | Bf16Linear) == FORMATS[name].wide
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     expected = x @ torch.cat(weights).t()
@@ -112,7 +113,7 @@ def test_a_cpu_that_decodes_says_so(tmp_path, name, caplog):
     source = open_folder(folder, read_quantisation(folder).matrices)
     weight = "model.layers.0.self_attn.q_proj.weight"
     parts = [source.take(weight, tuple(reference.state_dict()[weight].shape))]
-    builder = LinearBuilder(Precision(torch.float32, torch.float32, torch.float32, blocks=True), CPU, fused=False)
+    builder = LinearBuilder(FLOAT_IN_BLOCKS, CPU, fused=False)
     with caplog.at_level("INFO", "sglang_lite"):
         builder.make(parts, None)
         builder.make(parts, None)

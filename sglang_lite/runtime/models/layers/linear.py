@@ -311,69 +311,6 @@ def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linea
     return (TorchBlocks(blocks, bias), 5) if len(blocks) == len(parts) else (None, 0)
 
 
-def make_linear(
-    parts: Sequence[Weight],
-    bias: torch.Tensor | None,
-    *,
-    quantise: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    batch_invariant: bool = False,
-    blocks: bool = False,
-) -> Linear:
-    """Returns the best linear layer for the formats and the device.
-
-    Args:
-        parts: matrices [N_i, K] to be stacked along N.
-        bias: bias [N], or None.
-        quantise: whether to use 8-bit weights and activations (CPU).
-        dtype, device: dtype and device of the weights if they are not quantised.
-        batch_invariant: whether rows must be computed the same way at every M.
-        blocks: whether the checkpoint's blocks may be multiplied without decoding.
-    """
-    if batch_invariant and not quantise:  # 8-bit products are exact
-        return PairedLinear(_dense_linear(parts, bias, dtype, device, batch_invariant=True, blocks=False))
-    if quantise:
-        return Int8Linear(parts, bias)
-    return _dense_linear(parts, bias, dtype, device, batch_invariant=False, blocks=blocks)
-
-
-def make_head(parts: Sequence[Weight], *, batch_invariant: bool) -> Linear:
-    """Returns the linear layer that computes the logits of a 16-bit model on a CPU.
-
-    Its sums and results are float32: 16-bit logits are so coarse (steps of 0.125 between 16 and 32) that the largest
-    ones are often equal.
-
-    Args:
-        parts: matrices [N_i, K] to be stacked along N.
-        batch_invariant: whether rows must be computed the same way at every M.
-    """
-    if batch_invariant:
-        return PairedLinear(Float32Linear(parts, None))
-    if "fbgemm" in torch.backends.quantized.supported_engines:
-        return Float16Linear(parts)
-    return DenseLinear(stacked(parts, torch.float32), None)
-
-
-def _dense_linear(
-    parts: Sequence[Weight],
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    batch_invariant: bool,
-    blocks: bool,
-) -> Linear:
-    bias = None if bias is None else bias.to(device, dtype)
-    if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
-        return Bf16Linear(parts, bias, blocks=blocks)
-    if blocks and (product := block_product(parts, bias)) is not None:
-        return product
-    if device.type == "cpu" and dtype == torch.float32 and batch_invariant:
-        return Float32Linear(parts, bias)
-    return DenseLinear(stacked(parts, dtype, device), bias)
-
-
 class RowByRow:
     """Linear layer that computes one row at a time: slow, but a row's bits never depend on other rows."""
 

@@ -12,14 +12,15 @@ import torch
 from sglang_lite.runtime.models.layers.linear import (
     Bf16Linear,
     DenseLinear,
+    Float16Linear,
     Float32Linear,
+    Int8Linear,
     Linear,
     PairedLinear,
     RowByRow,
     block_head,
+    block_product,
     is_batch_invariant,
-    make_head,
-    make_linear,
     stacked,
     stacked_shape,
 )
@@ -56,19 +57,28 @@ class LinearBuilder:
             parts = [rounded_part(part, p.rounding, self._device) for part in parts]
         if self._fused:
             return self._on_gpu(parts, None if bias is None else bias.to(self._device, p.weights), quantise=quantise)
-        linear = make_linear(
-            parts,
-            None if bias is None else bias.to(p.compute),
-            quantise=p.int8,
-            dtype=p.weights,
-            device=self._device,
-            batch_invariant=p.batch_invariant,
-            blocks=p.blocks,
-        )
+        linear = self._unfused(parts, None if bias is None else bias.to(p.compute))
         few = linear.few if isinstance(linear, Bf16Linear) else None
         if few is None and isinstance(linear, DenseLinear | Bf16Linear | PairedLinear):
             self._tell_decoded(parts)
         return self._batch_invariant(linear, *stacked_shape(parts))
+
+    def _unfused(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
+        """Layer of torch's operators or a CPU's own kernels, in the best form for the formats."""
+        p, on_cpu = self._precision, self._device.type == "cpu"
+        if p.int8:
+            return Int8Linear(parts, bias)  # whose products are exact, so that rows never depend on others
+        bias = None if bias is None else bias.to(self._device, p.weights)
+        linear: Linear
+        if on_cpu and p.weights == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
+            linear = Bf16Linear(parts, bias, blocks=p.blocks)
+        elif p.blocks and (product := block_product(parts, bias)) is not None:
+            linear = product
+        elif on_cpu and p.weights == torch.float32 and p.batch_invariant:
+            linear = Float32Linear(parts, bias)
+        else:
+            linear = DenseLinear(stacked(parts, p.weights, self._device), bias)
+        return PairedLinear(linear) if p.batch_invariant else linear
 
     def _on_gpu(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool) -> GpuProduct:
         from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
@@ -141,6 +151,9 @@ class LinearBuilder:
     def head(self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None) -> Linear:
         """Linear layer that computes logits.
 
+        Those of a 16-bit model on a CPU are sums and results in float32: 16-bit logits are so coarse (steps of 0.125
+        between 16 and 32) that the largest ones are often equal.
+
         Args:
             weight: weight in the model's format.
             bias: bias, or None.
@@ -151,4 +164,6 @@ class LinearBuilder:
             return head
         if self._fused or p.int8 or p.weights == torch.float32 or bias is not None:
             return self.make([weight], bias, quantise=False)
-        return self._batch_invariant(make_head([weight], batch_invariant=p.batch_invariant), *stacked_shape([weight]))
+        if not p.batch_invariant and "fbgemm" in torch.backends.quantized.supported_engines:
+            return Float16Linear([weight])
+        return self._batch_invariant(self.float32(weight, None), *stacked_shape([weight]))
