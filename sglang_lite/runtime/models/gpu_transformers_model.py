@@ -18,7 +18,7 @@ from torch import nn
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules, DevicePlan
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
-from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.norm import norm
@@ -28,7 +28,6 @@ from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.transformers_model import AttentionProbe, TransformersModel
-from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 
 _MEASURED = 1024  # tokens of the run that measures the memory per token
 
@@ -44,10 +43,6 @@ class GpuTransformersModel(TransformersModel):
     """
 
     fused = True
-    parts = None
-    steps = UNSHARED
-    kv_scales: KVScales | None = None
-    rope_axes: torch.Tensor | None = None
     both_ways = False
     sound: SoundPrefix | None = None
 
@@ -69,10 +64,6 @@ class GpuTransformersModel(TransformersModel):
     @property
     def shares_prefixes(self) -> bool:
         return all(rules.window is None for rules in self.trial.rules)
-
-    @property
-    def logit_softcap(self) -> None:
-        """None, as the module's own head applies any soft cap."""
 
     @torch.inference_mode()
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
@@ -100,14 +91,6 @@ class GpuTransformersModel(TransformersModel):
             return out.to(v.dtype)
 
         return self._run(ids, plan.positions, paged)
-
-    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    @torch.inference_mode()
-    def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        logits = super().raw_logits(hidden)
-        return logits if out is None else out.copy_(logits)
 
     def _of_layers(self, trial: AttentionProbe) -> tuple[AttentionSpec, ...]:
         if any(len(set(planes)) > 1 for planes in trial.planes):

@@ -29,7 +29,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Attent
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
-from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
+from sglang_lite.runtime.models.cached_module import CachedModule
 
 NAME = "sglang_lite"  # name that our attention is registered under in transformers
 _TRIAL = 12  # tokens of the second trial run
@@ -88,7 +88,7 @@ class AttentionProbe:
         return v.new_zeros(len(q), q.shape[1], v.shape[2])
 
 
-class TransformersModel:
+class TransformersModel(CachedModule):
     """Module of transformers that keeps its keys and values in our KV cache.
 
     Args:
@@ -100,12 +100,9 @@ class TransformersModel:
     """
 
     fused = False
-    spec = window = None  # its layers with a window have the pages of the others
-    window_bytes = 0
 
     def __init__(self, module: Any, label: str) -> None:  # transformers has a class for each model
         self.label, self.dtype, self.device = label, module.dtype, module.device
-        self.batch_sensitive = self.dtype.itemsize < 4
         self._module = module
         self._attend: AttendLayer | None = None  # callback of the current run
         self._layer = 0  # index of the layer whose attention is called next
@@ -132,21 +129,6 @@ class TransformersModel:
             return self._layers(*args, **kwargs)
         return self._output(last_hidden_state=self._head_input)
 
-    @property
-    def format(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def token_bytes(self) -> int:
-        size: int = self.dtype.itemsize
-        return self.kv_layout.numbers * size
-
-    def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
-        return KVCache.allocate(self.kv_layout, slots, self.dtype, self.device)
-
-    def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-        copy_kv(cache, source, target)
-
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] of new tokens and stores the tokens' keys and values in the cache."""
 
@@ -158,19 +140,16 @@ class TransformersModel:
 
         return self._run(ids, positions, attend)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns float32 logits [R, V] of hidden states [R, hidden_size]."""
-        return self.raw_logits(hidden).float()
-
-    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] in the head's dtype, computed by the module's own head with all that it applies to them."""
+    def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, V] in the head's dtype, computed by the module's own head with all that it applies to them; in
+        `out` if given."""
         self._head_input = hidden[None]
         try:
             ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
             found: torch.Tensor = self._module(input_ids=ids, use_cache=False).logits[0]
         finally:
             self._head_input = None
-        return found
+        return found if out is None else out.copy_(found)
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, attend: AttendLayer) -> torch.Tensor:
         self._attend, self._layer = attend, 0

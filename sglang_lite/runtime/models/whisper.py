@@ -17,23 +17,22 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.attention.cross import text_plans
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, DevicePlan
-from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, SoundPrefix
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
-from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
+from sglang_lite.runtime.models.cached_module import CachedModule
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.vision_tower import take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
-from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 
 # Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head size].
 _OverSound: TypeAlias = Callable[[int, torch.Tensor], torch.Tensor]
 _OverText: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class WhisperDecoder:
+class WhisperDecoder(CachedModule):
     """Decoder of Whisper, on a CPU or a GPU, where it is a `DeviceModel`.
 
     Args:
@@ -49,12 +48,7 @@ class WhisperDecoder:
         ModelError: transformers can't make the decoder, or a tensor is missing or has a wrong shape.
     """
 
-    spec = window = parts = logit_softcap = None
-    steps = UNSHARED
-    rope_axes: torch.Tensor | None = None
-    kv_scales: KVScales | None = None
     uncapturable: str | None = None
-    window_bytes = 0
     shares_prefixes = False
     both_ways = True  # its attention reads `DevicePlan.limits`
 
@@ -75,7 +69,7 @@ class WhisperDecoder:
         self._decoder.to(device).eval().requires_grad_(False)
         self.sound: SoundPrefix | None = sound
         self.dtype, self.device = dtype, device
-        self.precision, self.batch_sensitive = Precision(dtype, dtype, dtype), dtype.itemsize < 4
+        self.precision = Precision(dtype, dtype, dtype)
         self.vocab_size: int = config.vocab_size
         self.features: torch.Tensor | None = None
         heads, size = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
@@ -91,22 +85,8 @@ class WhisperDecoder:
     def fused(self) -> bool:
         return self.device.type == "cuda"
 
-    @property
-    def format(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def token_bytes(self) -> int:
-        return self.kv_layout.numbers * self.dtype.itemsize
-
-    def allocate_cache(self, slots: int, window_slots: int = 0) -> KVCache:
-        return KVCache.allocate(self.kv_layout, slots, self.dtype, self.device)
-
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-        copy_kv(cache, source, target)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Hidden states [T, hidden size] of text, and zeros for tokens of sounds; stores all keys and values.
@@ -163,15 +143,7 @@ class WhisperDecoder:
 
         return self._run_layers(ids.clamp(min=0), plan.positions, over_text, over_sound)
 
-    def ended(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns float32 logits [R, vocab_size] of hidden states [R, hidden size]."""
-        return self.raw_logits(hidden).float()
-
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [R, vocab_size] in the model's dtype; in `out` if given."""
         found = F.linear(hidden, self._decoder.embed_tokens.weight)
         return found if out is None else out.copy_(found)
 
