@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.host.limited_folder import drop_oldest
 from sglang_lite.runtime.kv_cache.page_file import TEMPORARY, PageFile, open_pages, packed, pages_in, write_pages
 from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -94,7 +96,7 @@ class Folder:
             probe = self._folder / f".{os.getpid()}{TEMPORARY}"
             probe.touch(mode=0o600)
             probe.unlink()
-            self._size = sum(size for _, size, _ in self._files())
+            self._size = drop_oldest(self._files(), math.inf)
         except OSError as error:
             raise ParameterError(
                 "hicache_storage_dir", f"the folder can't be used: {error}", hint="Name a folder that you may write to."
@@ -116,7 +118,7 @@ class Folder:
         with self._lock:
             self._size += size
             if self._size > self._max_bytes:
-                self._shrink()
+                self._size = drop_oldest(self._files(), _KEPT * self._max_bytes)
 
     def remove(self, name: bytes) -> bool:
         with contextlib.suppress(OSError):
@@ -126,24 +128,8 @@ class Folder:
     def _path(self, name: bytes) -> Path:
         return self._folder / (name.hex() + _SUFFIX)
 
-    def _files(self) -> list[tuple[float, int, Path]]:
-        """Time of the last use, size and path of each file."""
-        found = []
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        return found
-
-    def _shrink(self) -> None:
-        """Removes the least recently used files."""
-        files = sorted(self._files())
-        self._size = sum(size for _, size, _ in files)
-        for _, size, path in files:
-            if self._size <= _KEPT * self._max_bytes:
-                break
-            path.unlink(missing_ok=True)
-            self._size -= size
+    def _files(self) -> Iterator[Path]:
+        return self._folder.glob(f"*{_SUFFIX}")
 
 
 class Blobs:

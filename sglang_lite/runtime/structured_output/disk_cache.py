@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint
+from sglang_lite.runtime.host.limited_folder import drop_oldest
 from sglang_lite.runtime.structured_output.llguidance import Prepared
 from sglang_lite.runtime.structured_output.registry import LIBRARIES
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
@@ -80,27 +81,13 @@ class GrammarDiskCache:
                 except BaseException:  # a full disk must get its space back
                     os.unlink(file.name)
                     raise
-            self._drop_oldest()
+            drop_oldest(self._folder.iterdir(), MAX_BYTES)
         except (OSError, RecursionError) as error:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
 
     def path_of(self, constraint: Constraint) -> Path:
         name = hashlib.sha256(f"{self._fingerprint} {constraint!r}".encode("utf-8", "surrogatepass")).hexdigest()
         return self._folder / name
-
-    def _drop_oldest(self) -> None:
-        files = []
-        for path in self._folder.iterdir():
-            with contextlib.suppress(OSError):  # another process may remove files, too
-                status = path.stat()
-                if stat.S_ISREG(status.st_mode):
-                    files.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= MAX_BYTES:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
 
 
 def _content(path: Path) -> bytes:
