@@ -22,6 +22,7 @@ from sglang_lite.runtime.config_checks import (
     check_scales,
     check_template,
     check_tiers,
+    check_unset,
     seed_ports,
     set_media,
     set_watch,
@@ -427,7 +428,8 @@ class EngineConfig:
                 "step_tokens", f"{self.step_tokens} is less than max_running ({self.max_running}).",
                 hint="Every running request takes one token of a step.",
             )  # fmt: skip
-        _check_process(self)
+        if self.in_process:
+            check_unset(self, _OF_A_PROCESS, "is for an engine in its own process, not with in_process=True.")
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())
         for name, allowed in _CHOICES.items():
@@ -580,12 +582,3 @@ def _takes(
 
 takes_fields = _takes(EngineConfig)  # all fields by keyword, the model also by position
 shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields  # and it takes more
-
-
-def _check_process(config: EngineConfig) -> None:
-    """Checks that an engine in the caller's process has no settings of one in its own."""
-    for name in _OF_A_PROCESS if config.in_process else ():
-        if getattr(config, name) != getattr(EngineConfig(), name):
-            raise ParameterError(
-                name, "is for an engine in its own process, not with in_process=True.", hint="Leave one out."
-            )

@@ -43,6 +43,13 @@ _OF_WHOLE_REPLICAS = (
 _SEED = "remote_instance_weight_loader_"
 
 
+def check_unset(config: EngineConfig, names: Collection[str], problem: str, hint: str = "Leave one out.") -> None:
+    """Raises ParameterError with a problem if one of some settings doesn't have its default."""
+    for field in fields(config):
+        if field.name in names and getattr(config, field.name) != field.default:
+            raise ParameterError(field.name, problem, hint=hint)
+
+
 def check_int(name: str, value: object, least: int) -> None:
     """Raises ParameterError if a setting is not a whole number, or less than `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -187,8 +194,11 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
 
 def check_parallel(config: EngineConfig) -> None:
     """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
-    changed = {field.name for field in fields(config) if getattr(config, field.name) != field.default}
-    check_sharing(config.enable_dp_attention, config.dp_size, changed)
+    if config.enable_dp_attention and config.dp_size == 1:
+        hint = "Add dp_size and as large a tp_size, or leave it out."
+        raise ParameterError("enable_dp_attention", "is for several replicas.", hint=hint)
+    if config.enable_dp_attention:
+        check_unset(config, _OF_WHOLE_REPLICAS, "is not here with enable_dp_attention.")
     parallel = config.sharing
     check_replicas(config.dp_size, config.base_gpu_id, config.gpu_id_step, config.device, config.parallel.ranks)
     check_nodes(config.nnodes, config.node_rank, config.dist_init_addr, config.dp_size)
@@ -197,51 +207,27 @@ def check_parallel(config: EngineConfig) -> None:
         raise ParameterError("restart", f"is not here with {several}.", hint="Leave one out.")
     if config.use_ray and parallel.ranks == 1:
         raise ParameterError("use_ray", "is for several ranks.", hint="Add tp_size, or leave it out.")
-    for name in ("nnodes", "dp_size") if config.use_ray else ():
-        if getattr(config, name) > 1:
-            raise ParameterError(name, f"is not here with {several}.", hint="Leave one out.")
-    check_experts(config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, changed, parallel)
+    if config.use_ray:
+        check_unset(config, ("nnodes", "dp_size"), f"is not here with {several}.")
+    check_experts(config, parallel)
     if parallel.ranks == 1:
         return
     if parallel.pp > 1 and config.enable_return_routed_experts:
         problem = "rank 0 has only the first layers' experts with pp_size."
         raise ParameterError("enable_return_routed_experts", problem, hint="Use tp_size.")
-    for name in _OF_ONE_RANK:
-        if getattr(config, name) not in (False, "auto"):
-            raise ParameterError(name, f"is not here with {parallel.setting}={parallel.ranks}.", hint="Leave one out.")
+    check_unset(config, _OF_ONE_RANK, f"is not here with {parallel.setting}={parallel.ranks}.")
 
 
-def check_sharing(sharing: bool, replicas: int, changed: Collection[str]) -> None:
-    """Raises ParameterError if a setting does not go with replicas that share feed-forwards.
-
-    Args:
-        sharing, replicas: `enable_dp_attention`, `dp_size`.
-        changed: settings that have not their defaults.
-    """
-    if sharing and replicas == 1:
-        hint = "Add dp_size and as large a tp_size, or leave it out."
-        raise ParameterError("enable_dp_attention", "is for several replicas.", hint=hint)
-    for name in _OF_WHOLE_REPLICAS if sharing else ():
-        if name in changed:
-            raise ParameterError(name, "is not here with enable_dp_attention.", hint="Leave one out.")
-
-
-def check_experts(redundant: int, steps: int, changed: Collection[str], parallel: Parallel) -> None:
-    """Raises ParameterError if settings of experts are wrong, or don't go with a layout.
-
-    Args:
-        redundant, steps: `ep_num_redundant_experts`, `eplb_rebalance_num_iterations`.
-        changed: settings that have not their defaults.
-        parallel: layout of the ranks.
-    """
-    check_int("ep_num_redundant_experts", redundant, 0)
-    check_int("eplb_rebalance_num_iterations", steps, 1)
-    for name in ("enable_eplb", "ep_num_redundant_experts", "init_expert_location"):
-        if parallel.ep == 1 and name in changed:
-            raise ParameterError(name, "is for ep_size above 1.", hint="Add ep_size, or leave it out.")
-    for name in ("enable_eplb", "expert_distribution_recorder_mode"):
-        if parallel.pp > 1 and name in changed:
-            raise ParameterError(name, f"is not here with pp_size={parallel.pp}.", hint="Leave one out.")
+def check_experts(config: EngineConfig, parallel: Parallel) -> None:
+    """Raises ParameterError if settings of experts are wrong, or don't go with a layout."""
+    check_int("ep_num_redundant_experts", config.ep_num_redundant_experts, 0)
+    check_int("eplb_rebalance_num_iterations", config.eplb_rebalance_num_iterations, 1)
+    if parallel.ep == 1:
+        of_several = ("enable_eplb", "ep_num_redundant_experts", "init_expert_location")
+        check_unset(config, of_several, "is for ep_size above 1.", "Add ep_size, or leave it out.")
+    if parallel.pp > 1:
+        of_one_stage = ("enable_eplb", "expert_distribution_recorder_mode")
+        check_unset(config, of_one_stage, f"is not here with pp_size={parallel.pp}.")
 
 
 def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:

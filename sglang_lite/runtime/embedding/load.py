@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.config_checks import check_unset
 from sglang_lite.runtime.embedding.encoder import Encoder
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
@@ -91,16 +92,12 @@ def load_encoder(
     return LoadedEncoder(config.model, model, tokenizer)
 
 
-def check_no_generation(config: EngineConfig, also: Container[str] = ()) -> None:
+def check_no_generation(config: EngineConfig, also: Collection[str] = ()) -> None:
     """Raises ParameterError if a setting is given that has a meaning for models that generate text alone, or one of
     `also`."""
-    for each in fields(config):
-        if getattr(config, each.name) == each.default:
-            continue
-        # Without a cache, explain_cache_misses=False always holds.
-        unused = config.explain_cache_misses if each.name == "explain_cache_misses" else each.name in _GENERATION
-        if unused or each.name in also:
-            raise ParameterError(each.name, "is for models that generate text.", hint="Leave it out.")
+    # Without a cache, explain_cache_misses=False always holds.
+    unused = {*_GENERATION, *also, *(("explain_cache_misses",) if config.explain_cache_misses else ())}
+    check_unset(config, unused, "is for models that generate text.", "Leave it out.")
 
 
 def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

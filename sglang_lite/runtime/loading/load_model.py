@@ -16,6 +16,7 @@ import torch
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
+from sglang_lite.runtime.config_checks import check_unset
 from sglang_lite.runtime.embedding.load import LoadedEncoder, check_no_generation, load_encoder
 from sglang_lite.runtime.embedding.spec import encoder_spec, is_encoder
 from sglang_lite.runtime.executor.ranks import RankLinks
@@ -62,6 +63,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 Tower: TypeAlias = VisionTower | SoundTower
+
+# Settings that have only their defaults for models that transformers' code runs.
+_OF_OWN_CODE = (
+    "quantization", "kv_dtype", "deterministic", "tp_size", "pp_size", "cpu_offload_gb", "language_only",
+    "expert_distribution_recorder_mode", "enable_layerwise_nvtx_marker", "debug_tensor_dump_output_folder",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,15 +328,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     """Loads a model that transformers' code will run."""
     from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
-    for name, plain in (
-        ("quantization", None), ("kv_dtype", "auto"), ("deterministic", False), ("tp_size", 1), ("pp_size", 1),
-        ("cpu_offload_gb", 0), ("language_only", False), ("expert_distribution_recorder_mode", None),
-        ("enable_layerwise_nvtx_marker", False), ("debug_tensor_dump_output_folder", None),
-    ):  # fmt: skip
-        if getattr(config, name) != plain:
-            raise ParameterError(
-                name, f"{spec.architecture} runs by transformers' code, without it.", hint="Leave it out."
-            )
+    check_unset(config, _OF_OWN_CODE, f"{spec.architecture} runs by transformers' code, without it.", "Leave it out.")
     if config.dtype == "int8":
         raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
     if config.load_format not in ("auto", "dummy"):
