@@ -47,18 +47,21 @@ class _Entry:
 
     Attributes:
         fields: fields of its record.
+        image: image that it is, or None.
         cached: number of leading characters of its text that were cached, or None if unknown.
         children: branches that were forked here.
         text: text before the fork.
     """
 
     fields: dict[str, Any]
+    image: Media | None = None
     cached: int | None = None
     children: Sequence[BasePlayer] = ()
     text: _TextSoFar | None = None
 
-    def record(self) -> TraceNode:
-        return TraceNode(**self.fields, cached=self.cached or 0)
+    def record(self, *, thumbnails: bool) -> TraceNode:
+        small = thumbnail(self.image) if thumbnails and self.image is not None else ""
+        return TraceNode(**self.fields, cached=self.cached or 0, thumbnail=small)
 
 
 def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
@@ -68,7 +71,7 @@ def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
         thumbnails: whether images have theirs, for which they are decoded.
     """
     run = player.run
-    nodes = [entry.record() for entry in list(_entries(player, thumbnails=thumbnails))]
+    nodes = [entry.record(thumbnails=thumbnails) for entry in list(_entries(player))]
     seconds = max((node.end for node in nodes), default=0.0)
     started = time.time() - (time.perf_counter() - run.account.started)
     model, arguments = run.backend.get_model_name(), tuple(_arguments(run.called))
@@ -104,9 +107,9 @@ def answers_of(player: BasePlayer) -> list[TraceNode]:
     ]
 
 
-def _entries(player: BasePlayer, *, thumbnails: bool) -> Iterator[_Entry]:
+def _entries(player: BasePlayer) -> Iterator[_Entry]:
     """Yields the nodes in reading order: those of a fork's branches follow the fork."""
-    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0, thumbnails=thumbnails).entries)]
+    open_branches = [iter(_Reader(player, (), _TextSoFar(), rejected=False, now=0.0).entries)]
     while open_branches:
         entry = next(open_branches[-1], None)
         if entry is None:
@@ -117,9 +120,7 @@ def _entries(player: BasePlayer, *, thumbnails: bool) -> Iterator[_Entry]:
         for i, child in reversed(list(enumerate(entry.children))):
             assert entry.text is not None
             path = (*fields["path"], fields["place"], i)
-            reader = _Reader(
-                child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"], thumbnails=thumbnails
-            )
+            reader = _Reader(child, path, entry.text.copy(), rejected=fields["rejected"], now=fields["end"])
             open_branches.append(iter(reader.entries))
 
 
@@ -131,24 +132,15 @@ class _Reader:
         text: text before the branch's own, which the reader extends.
         rejected: whether the branch's fork was rolled back.
         now: time of the fork, in seconds from the run's start.
-        thumbnails: as of `trace_of`.
 
     Attributes:
         entries: nodes of the branch.
     """
 
     def __init__(
-        self,
-        player: BasePlayer,
-        path: tuple[int, ...],
-        text: _TextSoFar,
-        *,
-        rejected: bool,
-        now: float,
-        thumbnails: bool,
+        self, player: BasePlayer, path: tuple[int, ...], text: _TextSoFar, *, rejected: bool, now: float
     ) -> None:
         self.entries: list[_Entry] = []
-        self._thumbnails = thumbnails
         self._path, self._text, self._rejected, self._now = path, text, rejected, now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
         self._run, self._started = player.run, player.run.account.started
@@ -164,9 +156,10 @@ class _Reader:
             case Text():
                 self._text.unknown.append(self._add("text", op.where, text=op.text))
             case ImagePart():
-                small = thumbnail(op.image) if self._thumbnails else ""
-                shown = {"image": without_bytes(op.image).url, "thumbnail": small}
-                self._text.unknown.append(self._add("image", op.where, images=(op.image,), text=op.text, **shown))
+                url = without_bytes(op.image).url
+                entry = self._add("image", op.where, images=(op.image,), text=op.text, image=url)
+                entry.image = op.image
+                self._text.unknown.append(entry)
             case TurnBegin() | TurnEnd():
                 self._add("turn_begin" if isinstance(op, TurnBegin) else "turn_end", op.where, name=op.role)
             case GenOp():
