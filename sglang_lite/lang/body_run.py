@@ -21,7 +21,9 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
 from sglang_lite.protocol.anything import UserValue
 
@@ -84,6 +86,33 @@ class BodyRun:
         finally:
             current_run.reset(self._token)
             branch.end()
+
+    def start(self) -> ProgramState:
+        """Runs the body, or starts it if the run streams, and returns the state: `program.run`."""
+        settings = self._branch.run.settings
+        with trimmed:
+            if settings.stream:
+                start_thread(self.run_streaming)
+            else:
+                self.run()
+        if not (settings.use_thread or settings.stream):
+            finished(self._branch.player).wait()
+            self.state.error()
+        if global_config.verbosity >= 2 and not settings.stream:
+            print(self.state.text())
+        return self.state
+
+    async def astart(self) -> ProgramState:
+        """Async version of `start`, which awaits everything that the body adds: `program.arun`."""
+        run = self._branch.run
+        if not run.settings.stream:
+            with trimmed:
+                await self.arun()
+        elif self._program.is_async:
+            run.body, run.loop = asyncio.ensure_future(self.arun_streaming()), asyncio.get_running_loop()
+        else:
+            start_thread(self.run_streaming)
+        return self.state
 
     def run(self) -> ProgramState:
         """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs an event loop. An

@@ -295,18 +295,6 @@ class BaseProgram(ABC, Generic[R]):
         """Runs the program, for coroutines, and returns its state."""
 
     @abstractmethod
-    def run_call(
-        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
-    ) -> UserValue:
-        """Runs the program, like `run`, with arguments and options apart."""
-
-    @abstractmethod
-    async def arun_call(
-        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
-    ) -> UserValue:
-        """Async version of `run_call`."""
-
-    @abstractmethod
     def prepared(
         self,
         args: Sequence[UserValue],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,26 +15,23 @@ from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchOptions, Given, OnError, batch_keywords
-from sglang_lite.lang.body_run import BodyRun, start_thread
+from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.kept import Kept
-from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
-from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.program_call import ProgramCall
 from sglang_lite.lang.run_options import (
     RUN_OPTIONS,
     backend_of,
-    inherit,
     run_keywords,
     run_options,
     settings_of,
+    with_inherited,
     with_signature_of,
 )
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.markup import cut, element, fragment
 from sglang_lite.protocol import CompileError, ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
@@ -172,48 +168,13 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        return self.run_call(args, *_split(self, kwargs))
-
-    def run_call(
-        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
-    ) -> ProgramState[R]:
-        """Runs the program, like `run`, with arguments and options apart."""
-        inherit(options)
-        call = self.prepared(args, kwargs, options)
-        settings = call.state.branch.run.settings
-        with trimmed:
-            if settings.stream:
-                start_thread(call.run_streaming)
-            else:
-                call.run()
-        if not (settings.use_thread or settings.stream):
-            finished(call.state.branch.player).wait()
-            call.state.error()
-        if global_config.verbosity >= 2 and not settings.stream:
-            print(call.state.text())
-        return call.state
+        return self.prepared(args, *_split(self, kwargs)).start()
 
     @with_signature_of(run_keywords)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState[R]:
         """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
         coroutine body continues as a task of this event loop. A plain body runs in a thread."""
-        return await self.arun_call(args, *_split(self, kwargs))
-
-    async def arun_call(
-        self, args: Sequence[UserValue], kwargs: dict[str, UserValue], options: dict[str, UserValue]
-    ) -> ProgramState[R]:
-        """Async version of `run_call`."""
-        inherit(options)
-        call = self.prepared(args, kwargs, options)
-        run = call.state.branch.run
-        if not run.settings.stream:
-            with trimmed:
-                await call.arun()
-        elif self.is_async:
-            run.body, run.loop = asyncio.ensure_future(call.arun_streaming()), asyncio.get_running_loop()
-        else:
-            start_thread(call.run_streaming)
-        return call.state
+        return await self.prepared(args, *_split(self, kwargs)).astart()
 
     @overload
     def run_batch(
@@ -402,7 +363,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         here; `kept` are the answers that a rerun keeps. Raises ParameterError if an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
-            return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options), kept)
+            settings = settings or settings_of(with_inherited(options))
+            return BodyRun(self, args, bound, backend_of(options), settings, kept)
         except ParameterError as error:
             error.where = error.where or user_location()
             raise

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from sglang_lite.lang.argument_names import no_such_argument
-from sglang_lite.lang.body_run import checked_return_value
+from sglang_lite.lang.body_run import BodyRun, checked_return_value
 from sglang_lite.lang.expressions import BaseProgram, R, SglCall
 from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
 from sglang_lite.lang.state import ProgramState, user_location
@@ -107,22 +107,20 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         Raises:
             ParameterError: `run` has no such option, or it has an invalid value.
         """
-        self._unused.name = ""
-        state: ProgramState[R] = self._program.run_call(self._args, dict(self._kwargs), self._with(options))
-        return state
+        return self._prepared(options).start()
 
     @with_signature_of(run_options)
     async def arun(self, **options: UserValue) -> ProgramState[R]:
         """Async version of `run`."""
-        self._unused.name = ""
-        state: ProgramState[R] = await self._program.arun_call(self._args, dict(self._kwargs), self._with(options))
-        return state
+        return await self._prepared(options).astart()
 
-    def _with(self, options: Mapping[str, UserValue]) -> dict[str, UserValue]:
+    def _prepared(self, options: Mapping[str, UserValue]) -> BodyRun:
+        self._unused.name = ""
         for name in options:
             if name not in RUN_OPTIONS:
                 raise no_such_argument("run", name, RUN_OPTIONS)
-        return {**self._options, **options}
+        run: BodyRun = self._program.prepared(self._args, dict(self._kwargs), {**self._options, **options})
+        return run
 
     if not TYPE_CHECKING:  # for type checkers, they are those of a state
 

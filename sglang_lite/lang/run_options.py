@@ -79,16 +79,18 @@ def run_keywords(
 RUN_OPTIONS = inspect.signature(run_options).parameters.keys() - {"self"}
 
 
-def inherit(given: dict[str, UserValue]) -> None:
-    """Fills in options that a run inside another run was not given: a seed derived from the outer run's, and the outer
-    run's priority if the backend is the same."""
+def with_inherited(given: Mapping[str, UserValue]) -> Mapping[str, UserValue]:
+    """Options with those that a run inside another run was not given: a seed derived from the outer run's, and the
+    outer run's priority if the backend is the same."""
     outer = current_run.get()
     if outer is None:
-        return
+        return given
+    found = dict(given)
     if not given.get("priority") and given.get("backend") is None:
-        given["priority"] = outer.settings.priority
+        found["priority"] = outer.settings.priority
     if given.get("seed") is None:
-        given["seed"] = outer.inner_seed()
+        found["seed"] = outer.inner_seed()
+    return found
 
 
 def backend_of(given: Mapping[str, UserValue]) -> Backend:

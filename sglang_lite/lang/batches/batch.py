@@ -25,7 +25,7 @@ from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.run_options import identity_of, inherit, settings_of
+from sglang_lite.lang.run_options import identity_of, settings_of, with_inherited
 from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import rows_table, states_table
@@ -176,15 +176,14 @@ class BatchPlan:
             self.file.close()
 
 
-def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: dict[str, UserValue]) -> BatchPlan:
+def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: Mapping[str, UserValue]) -> BatchPlan:
     """Plan of a batch with the keyword arguments that the caller has given to `method`. Bad items and settings are
     refused here, before anything runs."""
     for name in given:
         if name not in BATCH_OPTIONS:
             raise no_such_argument(method, name, BATCH_OPTIONS)
-    inherit(given)
     try:
-        return _checked_plan(program, batch_kwargs, given)
+        return _checked_plan(program, batch_kwargs, with_inherited(given))
     except ParameterError as error:
         error.where = error.where or user_location()
         raise
