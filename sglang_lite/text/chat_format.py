@@ -42,12 +42,14 @@ class Tool:
     Attributes:
         parameters: JSON Schema of the arguments.
         strict: True if keywords that can't be enforced are an error; False leaves them to the caller.
+        custom: True if it takes a text, which is its only argument.
     """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False
+    custom: bool = False
 
     @property
     def schema(self) -> JsonSchema:
@@ -78,6 +80,7 @@ class Conversation:
         allowed: names of the tools that may be called, or of which one must be; None for all.
         parallel: True if there may be several calls, unless a tool is named.
         answer: constraint on the text of the answer.
+        input_of: name of the custom tool whose input is the whole answer; None if the answer is none.
         continue_final: True if the last message is continued, instead of being answered by another one.
         complete: True if the conversation is only read, so that no message follows.
         variables: further variables for the template, as `enable_thinking`, by the field of the request that sets them.
@@ -91,6 +94,7 @@ class Conversation:
     allowed: Sequence[str] | None = None
     parallel: bool = True
     answer: Constraint | None = None
+    input_of: str | None = None
     continue_final: bool = False
     complete: bool = False
     variables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -107,6 +111,8 @@ class RenderedConversation:
         family, reasoning: formats by which calls and reasoning are found in the text; None if they count as content.
         schemas: JSON Schemas of the tools' arguments by tool name.
         unused: names of the request's fields that the template doesn't show.
+        custom_tools: names of the custom tools.
+        input_of: as of the conversation.
     """
 
     prompt: Prompt
@@ -115,6 +121,8 @@ class RenderedConversation:
     reasoning: str | None
     schemas: Mapping[str, JsonSchema]
     unused: Sequence[str] = ()
+    custom_tools: frozenset[str] = frozenset()
+    input_of: str | None = None
 
     def reader(self, *, separate: bool = True) -> AnswerReader:
         """Reader of one sample's text.
@@ -206,7 +214,10 @@ class ChatFormat:
         elif constraint is not None and reasoning is not None:
             constraint = with_reasoning(reasoning, constraint)
         unused = [*self._unread(conversation), *self._unshown(conversation, prompt)]
-        return RenderedConversation(prompt, constraint, family, reasoning, schemas, unused)
+        custom = frozenset(tool.name for tool in conversation.tools if tool.custom)
+        return RenderedConversation(
+            prompt, constraint, family, reasoning, schemas, unused, custom, conversation.input_of
+        )  # fmt: skip
 
     def _calls(
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None

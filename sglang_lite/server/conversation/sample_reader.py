@@ -85,8 +85,6 @@ class SampleReader:
 
     Args:
         rendered: conversation that the sample continues.
-        custom_tools: names of the custom tools.
-        forced_custom_tool: name of the custom tool whose input is the whole text, or None.
         separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
         stream_reasoning: whether to return reasoning as it arrives; otherwise only when it has ended.
         prefix: prefix of the ids of calls.
@@ -99,8 +97,6 @@ class SampleReader:
     """
 
     rendered: RenderedConversation
-    custom_tools: frozenset[str] = frozenset()
-    forced_custom_tool: str | None = None
     separate: bool = True
     stream_reasoning: bool = True
     prefix: str = "call_"
@@ -147,8 +143,8 @@ class SampleReader:
         if self._reasoning and (self.stream_reasoning or ended or content or pieces.calls):
             reasoning, self._reasoning = self._reasoning, ""
         calls: list[CallDelta] = []
-        if self.forced_custom_tool is not None:
-            calls += self._input(self.forced_custom_tool, content)
+        if self.rendered.input_of is not None:
+            calls += self._input(self.rendered.input_of, content)
             content = ""
         for piece in pieces.calls:
             calls += self._call(piece)
@@ -174,7 +170,7 @@ class SampleReader:
         found = []
         if piece.name:
             found = self._whole_inputs()
-            found.append(self._begin(piece.name, custom=piece.name in self.custom_tools))
+            found.append(self._begin(piece.name, custom=piece.name in self.rendered.custom_tools))
         call = self.calls[piece.index]
         if call.custom:
             self._inputs[call.index] = self._inputs.get(call.index, "") + piece.arguments

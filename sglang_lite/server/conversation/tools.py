@@ -5,14 +5,15 @@ A custom tool is called with text: as a function of one argument, or with the wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
 from sglang_lite.protocol import CapabilityError, Constraint, Lark, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.chat_format import Tool
+from sglang_lite.text.chat_format import Conversation, Tool
 
 INPUT = "input"  # name of the argument of a custom tool that is called like a function
 
@@ -24,24 +25,72 @@ class GrammarText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     definition: str
 
 
-def input_constraint(grammar: GrammarText | None) -> Constraint | None:
-    """Constraint of a custom tool's input that is the whole answer."""
-    if grammar is None:
+class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Custom tool that the model may call. A protocol's own has a `format`."""
+
+    name: str
+    description: str | None = None
+
+    @property
+    def grammar(self) -> GrammarText | None:
+        """Grammar of its input, if it has one."""
         return None
-    return Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
 
 
-def custom_tool(name: str, description: str | None, grammar: GrammarText | None, *, forced: bool) -> Tool:
-    """Function that stands for a custom tool.
+def with_tools(
+    conversation: Conversation,
+    definitions: Sequence[FunctionDefinition | CustomDefinition],
+    choice: Literal["auto", "required", "named", "none"],
+    allowed: Sequence[str] | None,
+) -> Conversation:
+    """Conversation in which tools may be called. If a custom tool alone may be, the whole answer is its input.
+
+    Args:
+        choice, allowed: as of a Conversation.
+
+    Raises:
+        ParameterError: the answer has another constraint than that of such an input.
+        CapabilityError: a grammar can't be enforced inside a call.
+    """
+    forced: CustomDefinition | None = None
+    if choice in ("required", "named"):
+        only = [each for each in definitions if [each.name] == allowed]
+        forced = next((each for each in only if isinstance(each, CustomDefinition)), None)
+    tools = [_tool(each, forced=each is forced) for each in definitions]
+    if forced is None:
+        return replace(conversation, tools=tools, tool_choice=choice, allowed=allowed)
+    if conversation.answer is not None:
+        raise ParameterError(
+            "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
+        )
+    constraint: Constraint | None = None
+    if (grammar := forced.grammar) is not None:
+        constraint = Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
+    return replace(conversation, tools=tools, tool_choice="shown", answer=constraint, input_of=forced.name)
+
+
+def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) -> Tool:
+    """Tool as templates show it: a custom one is a function of one argument.
 
     Args:
         forced: whether the tool must be called, so that its grammar applies to the whole answer.
-
-    Raises:
-        CapabilityError: the grammar can't be enforced inside a call.
     """
+    name = definition.name
+    if isinstance(definition, FunctionDefinition):
+        empty = {"type": "object", "properties": {}}
+        parameters = empty if definition.parameters is None else definition.parameters
+        return Tool(name, definition.description, parameters, strict=definition.strict is not False)
     text: dict[str, Any] = {"type": "string"}
-    if grammar is not None:
+    if (grammar := definition.grammar) is not None:
         if grammar.syntax == "regex":
             text["pattern"] = f"^(?:{grammar.definition})$"
         elif not forced:
@@ -51,7 +100,7 @@ def custom_tool(name: str, description: str | None, grammar: GrammarText | None,
                 hint="Name the tool in tool_choice, or give it a regex.",
             )
     parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-    return Tool(name, description, parameters, strict=True)
+    return Tool(name, definition.description, parameters, strict=True, custom=True)
 
 
 def input_of(arguments: str) -> str:

@@ -16,19 +16,20 @@ from sglang_lite.server.conversation.images import Part, RequestImages, joined, 
 from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.conversation.tools import (
     INPUT,
+    CustomDefinition,
+    FunctionDefinition,
     GrammarText,
     arguments_of,
-    custom_tool,
-    input_constraint,
     variables_of_effort,
     variables_of_template,
+    with_tools,
 )
 from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
 from sglang_lite.server.reader import RequestReader
-from sglang_lite.text.chat_format import Conversation, RenderedConversation, Tool
+from sglang_lite.text.chat_format import Conversation, RenderedConversation
 
 
 class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -122,13 +123,6 @@ class AssistantMessage(_Message, tag="assistant"):
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class TextFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
     pass
 
@@ -137,9 +131,7 @@ class GrammarFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="grammar
     grammar: GrammarText
 
 
-class Custom(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    description: str | None = None
+class Custom(CustomDefinition, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | GrammarFormat | None = None
 
     @property
@@ -191,7 +183,6 @@ class ChatRequest(CompletionFields, kw_only=True):
     stream_reasoning: bool | None = None
 
 
-Choice: TypeAlias = Literal["auto", "required", "named", "shown", "none"]
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
 _NAMES = {"max_completion_tokens": "max_tokens"}
 
@@ -203,14 +194,10 @@ class RenderedChat:
     Attributes:
         body: the request without its messages and tools.
         rendered: its conversation.
-        forced_custom_tool: name of the custom tool whose input is the whole text, or None.
-        custom_tools: names of all custom tools.
     """
 
     body: ChatRequest
     rendered: RenderedConversation
-    forced_custom_tool: str | None
-    custom_tools: frozenset[str]
 
     def request(self, context_length: int) -> GenerateRequest:
         """Request of an engine, whose answer has at most `context_length` tokens unless this one says otherwise.
@@ -234,7 +221,7 @@ class RenderedChat:
     def sample(self) -> SampleReader:
         """New reader for a sample."""
         separate, stream_reasoning = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
-        return SampleReader(self.rendered, self.custom_tools, self.forced_custom_tool, separate, stream_reasoning)
+        return SampleReader(self.rendered, separate, stream_reasoning)
 
 
 def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> RenderedChat:
@@ -244,17 +231,16 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
         SglError: as `conversation_of` and `ChatFormat.render`.
     """
     images = RequestImages(reader.media_kinds)
-    conversation, custom = conversation_of(body, unused, images)
-    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    conversation = conversation_of(body, unused, images)
     body.messages, body.tools = [], None
-    return RenderedChat(body, reader.render(conversation, unused), custom, custom_tools)
+    return RenderedChat(body, reader.render(conversation, unused))
 
 
 # ------------------------------------------------------------------------------------------------------ conversion
 
 
-def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages) -> tuple[Conversation, str | None]:
-    """Conversation that a request continues, and the name of the custom tool whose input is the whole answer, or None.
+def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages) -> Conversation:
+    """Conversation that a request continues.
 
     Args:
         unused: list to which the names of fields without effect are appended.
@@ -267,15 +253,7 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
     """
     messages = template_messages(body.messages, images)
     constraint = body.constraint()
-    choice: Choice
     choice, allowed = _choice(body.tool_choice, has_tools=bool(body.tools))
-    custom = _forced(body.tools or (), allowed) if choice in ("required", "named") else None
-    if custom is not None:
-        if constraint is not None:
-            raise ParameterError(
-                "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
-            )
-        choice, constraint = "shown", input_constraint(custom.grammar)
     continues = bool(body.continue_final_message)
     if continues and not isinstance(body.messages[-1], AssistantMessage):
         raise ParameterError(
@@ -291,16 +269,14 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
     variables = {**effort, **variables_of_template(body.chat_template_kwargs)}
     conversation = Conversation(
         messages=messages,
-        tools=[_tool(tool, forced=isinstance(tool, CustomTool) and tool.custom is custom) for tool in body.tools or ()],
-        tool_choice=choice,
-        allowed=None if custom is not None else allowed,
         parallel=body.parallel_tool_calls is not False,
         answer=constraint,
         continue_final=continues,
         variables=variables,
         images=images.found,
     )
-    return conversation, None if custom is None else custom.name
+    tools = [tool.function if isinstance(tool, FunctionTool) else tool.custom for tool in body.tools or ()]
+    return with_tools(conversation, tools, choice, allowed)
 
 
 def template_messages(messages: Sequence[Message], images: RequestImages) -> list[dict[str, Json]]:
@@ -345,21 +321,6 @@ def _named(given: dict[str, Any], where: str) -> str:
     if not isinstance(name, str):
         raise ParameterError(where, f"{given!r:.80} does not name a tool.")
     return name
-
-
-def _forced(tools: Sequence[FunctionTool | CustomTool], allowed: Sequence[str] | None) -> Custom | None:
-    """Custom tool that is the only tool allowed, or None."""
-    names = list(allowed or ())
-    return next((t.custom for t in tools if isinstance(t, CustomTool) and [t.custom.name] == names), None)
-
-
-def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
-    if isinstance(tool, FunctionTool):
-        found = tool.function
-        parameters = {"type": "object", "properties": {}} if found.parameters is None else found.parameters
-        return Tool(found.name, found.description, parameters, strict=found.strict is not False)
-    custom = tool.custom
-    return custom_tool(custom.name, custom.description, custom.grammar, forced=forced)
 
 
 def _template_message(message: Message, where: str, images: RequestImages) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from sglang_lite.server.openai.responses_request import (
     LOGPROBS,
     RESPONSES,
     ResponsesRequest,
-    parse_request,
+    conversation_of,
 )
 from sglang_lite.server.parameters import sampling, streams
 from sglang_lite.server.reader import RequestReader
@@ -64,7 +64,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     made = _Response(
         service, call.key, body, found.items, len(call.data) + before_bytes,
         ResponseAnswer(
-            SampleReader(rendered, found.custom_tools, found.forced_custom_tool),
+            SampleReader(rendered),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
         ),
     )  # fmt: skip
@@ -113,14 +113,11 @@ class _Parsed:
         body: the request without its input.
         items: the conversation, as `StoredResponse.input`.
         rendered: rendered conversation.
-        forced_custom_tool, custom_tools: as of ParsedRequest.
     """
 
     body: ResponsesRequest
     items: bytes
     rendered: RenderedConversation
-    forced_custom_tool: str | None
-    custom_tools: frozenset[str]
 
 
 async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]) -> tuple[T, int]:
@@ -148,10 +145,9 @@ def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Pa
     items = _items(call, body, known, reads_images="image" in reader.media_kinds)
     if isinstance(items, _Wanted):
         return items
-    request = parse_request(body, items, call.unused)
+    conversation = conversation_of(body, items, call.unused)
     body.input = None
-    rendered = reader.render(request.conversation, call.unused)
-    return _Parsed(body, PACK(items), rendered, request.forced_custom_tool, request.custom_tools)
+    return _Parsed(body, PACK(items), reader.render(conversation, call.unused))
 
 
 def _items(
@@ -371,7 +367,7 @@ def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tu
     items = _items(call, body, known, reads_images="image" in reader.media_kinds)
     if isinstance(items, _Wanted):
         return items
-    conversation = parse_request(body, items, call.unused).conversation
+    conversation = conversation_of(body, items, call.unused)
     prompt = reader.render(conversation, call.unused).prompt
     return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from sglang_lite.protocol import Constraint, ParameterError
 from sglang_lite.server.conversation.images import RequestImages
-from sglang_lite.server.conversation.tools import GrammarText, custom_tool, input_constraint, variables_of_effort
+from sglang_lite.server.conversation.tools import (
+    CustomDefinition,
+    FunctionDefinition,
+    GrammarText,
+    variables_of_effort,
+    with_tools,
+)
 from sglang_lite.server.fields import (
     GATEWAY_NEUTRAL,
     INPUT_TOKENS_REFUSED,
@@ -22,14 +27,10 @@ from sglang_lite.server.fields import (
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.openai.responses_items import Item, messages_of
 from sglang_lite.server.parameters import constraints, sampling
-from sglang_lite.text.chat_format import Conversation, Tool
+from sglang_lite.text.chat_format import Conversation
 
 
-class FunctionTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
-    name: str
-    parameters: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
+class FunctionTool(FunctionDefinition, kw_only=True, tag_field="type", tag="function", forbid_unknown_fields=True):
     is_async: bool | None = msgspec.field(name="async", default=None)
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
@@ -44,9 +45,7 @@ class GrammarInput(GrammarText, tag_field="type", tag="grammar"):
     pass
 
 
-class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
-    name: str
-    description: str | None = None
+class CustomTool(CustomDefinition, kw_only=True, tag_field="type", tag="custom", forbid_unknown_fields=True):
     format: TextInput | GrammarInput | None = None
     is_async: bool | None = msgspec.field(name="async", default=None)
     allowed_callers: list[str] | None = None
@@ -140,23 +139,8 @@ _INCLUDED = {  # values without effect: of tools and models that this server doe
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """Conversation of a request, with its custom tools.
-
-    Attributes:
-        conversation: conversation to continue.
-        forced_custom_tool: name of the custom tool whose input is the whole answer, or None.
-        custom_tools: names of all custom tools.
-    """
-
-    conversation: Conversation
-    forced_custom_tool: str | None
-    custom_tools: frozenset[str]
-
-
-def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> ParsedRequest:
-    """Converts a request to a conversation.
+def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> Conversation:
+    """Conversation that a request continues.
 
     Args:
         items: the whole conversation, without the instructions.
@@ -175,32 +159,18 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
     constraint = None if body.text is None else _format(body.text.format)
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         unused.append("text.verbosity")  # the model has no such setting
-    custom = None
-    if choice in ("required", "named") and allowed is not None and len(allowed) == 1:
-        found = tools[allowed[0]]
-        custom = found if isinstance(found, CustomTool) else None
-    if custom is not None:
-        if constraint is not None:
-            raise ParameterError(
-                "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
-            )
-        constraint = input_constraint(custom.grammar)
     images = RequestImages(frozenset({"image"}))  # as `items_of` refuses them if the model reads none
     messages = messages_of(items, images)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     conversation = Conversation(
         messages=messages,
-        tools=[_tool(tool, forced=tool is custom) for tool in tools.values()],
-        tool_choice=choice if custom is None else "shown",
-        allowed=None if custom is not None else allowed,
         parallel=body.parallel_tool_calls is not False,
         answer=constraint,
         variables=_variables(body.reasoning, unused),
         images=images.found,
     )
-    custom_tools = frozenset(name for name, tool in tools.items() if isinstance(tool, CustomTool))
-    return ParsedRequest(conversation, None if custom is None else custom.name, custom_tools)
+    return with_tools(conversation, list(tools.values()), choice, allowed)
 
 
 def _check_include(body: ResponsesRequest) -> None:
@@ -252,13 +222,6 @@ def _tools(
             raise ParameterError(where, f"another tool has the name {tool.name!r:.80}, too. Rename one.")
         tools[tool.name] = tool
     return tools, frozenset(hosted)
-
-
-def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
-    if isinstance(tool, CustomTool):
-        return custom_tool(tool.name, tool.description, tool.grammar, forced=forced)
-    parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
-    return Tool(tool.name, tool.description, parameters, strict=tool.strict is not False)
 
 
 def _choice(
