@@ -21,13 +21,11 @@ from sglang_lite.protocol import (
     Prompt,
     RequestTimeoutError,
     SamplingParams,
-    SglError,
 )
 from sglang_lite.runtime.calls import EndSession, RecordExperts
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.endpoint import Handler, HttpRequest, Route, answer, read, read_record, with_priorities
-from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import LOGGING_REFUSED, NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
@@ -158,7 +156,8 @@ async def generate(service: Service, call: HttpRequest) -> Response:
         answers = await _in_session(service, call, request, request.session)
     if request.stream:
         answers = await with_first_event(answers)
-        return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
+        write = partial(_stream, incremental=service.settings.incremental_streaming_output)
+        return EventStream(answers, write, "native")
     async with contextlib.aclosing(answers):
         result = await anext(answers)
     return answer(result if request.is_list else result[0])
@@ -210,14 +209,10 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
 
 async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:
     sent: dict[int, dict[str, int]] = {}
-    try:
-        async with contextlib.aclosing(answers):
-            async for changed in answers:
-                if incremental:
-                    changed = [_new(each, sent.setdefault(each.get("index", 0), {})) for each in changed]
-                yield b"".join(map(event, changed))
-    except SglError as error:
-        yield event(content_of(error, "native"))
+    async for changed in answers:
+        if incremental:
+            changed = [_new(each, sent.setdefault(each.get("index", 0), {})) for each in changed]
+        yield b"".join(map(event, changed))
     yield DONE
 
 

@@ -7,12 +7,13 @@ import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import Delta, Generation, Prompt, SglError, Usage
+from sglang_lite.protocol import Delta, Generation, Prompt, Usage
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
@@ -21,7 +22,6 @@ from sglang_lite.server.conversation.addresses import addresses
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
-from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.parameters import sampling
@@ -59,7 +59,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))
-        return EventStream(_stream(message, events), events)
+        return EventStream(events, partial(_stream, message), "anthropic")
     (generation,) = await service.async_engine.results(request)
     for _ in message.events_of(generation):
         pass
@@ -102,17 +102,13 @@ def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | 
 async def _stream(
     message: _Message, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
-    try:
-        yield _event({"type": "message_start", "message": message.head})
-        async with contextlib.aclosing(events):
-            async for batch in events:
-                if parts := b"".join(_event(each) for new in batch for each in message.events_of(new)):
-                    yield parts
-                if isinstance(batch[-1], Generation):
-                    yield _event(await message.end(batch[-1]))
-        yield _event({"type": "message_stop"})
-    except SglError as error:
-        yield _event(content_of(error, "anthropic"))
+    yield _event({"type": "message_start", "message": message.head})
+    async for batch in events:
+        if parts := b"".join(_event(each) for new in batch for each in message.events_of(new)):
+            yield parts
+        if isinstance(batch[-1], Generation):
+            yield _event(await message.end(batch[-1]))
+    yield _event({"type": "message_stop"})
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from sglang_lite.protocol import SglError
+from sglang_lite.protocol.anything import Json
+from sglang_lite.server.errors import Protocol, content_of
 from sglang_lite.wire.json_lines import one_line
 
 DONE = b"data: [DONE]\n\n"
@@ -31,9 +35,11 @@ class EventStream(Response):
     """Streamed response of server-sent events.
 
     Args:
-        parts: generator of the body's bytes. The next part is requested once the previous one is sent, so that a slow
-            reader receives fewer, larger parts. Closed when the reader disconnects.
-        source: generator that `parts` reads, closed, too: closing `parts` before its first step would not close it.
+        events: events to send, closed at the end or when the reader disconnects; an SglError of theirs is the last one
+            that is sent.
+        write: function that makes the body's bytes of the events. The next part is requested once the previous one is
+            sent, so that a slow reader receives fewer, larger parts.
+        protocol: protocol whose form an error has.
         headers: headers to add to those of every stream.
     """
 
@@ -41,13 +47,14 @@ class EventStream(Response):
 
     def __init__(
         self,
-        parts: AsyncGenerator[bytes, None],
-        source: AsyncGenerator[object, None] | None = None,
+        events: AsyncGenerator[Any, None],  # as `write` takes
+        write: Callable[[AsyncGenerator[Any, None]], AsyncGenerator[bytes, None]],
+        protocol: Protocol,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self._parts, self._source = parts, source
+        self._events, self._write, self._protocol = events, write, protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_or_raise(message: Message) -> None:
@@ -56,11 +63,21 @@ class EventStream(Response):
             except OSError as error:
                 raise ClientDisconnect from error
 
+        async def send_part(part: bytes, *, more: bool = True) -> None:
+            await send_or_raise({"type": "http.response.body", "body": part, "more_body": more})
+
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        # Closing the parts before their first step would not close the events.
         with contextlib.suppress(ClientDisconnect):
-            async with contextlib.aclosing(self._source or self._parts), contextlib.aclosing(self._parts) as parts:
-                await send_or_raise(
-                    {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-                )
-                async for part in parts:
-                    await send_or_raise({"type": "http.response.body", "body": part, "more_body": True})
-            await send_or_raise({"type": "http.response.body", "body": b"", "more_body": False})
+            async with contextlib.aclosing(self._events), contextlib.aclosing(self._write(self._events)) as parts:
+                await send_or_raise(start)
+                try:
+                    async for part in parts:
+                        await send_part(part)
+                except SglError as error:
+                    await send_part(self.failed(content_of(error, self._protocol)))
+            await send_part(b"", more=False)
+
+    def failed(self, content: Mapping[str, Json]) -> bytes:
+        """End of a stream, from the content of the error that ends it."""
+        return event(content, content["type"]) if self._protocol == "anthropic" else event(content) + DONE

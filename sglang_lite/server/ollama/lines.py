@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import BackendError, Delta, Generation, SglError, TokenLogprob
+from sglang_lite.protocol import BackendError, Delta, Generation, TokenLogprob
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import PartialToolCall, SampleReader, entries_of, logprobs_of
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
-from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import EventStream
 from sglang_lite.server.ollama.ollama_request import (
     CHAT,
@@ -36,6 +36,9 @@ class JsonLines(EventStream):
     """Streamed response of lines of JSON."""
 
     media_type = "application/x-ndjson"
+
+    def failed(self, content: Mapping[str, Json]) -> bytes:
+        return _encoded(content)
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
         request, sample = service.adapted(name, request), _Sample(service, body, SampleReader(rendered))
         if streams:
             events = await with_first_event(service.async_engine.generate(request))
-            return JsonLines(_stream(sample, events), events)
+            return JsonLines(events, partial(_stream, sample), "ollama")
         (generation,) = await service.async_engine.results(request)
         return answer({**_line(service, body, *sample.read(generation)), **_ended(generation)})
 
@@ -144,13 +147,9 @@ def _encoded(line: object) -> bytes:
 async def _stream(
     sample: _Sample, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
-    try:
-        async with contextlib.aclosing(events):
-            async for batch in events:
-                lines = [line for each in batch for line in sample.lines(each)]
-                yield b"".join(map(_encoded, lines))
-    except SglError as error:
-        yield _encoded(content_of(error, "ollama"))
+    async for batch in events:
+        lines = [line for each in batch for line in sample.lines(each)]
+        yield b"".join(map(_encoded, lines))
 
 
 ROUTES = (

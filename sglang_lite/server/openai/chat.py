@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.protocol import Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
+from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob, Usage
 from sglang_lite.random_ids import random_id
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import (
@@ -19,7 +19,6 @@ from sglang_lite.server.conversation.sample_reader import (
     logprobs_of,
 )
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
-from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_answer import delta_of, message_of, usage_of
 from sglang_lite.server.openai.chat_request import CHAT, ChatStreamOptions, RenderedChat, render_chat
@@ -54,7 +53,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     parsed = _Answered(chat, f"chatcmpl-{random_id()}", int(time.time()), service.name_of(body.model))
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))
-        return EventStream(_stream(service, parsed, events), events)
+        return EventStream(events, partial(_stream, service, parsed), "openai")
     found = await service.async_engine.results(request)
     choices = [
         {**_choice_of(service, parsed, generation), **body.ids_of(service, request, generation)} for generation in found
@@ -92,39 +91,35 @@ async def _stream(
         head["usage"] = None
     samples: dict[int, SampleReader] = {}
     usages: dict[int, Usage] = {}
-    end = b""
 
     def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return event({**head, "choices": [choice]})
 
-    try:
-        async with contextlib.aclosing(events):
-            async for batch in events:
-                parts: list[bytes] = []
-                for each in batch:
-                    if each.index not in samples:
-                        samples[each.index] = parsed.chat.sample()
-                        parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
-                    sample = samples[each.index]
-                    new = delta_of(sample.read(each))
-                    if isinstance(each, Delta):
-                        logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
-                        if new or (logprobs and logprobs["content"]):
-                            parts.append(chunk(each.index, new, logprobs=logprobs))
-                    else:
-                        rest = logprobs_of(each)[sample.logprobs :]
-                        logprobs = _logprobs(service, rest) if body.logprobs and rest else None
-                        if new or logprobs:
-                            parts.append(chunk(each.index, new, logprobs=logprobs))
-                        parts.append(chunk(each.index, {}, sample.finish(each)))
-                        usages[each.index] = each.usage
-                yield b"".join(parts)
-        if options.include_usage:
-            reasoning = sum([await service.tokens(sample.reasoning) for sample in samples.values()])
-            end = event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
-    except SglError as error:
-        end = event(content_of(error, "openai"))
+    async for batch in events:
+        parts: list[bytes] = []
+        for each in batch:
+            if each.index not in samples:
+                samples[each.index] = parsed.chat.sample()
+                parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
+            sample = samples[each.index]
+            new = delta_of(sample.read(each))
+            if isinstance(each, Delta):
+                logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
+                if new or (logprobs and logprobs["content"]):
+                    parts.append(chunk(each.index, new, logprobs=logprobs))
+            else:
+                rest = logprobs_of(each)[sample.logprobs :]
+                logprobs = _logprobs(service, rest) if body.logprobs and rest else None
+                if new or logprobs:
+                    parts.append(chunk(each.index, new, logprobs=logprobs))
+                parts.append(chunk(each.index, {}, sample.finish(each)))
+                usages[each.index] = each.usage
+        yield b"".join(parts)
+    end = b""
+    if options.include_usage:
+        reasoning = sum([await service.tokens(sample.reasoning) for sample in samples.values()])
+        end = event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
     yield end + DONE
 
 

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -16,7 +17,6 @@ from sglang_lite.protocol import (
     Generation,
     ParameterError,
     Prompt,
-    SglError,
     TokenLogprob,
     Usage,
 )
@@ -26,7 +26,6 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import merged, with_first_event
 from sglang_lite.server.conversation.sample_reader import logprobs_of
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
-from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import sampling, streams
@@ -65,7 +64,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     engine = service.async_engine
     if body.stream:
         events = await with_first_event(merged([engine.generate(request) for request in requests]))
-        return EventStream(_stream(service, parsed, events), events)
+        return EventStream(events, partial(_stream, service, parsed), "openai")
     found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
     async with contextlib.aclosing(merged([engine.generate(request) for request in requests])) as events:
         async for index, batch in events:
@@ -256,24 +255,20 @@ async def _stream(
         head["usage"] = None
     samples: dict[tuple[int, int], _Sample] = {}
     usages: dict[int, list[Usage]] = {}
-    try:
-        async with contextlib.aclosing(events):
-            async for prompt, batch in events:
-                parts = []
-                for each in batch:
-                    at = (prompt, each.index)
-                    sample = samples.setdefault(at, parsed.sample(service, *at))
-                    if isinstance(each, Delta):
-                        parts.append(sample.choice(each.text, each.logprobs, None))
-                    else:
-                        rest = logprobs_of(each)[sample.entries :]
-                        parts.append(sample.choice(each.text[sample.told :], rest, each))
-                        usages.setdefault(prompt, []).append(each.usage)
-                yield b"".join(event({**head, "choices": [choice]}) for choice in parts)
-        if options.include_usage:
-            yield event({**head, "choices": [], "usage": usage_of(list(usages.values()))})
-    except SglError as error:
-        yield event(content_of(error, "openai"))
+    async for prompt, batch in events:
+        parts = []
+        for each in batch:
+            at = (prompt, each.index)
+            sample = samples.setdefault(at, parsed.sample(service, *at))
+            if isinstance(each, Delta):
+                parts.append(sample.choice(each.text, each.logprobs, None))
+            else:
+                rest = logprobs_of(each)[sample.entries :]
+                parts.append(sample.choice(each.text[sample.told :], rest, each))
+                usages.setdefault(prompt, []).append(each.usage)
+        yield b"".join(event({**head, "choices": [choice]}) for choice in parts)
+    if options.include_usage:
+        yield event({**head, "choices": [], "usage": usage_of(list(usages.values()))})
     yield DONE
 
 

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -78,7 +79,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         service.stored.check(made.input_bytes)
     if body.stream:
         events = await with_first_event(service.async_engine.generate(generate))
-        return EventStream(_stream(made, events), events)
+        return EventStream(events, partial(_stream, made), "openai")
     (generation,) = await service.async_engine.results(generate)
     for _ in made.answer.events_of(generation):
         pass
@@ -188,14 +189,13 @@ async def _stream(
     numbered = made.answer.numbered
     try:
         yield made.encoded(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
-        async with contextlib.aclosing(events):
-            async for batch in events:
-                new = [event for each in batch for event in made.answer.events_of(each)]
-                if isinstance(batch[-1], Generation):
-                    await made.end(batch[-1])
-                    new.append(numbered(f"response.{made.content['status']}", response=made.content))
-                if new:
-                    yield made.encoded(new)
+        async for batch in events:
+            new = [event for each in batch for event in made.answer.events_of(each)]
+            if isinstance(batch[-1], Generation):
+                await made.end(batch[-1])
+                new.append(numbered(f"response.{made.content['status']}", response=made.content))
+            if new:
+                yield made.encoded(new)
     except SglError as error:
         new = list(made.answer.closed("incomplete"))
         made.fail(error)
@@ -340,7 +340,8 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
             "stream", "the response was not streamed, so it has no events.",
             hint="Leave it out, or make the response with stream=true.",
         )  # fmt: skip
-    return EventStream(found.log.after(-1 if after is None else _event_number(after, found.log)))
+    written = found.log.after(-1 if after is None else _event_number(after, found.log))
+    return EventStream(written, lambda parts: parts, "openai")
 
 
 def _event_number(given: str, log: EventLog) -> int:

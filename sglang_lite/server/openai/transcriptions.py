@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -172,7 +173,7 @@ async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
     parts = transcript.parts(speech)
     if body.stream:
         events = await with_first_event(parts)
-        return EventStream(_stream(transcript, events), events)
+        return EventStream(events, partial(_stream, transcript), "openai")
     found: list[_Part] = []
     async with contextlib.aclosing(parts):
         async for some in parts:
@@ -242,12 +243,11 @@ def _usage(transcript: _Transcript) -> dict[str, Any]:
 async def _stream(transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]) -> AsyncGenerator[bytes, None]:
     """Events of a transcript, one for the text of each window."""
     text = ""
-    async with contextlib.aclosing(parts):
-        async for some in parts:
-            if delta := "".join(part.text for part in some):
-                delta = delta if text else delta.lstrip()
-                text += delta
-                yield event({"type": "transcript.text.delta", "delta": delta})
+    async for some in parts:
+        if delta := "".join(part.text for part in some):
+            delta = delta if text else delta.lstrip()
+            text += delta
+            yield event({"type": "transcript.text.delta", "delta": delta})
     yield event({"type": "transcript.text.done", "text": text, "usage": _usage(transcript)})
 
 

@@ -300,7 +300,7 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
         events = service.async_engine.play(whole, request.seconds)
     if request.open or request.stream:
         events = await with_first_event(events)
-        return EventStream(_stream(events, call), events, {PROGRAM_ID: request.id})
+        return EventStream(events, _stream, "native", {PROGRAM_ID: request.id})
     found: list[ProgramEvent] = []
     async with contextlib.aclosing(events):
         async for batch in events:
@@ -351,17 +351,16 @@ def _data(event: ProgramEvent) -> msgspec.Raw:
     return _decode_data(wire.encode(event)).data
 
 
-async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: HttpRequest) -> AsyncGenerator[bytes, None]:
+async def _stream(events: AsyncGenerator[list[ProgramEvent], None]) -> AsyncGenerator[bytes, None]:
     usages = _Usages()
-    async with contextlib.aclosing(events):
-        async for batch in events:
-            parts = []
-            for event in batch:
-                usages.add(event)
-                if not isinstance(event, Played):
-                    parts.append(_event(usages.total))
-                parts.append(_event(event))
-            yield b"".join(parts)
+    async for batch in events:
+        parts = []
+        for event in batch:
+            usages.add(event)
+            if not isinstance(event, Played):
+                parts.append(_event(usages.total))
+            parts.append(_event(event))
+        yield b"".join(parts)
     yield DONE
 
 

@@ -42,8 +42,11 @@ async def receive():
 def test_a_reader_who_leaves_ends_what_a_stream_is_made_of(sends, error):
     async def main() -> None:
         source, left = _Source(), sends
-        numbers = await with_first_event(source.numbers())
-        made = parts(numbers)
+        made = []
+
+        def write(numbers):
+            made.append(parts(numbers))
+            return made[0]
 
         async def send(message) -> None:
             nonlocal left
@@ -52,23 +55,30 @@ def test_a_reader_who_leaves_ends_what_a_stream_is_made_of(sends, error):
             left -= 1
 
         with contextlib.suppress(asyncio.CancelledError):
-            await EventStream(made, numbers)({"type": "http"}, receive, send)
-        assert source.closed  # by name: all are still referred to
-        assert await anext(made, None) is None
+            await EventStream(await with_first_event(source.numbers()), write, "native")(
+                {"type": "http"}, receive, send
+            )
+        assert source.closed
+        assert await anext(made[0], None) is None  # it is still referred to
 
     asyncio.run(main())
 
 
-def test_an_error_of_the_parts_is_none_of_the_connection():
+def test_an_error_of_the_events_is_none_of_the_connection():
+    sent = []
+
     async def send(message) -> None:
-        pass
+        sent.append(message)
 
     async def failing():
         yield b"data: 1\n\n"
-        raise RequestTimeoutError("a bug")  # which is an OSError
+        raise RequestTimeoutError("late")  # which is an OSError
 
-    with pytest.raises(RequestTimeoutError):
-        asyncio.run(EventStream(failing())({"type": "http"}, receive, send))
+    asyncio.run(EventStream(failing(), lambda parts: parts, "native")({"type": "http"}, receive, send))
+    _, first, error, end = sent
+    assert first["body"] == b"data: 1\n\n"
+    assert b"late" in error["body"]
+    assert not end["more_body"]
 
 
 @pytest.mark.parametrize(
