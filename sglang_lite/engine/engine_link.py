@@ -171,7 +171,7 @@ class EngineLink:
     def abort(self, number: int) -> None:
         self.tell(number, frames.Abort())
 
-    def ask(self, call: Any) -> Future[Any]:  # any of `Asked`; each has its own type of answer
+    def ask(self, call: Any) -> Future[Any]:  # any of `ASKED`; each has its own type of answer
         number = self.new_number()
         data = frame([(number, call)])
         with self.submissions.lock:

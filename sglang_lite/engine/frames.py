@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 import msgspec
@@ -20,6 +22,7 @@ from sglang_lite.errors import BackendError, ParameterError, SglError
 from sglang_lite.program.nodes import Node, Path, Verdict
 from sglang_lite.protocol import Constraint, Delta, Generation, SamplingParams, Selection
 from sglang_lite.runtime import calls
+from sglang_lite.runtime.calls import EngineCall, WriteTensors
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.core.submission import OpenRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.tokens.image_span import MediaItem
@@ -119,38 +122,12 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | Close | Abort  # about a submission that is open
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest
-Asked: TypeAlias = (
-    Encode
-    | calls.EncodeMedia
-    | calls.CompileGrammar
-    | calls.UpdateWeights
-    | calls.UpdateTensors
-    | calls.OpenTensors
-    | calls.JoinGroup
-    | calls.ReceiveWeights
-    | calls.LeaveGroup
-    | calls.ReadWeights
-    | calls.OfferWeights
-    | calls.SendWeights
-    | calls.CheckWeights
-    | calls.NameWeights
-    | calls.PauseGeneration
-    | calls.ContinueGeneration
-    | calls.ReleaseMemory
-    | calls.ResumeMemory
-    | calls.FlushCache
-    | calls.EndSession
-    | calls.LoadLoraAdapter
-    | calls.UnloadLoraAdapter
-    | calls.Loras
-    | calls.ExportPrefix
-    | calls.ImportPrefix
-    | calls.Stats
-    | calls.StartProfile
-    | calls.StopProfile
-    | calls.RecordExperts
+# Calls that are answered: the table's cross as they are, but for the one whose tensors stay in their process.
+ASKED: Final = (
+    Encode,
+    *(each for each in EngineCall.__subclasses__() if each.__module__ == calls.__name__ and each is not WriteTensors),
 )
-Request: TypeAlias = Start | Submitted | OpenRequest | Later | Asked
+Request: TypeAlias = Start | Submitted | OpenRequest | Later | Encode | EngineCall[Any]
 Command: TypeAlias = tuple[int, Request]
 
 
@@ -245,9 +222,11 @@ def _refused(value: object) -> NoReturn:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_refused)
-_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(Request)}
+_KINDS = (Start, *get_args(Submitted), OpenRequest, *get_args(Later), *ASKED)
+_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in _KINDS}
+_Kind: Any = reduce(or_, _KINDS)
 _PLACE = re.compile(r"\[1\]\[(\d+)\](.*)`")  # path of a value in a message: index of its field, and the rest
-_commands = msgspec.msgpack.Decoder(list[Command])
+_commands = msgspec.msgpack.Decoder(list[tuple[int, _Kind]])
 _reports = msgspec.msgpack.Decoder(list[Report])
 
 
@@ -290,7 +269,7 @@ def commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterErro
 
 def _command(message: Any) -> Command | tuple[int, ParameterError]:  # a list of any values
     try:
-        found: Command = msgspec.convert(message, Command)
+        found: Command = msgspec.convert(message, tuple[int, _Kind])
         return found
     except msgspec.ValidationError as error:
         match message:

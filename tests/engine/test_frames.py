@@ -1,7 +1,7 @@
 """Messages that cross: what has no form as data is refused, what can't be read fails alone."""
 
 import inspect
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -98,7 +98,7 @@ def test_every_call_crosses(kind):
 
 
 def test_every_call_that_crosses_is_a_method_that_is_documented():
-    for kind in get_args(frames.Asked):
+    for kind in frames.ASKED:
         tag = str(kind.__struct_config__.tag)
         assert inspect.getdoc(DOCUMENTED.get(tag) or getattr(sgl.Engine, tag))
 
