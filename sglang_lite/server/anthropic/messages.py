@@ -43,7 +43,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 MESSAGES = Fields(MessagesRequest, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
 COUNTED = Fields(CountTokensRequest, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
-_NAMES = {"stop_sequences": "stop", **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k")}}
+_NAMES = {"stop_sequences": "stop"}
 
 
 async def create(service: Service, call: HttpRequest) -> Response:

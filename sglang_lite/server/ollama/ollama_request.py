@@ -120,12 +120,7 @@ CHAT = Fields(OllamaChat, OLLAMA_NEUTRAL, {})
 GENERATE = Fields(OllamaGenerate, OLLAMA_NEUTRAL, _OF_GENERATE)
 OPTIONS = Fields(OllamaOptions, OLLAMA_OPTIONS_NEUTRAL, OLLAMA_OPTIONS_REFUSED)
 _WITHOUT_EFFECT = ("num_ctx", "num_keep", "repeat_last_n", "penalize_newline")
-_NAMES = {
-    **{name: name for name in (
-        "temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"
-    )},
-    "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
-}  # fmt: skip
+_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _OF_TEMPLATES = {"name": "tool_name", "reasoning_content": "thinking"}  # templates' names of fields of messages
 
 Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None, SamplingParams]

@@ -10,6 +10,7 @@ import msgspec
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
 from sglang_lite.server.openai.responses_items import ContentPart, InputText, OutputRefusal
 
@@ -147,7 +148,8 @@ def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
             messages.append({"role": item.role, "content": _text(item.content, f"{where}.content")})
         elif isinstance(item, InputCall | InputCustomCall):
             calls.add((type(item), item.call_id))
-            called = {"type": "function", "id": item.call_id, "function": _function(item, where)}
+            function = {"name": item.name, "arguments": _arguments(item, f"{where}.arguments")}
+            called = {"type": "function", "id": item.call_id, "function": function}
             if messages and messages[-1].get("tool_calls"):
                 messages[-1]["tool_calls"].append(called)
             else:
@@ -171,16 +173,8 @@ def _item(data: dict[str, Any], where: str) -> Item:
     return item
 
 
-def _function(item: InputCall | InputCustomCall, where: str) -> dict[str, Any]:
-    if isinstance(item, InputCustomCall):
-        return {"name": item.name, "arguments": {"input": item.input}}
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}")
-    except msgspec.DecodeError as error:
-        raise ParameterError(f"{where}.arguments", f"is not JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise ParameterError(f"{where}.arguments", "is not a JSON object.")
-    return {"name": item.name, "arguments": arguments}
+def _arguments(item: InputCall | InputCustomCall, where: str) -> dict[str, Json]:
+    return {INPUT: item.input} if isinstance(item, InputCustomCall) else arguments_of(item.arguments, where)
 
 
 def _text(content: str | Sequence[ContentPart], where: str) -> str:

@@ -13,9 +13,15 @@ from sglang_lite.protocol.sampling import PARAMETERS, Parameter, read_params
 _TABLE = {each.name: each for each in PARAMETERS}
 
 
-class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Sampling parameters of SGLang, and `speculation`, that requests of OpenAI's protocols may have."""
+class OpenAiSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Sampling parameters that all of OpenAI's protocols have, those of SGLang, and `speculation`."""
 
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None
@@ -28,17 +34,6 @@ class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     speculation: bool | None = None
 
 
-class OpenAiSampling(SglangSampling, kw_only=True, omit_defaults=True):
-    """Sampling parameters that all of OpenAI's protocols have."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-
-
 class CompletionSampling(OpenAiSampling, kw_only=True, omit_defaults=True):
     """Sampling parameters of OpenAI's completions, of chats and of texts."""
 
@@ -47,22 +42,21 @@ class CompletionSampling(OpenAiSampling, kw_only=True, omit_defaults=True):
     logit_bias: dict[str, float] | None = None
 
 
-_SAMPLING = {name: name for name in CompletionSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
+_NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
 
 
 def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json) -> SamplingParams:
     """Sampling parameters of a request.
 
     Args:
-        names: this package's names of parameters by the protocol's, beside those of a SglangSampling.
+        names: this package's names of parameters by the protocol's, where they aren't those of a CompletionSampling.
         values: defaults by this package's names, for parameters that the request lacks.
 
     Raises:
         ParameterError: a value isn't supported; the error has the protocol's name of the parameter.
     """
-    own = request.__struct_fields__ if isinstance(request, SglangSampling) else ()
-    known = {**{name: _SAMPLING[name] for name in own if name in _SAMPLING}, **(names or {})}
-    table = {name: _TABLE[ours] for name, ours in known.items()}
+    known = _NAMES if names is None else {**_NAMES, **names}
+    table = {name: _TABLE[known[name]] for name in request.__struct_fields__ if name in known}
     written = {name: value for name in table if (value := getattr(request, name)) is not None}
     taken: dict[str, str] = {}
     for name in written:
