@@ -381,7 +381,7 @@ class EngineCore:
                 "steps": self.loop.steps,
                 **({} if self.loop.encoding is None else self.loop.encoding.stats()),
                 "asleep": int(bool(self.weights.sleep.released)),
-                "appended_tokens": scheduler.handover.appended_tokens,
+                "appended_tokens": scheduler.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),
                 **({} if self.adapters is None else self.adapters.stats()),

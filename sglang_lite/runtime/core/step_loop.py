@@ -431,7 +431,7 @@ def _kind(batch: Batch) -> str:
 def _close(scheduler: Scheduler) -> None:
     """Ends what other threads do for a scheduler, and what they wait for."""
     if scheduler.adapters is not None:
-        scheduler.adapters.close()
+        scheduler.adapters.pool.close()
     if scheduler.store.tiers is not None:
         scheduler.store.tiers.close()
 

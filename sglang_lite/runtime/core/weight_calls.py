@@ -170,7 +170,7 @@ class Sleep:
         if model.weight_memory is not None and self._updates.absent:  # not if only reading them has failed
             model.weight_memory.restore(kept=self._kept)
             if self._loop.scheduler.adapters is not None:
-                self._loop.scheduler.adapters.write_again()
+                self._loop.scheduler.adapters.pool.write_again()
             if self._kept:
                 self._loop.renew_features()
         self._updates.absent = False

@@ -21,10 +21,13 @@ class AdapterSlots:
     Args:
         pool: adapters on the device.
         queues: requests that have not ended.
+
+    Attributes:
+        pool: the argument of this name.
     """
 
     def __init__(self, pool: AdapterPool, queues: Queues) -> None:
-        self._pool, self._queues = pool, queues
+        self.pool, self._queues = pool, queues
         self._in_use: Counter[int] = Counter()  # running requests of each adapter, in this plan
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
 
@@ -41,7 +44,7 @@ class AdapterSlots:
         if self._goes_first(request):
             return 0
         adapter = request.space.adapter
-        return 1 if adapter is None or self._pool.slot_of(adapter) is not None else 2
+        return 1 if adapter is None or self.pool.slot_of(adapter) is not None else 2
 
     def _goes_first(self, request: Request) -> bool:
         return request.passed_over >= AGE_BOUND or request in self._queues.returned
@@ -56,32 +59,24 @@ class AdapterSlots:
             return -1
         if adapter.generation in self._draining:
             return None
-        slot = self._pool.assign(adapter, self._in_use)
+        slot = self.pool.assign(adapter, self._in_use)
         if slot is None:
             if not self._draining and self._goes_first(request):
-                least = self._pool.unpinned & self._in_use.keys()
+                least = self.pool.unpinned & self._in_use.keys()
                 self._draining.add(min(least, key=lambda each: (self._in_use[each], each)))
             return None
         self._in_use[adapter.generation] += 1
         return slot
 
-    def write_again(self) -> None:
-        """Copies all adapters to the device again, whose memory has lost them."""
-        self._pool.write_again()
-
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
         """Frees slots of adapters, and calls back, when no request that waits or runs uses one of them."""
-        self._pool.unload(adapters, done)
+        self.pool.unload(adapters, done)
         self.settle()
-
-    def close(self) -> None:
-        """Calls back for all adapters that are being unloaded, as the loop ends."""
-        self._pool.close()
 
     def settle(self) -> None:
         """Frees the slots of unloaded adapters that no request uses any more."""
-        if self._pool.leaving:
-            self._pool.settle({each.generation for each in _adapters(self._queues)})
+        if self.pool.leaving:
+            self.pool.settle({each.generation for each in _adapters(self._queues)})
 
 
 def _adapters(requests: Iterable[Request]) -> Iterator[Adapter]:

@@ -102,13 +102,10 @@ class Retraction:
         return True
 
 
-def _order(request: Request) -> tuple[tuple[int, float], int]:
-    return request.rank, request.admission
-
-
 def slots_of(requests: Iterable[Request]) -> Ints:
     """Slots of running requests, int32 [R]."""
     return np.fromiter(map(_SLOT, requests), dtype=np.int32)
 
 
 _SLOT = attrgetter("handle.slot")
+_order = attrgetter("rank", "admission")

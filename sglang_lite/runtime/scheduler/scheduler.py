@@ -28,7 +28,7 @@ from sglang_lite.runtime.scheduler.pauses import Pauses
 from sglang_lite.runtime.scheduler.prefetch import Prefetch
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import Retraction, slots_of
-from sglang_lite.runtime.scheduler.slot_handover import SlotHandover
+from sglang_lite.runtime.scheduler.slot_handover import start_in_slot
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated request
@@ -57,7 +57,7 @@ class Scheduler:
         pauses: paused branches of programs.
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
-        handover: starts requests in the slots of others.
+        appended_tokens: number of tokens that were appended to those in slots, by requests that continue there.
         drafts: drafts of running requests, or None.
         adapters: adapter slots of requests, or None.
     """
@@ -85,7 +85,7 @@ class Scheduler:
         self.adapters = None if adapters is None else AdapterSlots(adapters, self.queues)
         self.admission = Admission(store, self.queues, self.pauses, self._reserve, policy, self.adapters)
         self._prefetch = Prefetch(store, self.pauses)
-        self.handover = SlotHandover(store, self.queues, self.admission)
+        self.appended_tokens = 0
         turns = Turns if pace is None else None
         self.drafts = None if drafting is None else DraftedRows(store, self.queues, drafting, turns)
         self._copied = 0  # copies between tiers that had completed at the last plan
@@ -271,9 +271,12 @@ class Scheduler:
             following: the other one.
             appended: whether its tokens are those of the request, maybe without the last, and more.
         """
-        if not self.handover.start(request, following, appended=appended):
+        count = start_in_slot(self.store, self.queues, self.admission, request, following, appended=appended)
+        if count is None:
             self.finish(request, State.FINISHED)
             self.queues.wait_first(following, State.WAITING)
+        else:
+            self.appended_tokens += count
 
     def flush(self, *, keep: bool = False) -> int:
         """Evicts every prefix that no request uses, also of paused programs. Returns the number of freed pages.
