@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
-from sglang_lite.constraints.json_schema.repeats import RepeatRules, repeat_rules
+from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.protocol import (
     UNSET,
     BackendError,
@@ -103,6 +104,7 @@ from sglang_lite.runtime.scheduler.admission_order import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
+from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
@@ -500,53 +502,58 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
     return Encoding(loaded.tower, store, preparer, threads, together)
 
 
+@contextmanager
+def _failing(
+    loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
+) -> Iterator[None]:
+    """Ends requests with any exception of what prepares them: nobody reads the future of that."""
+    try:
+        yield
+    except Exception as error:
+        failure = error if isinstance(error, SglError) else kind(f"{problem}: {error!r}")
+        for request in requests:
+            loop.fail(request, copy(failure))  # copied, as programs add a source location to it
+
+
 def _start_adapted(context: EngineContext, requests: Sequence[Request], of: GenerateRequest) -> None:
     """Reads the adapter of requests, and starts them."""
-    try:
+    with _failing(context.loop, requests, "the adapter can't be read"):
         first = requests[0]
         space = PrefixSpace.of(of.namespace, context.builder.adapter(first.params))
         for request in requests:
             request.space = space.invoked_in(first.tokens[: first.prompt_len])
         _start_when_compiled(context, requests, of.constraint)
-    except Exception as error:  # any exception: nobody reads the future of the executor
-        failure = error if isinstance(error, SglError) else BackendError(f"the adapter can't be read: {error!r}")
-        for request in requests:
-            context.loop.fail(request, copy(failure))
 
 
 def _start_when_compiled(context: EngineContext, requests: Sequence[Request], constraint: Constraint | None) -> None:
-    if constraint is None:
-        _start(context, requests)
-    else:
-        compiled = context.compiler.request(constraint)
-        compiled.add_done_callback(partial(_start_constrained, context, requests, constraint))
+    def compiled(grammar: Future[CompiledGrammar]) -> None:
+        with _failing(context.loop, requests, "no mask can be made", ConstraintError):
+            rules = repeat_rules(constraint, requests[0].params.repeats)
+            for request in requests:
+                _start(context, request, request.matcher(grammar.result(), rules=rules))
 
-
-def _start(
-    context: EngineContext,
-    requests: Sequence[Request],
-    grammar: CompiledGrammar | None = None,
-    rules: RepeatRules | None = None,
-) -> None:
+    if constraint is not None:
+        context.compiler.request(constraint).add_done_callback(compiled)
+        return
     for request in requests:
-        if request.replayed_count:
-            try:
-                context.encoder.submit(_resume, context.loop, request, grammar, rules)
-            except RuntimeError:  # the executor has been shut down
-                context.loop.fail(request, EngineClosedError("the engine is closed."))
-            continue
-        if grammar is not None:
-            request.output.matcher = request.matcher(grammar, rules=rules)
+        _start(context, request, None)
+
+
+def _start(context: EngineContext, request: Request, matcher: ClosingMatcher | None) -> None:
+    if not request.replayed_count:
+        request.output.matcher = matcher
         context.loop.submit(request)
-
-
-def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None, rules: RepeatRules | None) -> None:
+        return
     try:
-        request.resume(None if grammar is None else request.matcher(grammar, rules=rules), jump=loop.jump)
+        context.encoder.submit(_resume, context.loop, request, matcher)
+    except RuntimeError:  # the executor has been shut down
+        context.loop.fail(request, EngineClosedError("the engine is closed."))
+
+
+def _resume(loop: StepLoop, request: Request, matcher: ClosingMatcher | None) -> None:
+    with _failing(loop, [request], "the output can't be continued"):
+        request.resume(matcher, jump=loop.jump)
         loop.submit(request)
-    except Exception as error:  # any exception: nobody reads the future of the executor
-        failure = error if isinstance(error, SglError) else BackendError(f"the output can't be continued: {error!r}")
-        loop.fail(request, failure)
 
 
 def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
@@ -556,20 +563,6 @@ def _abort(loop: StepLoop, requests: Sequence[Request]) -> None:
 
 def _cached(requests: Sequence[Request]) -> int:
     return max(request.cache.tokens for request in requests)
-
-
-def _start_constrained(
-    context: EngineContext,
-    requests: Sequence[Request],
-    constraint: Constraint,
-    compiled: Future[CompiledGrammar],
-) -> None:
-    try:
-        _start(context, requests, compiled.result(), repeat_rules(constraint, requests[0].params.repeats))
-    except Exception as error:  # a grammar engine's failure too must end the requests: nobody reads the future
-        failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
-        for request in requests:
-            context.loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:
