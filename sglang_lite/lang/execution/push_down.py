@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from bisect import bisect
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -60,116 +59,86 @@ from sglang_lite.protocol.anything import UserValue
 Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and number of the attempt at it
 
 
-class NodeEvents(msgspec.Struct, eq=False):  # its constructor runs no Python code
-    """Events of a node that have come and were not taken.
-
-    Attributes:
-        then: called once when the next event comes.
-    """
-
-    events: deque[Any] = msgspec.field(default_factory=deque)
-    then: Callable[[], object] | None = None
-
-    def put(self, event: object) -> Callable[[], object]:
-        """Adds an event. Returns a call to make without the lock."""
-        self.events.append(event)
-        then, self.then = self.then, None
-        return then or _nothing
-
-
-def _nothing() -> None:
-    """Does nothing: nobody waits for the event."""
-
-
 class BranchEvents:
     """Events of a branch's nodes, which come on the thread that the backend calls its sink on.
 
     Attributes:
         judged: indices of all nodes so far on whose answer the caller decides.
-        rollbacks: indices of the rollbacks' nodes, ascending.
+        rollbacks: indices of the rollbacks' nodes.
     """
 
-    __slots__ = ("_ended", "_failed", "_inboxes", "_lock", "judged", "rollbacks")
+    __slots__ = ("_ended", "_failed", "_lock", "_untaken", "_waiting", "judged", "rollbacks")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.judged = set[int]()
         self.rollbacks: list[int] = []
-        self._inboxes: dict[Attempt, NodeEvents] = {}
+        self._untaken: dict[Attempt, deque[Any]] = {}  # events that have come and were not taken
+        self._waiting: dict[Attempt, Callable[[], object]] = {}  # what to call when the next event comes
+        self._failed: list[tuple[int, SglError]] = []  # indices of nodes that have failed, and their errors
         self._ended: SglError | None = None  # error with which the program ended
-        self._failed: tuple[int, SglError] | None = None  # index of the failed node, and its error
 
     def take(self, attempt: Attempt, event: Delta | Generation | Selection | SglError) -> None:
-        """Passes an event of a node to its inbox. An error also fails all nodes behind it, up to a rollback, unless the
-        node is judged."""
+        """Notes an event of a node. An error also fails all nodes behind it, up to a rollback, unless the node is
+        judged."""
         place, _ = attempt
-        lost = list[NodeEvents]()
         with self._lock:
             if isinstance(event, SglError) and place not in self.judged:
-                self._failed = place, event
-                lost = [inbox for each, inbox in self._inboxes.items() if each[0] > place and self._is_lost(each[0])]
-            calls = [inbox.put(event) for inbox in (*lost, self._inbox(attempt))]
-        for call in calls:
-            call()
-
-    def _is_lost(self, place: int) -> bool:
-        """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
-        if self._failed is None or self._failed[0] >= place:
-            return False
-        back = bisect(self.rollbacks, self._failed[0])
-        return back == len(self.rollbacks) or self.rollbacks[back] > place
+                self._failed.append((place, event))
+            self._untaken.setdefault(attempt, deque()).append(event)
+        self._wake()
 
     def end(self, error: SglError) -> None:
         """Ends the branch with an error: no more events will come."""
+        self._ended = error
+        self._wake()
+
+    def _wake(self) -> None:
         with self._lock:
-            self._ended = error
-            calls = [inbox.put(error) for inbox in self._inboxes.values()]
+            calls = [self._waiting.pop(each) for each in [*self._waiting] if self._next(each) is not None]
         for call in calls:
             call()
+
+    def _next(self, attempt: Attempt) -> Any:
+        """Next event of a node: one that has come, or the error of a node before it or of the program; None if there is
+        none yet."""
+        if untaken := self._untaken.get(attempt):
+            return untaken[0]
+        place, _ = attempt
+        for failed, error in self._failed:
+            if failed < place and not any(failed < back < place for back in self.rollbacks):
+                return error
+        return self._ended
 
     async def answers(self, attempt: Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
         node failed."""
-        try:
-            while last:
-                arrival = asyncio.get_running_loop().create_future()
-                if not self.has_one(attempt, partial(executor().post, resolve, arrival)):
-                    await arrival
-                event = self._inboxes[attempt].events.popleft()
-                if isinstance(event, SglError):
-                    raise event
-                last -= not isinstance(event, Delta)
-                yield event
-        finally:
-            with self._lock:
-                self._inboxes.pop(attempt, None)
+        while last:
+            arrival = asyncio.get_running_loop().create_future()
+            if not self.has_one(attempt, partial(executor().post, resolve, arrival)):
+                await arrival
+            event = self.answer(attempt)
+            last -= not isinstance(event, Delta)
+            yield event
 
     def has_one(self, attempt: Attempt, then: Callable[[], object]) -> bool:
         """Returns True if an event of a node is there. If not, `then` is called once when the next one comes."""
         with self._lock:
-            inbox = self._inbox(attempt)
-            if not inbox.events:
-                inbox.then = then
-                return False
-        return True
+            if self._next(attempt) is not None:
+                return True
+            self._waiting[attempt] = then
+        return False
 
     def answer(self, attempt: Attempt) -> UserValue:
-        """The only event of a node, which has come. Raises the SglError with which the node failed."""
+        """Takes the next event of a node, which has come. Raises the SglError with which the node failed."""
         with self._lock:
-            event = self._inboxes.pop(attempt).events.popleft()
+            untaken = self._untaken.get(attempt)
+            event = untaken.popleft() if untaken else self._next(attempt)
+            if not untaken:
+                self._untaken.pop(attempt, None)
         if isinstance(event, SglError):
             raise event
         return event
-
-    def _inbox(self, attempt: Attempt) -> NodeEvents:
-        found = self._inboxes.get(attempt)
-        if found is None:
-            found = self._inboxes[attempt] = NodeEvents()
-            if self._failed is not None and self._is_lost(attempt[0]):
-                found.put(self._failed[1])
-            elif self._ended is not None:
-                found.put(self._ended)
-        return found
 
 
 _Given: TypeAlias = tuple[int, Verdict]  # index of a node, and the verdict on it
