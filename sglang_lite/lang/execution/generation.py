@@ -46,7 +46,6 @@ from sglang_lite.protocol import (
     Span,
     Unset,
     ValueValidationError,
-    total_usage,
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser
@@ -82,9 +81,7 @@ def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
         asked.reset(token)
     if generations is None:
         return False
-    if not backend.enforces and op.node.constraint is not None:
-        _validate_unenforced(player, op, generations)
-    _accept(player, op, generations, _checked(player, op, generations))
+    take_answer(player, op, generations)
     return True
 
 
@@ -93,14 +90,14 @@ def _decides(options: GenOptions) -> bool:
     return options != GenOptions(reasoning=options.reasoning)
 
 
-def take_answer(player: BasePlayer, op: GenOp) -> None:
+def take_answer(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
     """Plays a generation that only lacks its answer, which has come."""
-    assert op.pushed_node is not None
-    pushed, place = op.pushed_node
-    answer = pushed.events.answer((place, 0))
-    if not player.backend.enforces and op.node.constraint is not None:
-        _validate_unenforced(player, op, [answer])
-    _accept(player, op, [answer], _checked(player, op, [answer]))
+    try:
+        values = _values(player, op, generations)
+    except Exception as error:  # recorded, and raised again
+        _record_failure(player, op, generations, error)
+        raise
+    _accept(player, op, generations, values)
 
 
 def agenerate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
@@ -124,8 +121,7 @@ def _generate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
 
 
 async def _generate_once(player: BasePlayer, op: GenOp) -> None:
-    generations = await _call(player, op, _NO_OPTIONS, 0, live=True)
-    _accept(player, op, generations, _checked(player, op, generations))
+    take_answer(player, op, await _call(player, op, _NO_OPTIONS, 0, live=True))
 
 
 async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
@@ -141,7 +137,7 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
     try:
         if op.expression.node.constraint is not None and not _may_stop_anywhere(player, op):
             validate(op.expression.node.constraint, text)
-        values = _values(op, [answer])
+        values = _values(player, op, [answer])
         if options.check is not None:
             async with limit(options.timeout, "the check did not end within the node's timeout of"):
                 await check_value(options.check, values[0], text)
@@ -169,7 +165,7 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
             async with limit(options.timeout, "no answer within the node's timeout of"):
                 ask_once = _ask if run.budgets else _call
                 answers = await ask_once(player, op, options, attempt, live=live)
-            values = _values(op, answers)
+            values = _values(player, op, answers)
             if options.check is not None:
                 remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
                 async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
@@ -189,9 +185,15 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
     _accept(player, op, generations, values)
 
 
+def _backend_of(player: BasePlayer, op: GenOp) -> Backend:
+    """Backend that answers a generation: its own, or that of the run."""
+    options = op.expression.options
+    return player.backend if options is None or options.backend is None else options.backend
+
+
 async def _ask(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
-    backend = player.backend if options.backend is None else options.backend
+    backend = _backend_of(player, op)
     prompt = _prompt(player, op, options, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
     with player.run.within_budget(backend, most) as account:
@@ -207,7 +209,7 @@ async def _ask(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int,
 
 async def _call(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
-    backend = player.backend if options.backend is None else options.backend
+    backend = _backend_of(player, op)
     log = player.transcript.log
     show = AnswerStream(log, op, options.reasoning) if live and log is not None else None
     events = _events(backend, player, op, options, attempt)
@@ -227,13 +229,6 @@ async def _call(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int
         raise ProgramError(
             f"{name_of(backend)} ended without an answer.", hint="Its `agenerate` must yield a Generation."
         )
-    if not backend.enforces and op.node.constraint is not None:
-        try:
-            _validate_unenforced(player, op, done)
-        except SglError as error:
-            error.usage = total_usage(answer.usage for answer in done)
-            player.run.account.failed([error.usage])
-            raise
     if show is not None:
         show.end(done[0])
     return done
@@ -291,25 +286,16 @@ def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
-def _checked(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
-    """Values of a generation that has only one attempt; failures are recorded as in `_generate_in_attempts`."""
-    try:
-        return _values(op, generations)
-    except Exception as error:  # as in `_generate_in_attempts`
-        _record_failure(player, op, generations, error)
-        raise
-
-
 def _record_failure(player: BasePlayer, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
     op.record_failure(error, answers)
     player.run.account.failed(answer.usage for answer in answers)
 
 
-def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
-    """Values of the samples: parsed, and validated against JSON schemas.
+def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
+    """Values of the samples: parsed, or validated against their constraint.
 
     Raises:
-        ValueValidationError: a text is not a value of the node's type, or breaks its schema.
+        ValueValidationError: a text is not a value of the node's type, or breaks its constraint.
     """
     own = op.expression
     texts = list(map(_text, generations))
@@ -319,14 +305,25 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
         texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
         return [_parsed(op, text, generation) for text, generation in zip(texts, generations)]
-    if isinstance(own.node.constraint, JsonSchema):
+    if own.node.constraint is not None:
+        for generation, text in zip(generations, texts):
+            if generation.finish_reason == "stop":  # what max_tokens cut is no value; its metadata has the reason
+                _validate(player, op, generation, text)
+    return texts
+
+
+def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) -> None:
+    """Validates a finished text against the node's JSON schema, or if its backend does not enforce constraints, against
+    its constraint. (The branch does so for a grammar that spans several nodes.)"""
+    schema, constraint = op.expression.node.constraint, op.node.constraint
+    if isinstance(schema, JsonSchema):
         from sglang_lite.constraints.schema import parse_json
 
-        for generation, text in zip(generations, texts):
-            # A text that max_tokens cut is no value; its metadata has the reason.
-            if generation.finish_reason == "stop":
-                parse_json(own.node.constraint, text)
-    return texts
+        parse_json(schema, text)
+    elif constraint is not None and not _backend_of(player, op).enforces:
+        stopped = generation.matched is not None or _may_stop_anywhere(player, op)
+        if not stopped and player.transcript.matcher is None:
+            validate(constraint, generation.text)
 
 
 def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
@@ -343,28 +340,6 @@ def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
         raise ValueValidationError(
             error.message, text=error.text, value=error.value, hint=f"{error.hint} {hint}".strip()
         ) from error
-
-
-def _validate_unenforced(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
-    """Validates finished texts against the node's constraint, for backends that don't enforce it. (`_values` does so
-    for types and JSON schemas, the branch for a grammar that spans several nodes.)
-
-    Raises:
-        ValueValidationError: a text breaks the constraint.
-    """
-    constraint = op.node.constraint
-    if (
-        constraint is None
-        or player.transcript.matcher is not None
-        or op.expression.value_type
-        or isinstance(constraint, JsonSchema)
-    ):
-        return
-    if _may_stop_anywhere(player, op):
-        return
-    for generation in generations:
-        if generation.finish_reason == "stop" and generation.matched is None:
-            validate(constraint, generation.text)
 
 
 def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:

@@ -422,22 +422,16 @@ def _goes_to_pool(op: Op, player: Player) -> bool:
 
 
 def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
-    """Returns True if the thread that brings what an operation waits for plays on, without a costly task."""
-    return isinstance(op, JoinOp) or _is_only_answered(op, player) or selection.is_only_picked(op, player)
-
-
-def _is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
-    """Returns True if an operation is a pushed-down generation with a single sample, on whose result no Python code of
-    the caller decides: it needs no task to be played."""
-    return (
-        type(op) is GenOp
-        and op.pushed_node is not None
-        and op.expression.options is None
-        and op.expression.value_type is None
-        and player.transcript.log is None
-        and player.run.plain
-        and op.node.params.n in (UNSET, 1)
-    )
+    """Returns True if the thread that brings what an operation waits for plays on, without a costly task: a join, or a
+    pushed-down node with a single answer, on whose result no Python code of the caller decides."""
+    if not isinstance(op, GenOp | SelectOp):
+        return isinstance(op, JoinOp)
+    if op.pushed_node is None or op.node.judged or not player.run.plain:
+        return False
+    if isinstance(op, SelectOp):
+        return True
+    own, samples = op.expression, op.node.params.n
+    return own.options is None and own.value_type is None and player.transcript.log is None and samples in (UNSET, 1)
 
 
 def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
@@ -454,10 +448,14 @@ def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
 def _take(player: Player, op: _Awaited) -> None:
     if isinstance(op, JoinOp):
         _join(player, op)
-    elif isinstance(op, GenOp):
-        generation.take_answer(player, op)
+        return
+    assert op.pushed_node is not None
+    pushed, place = op.pushed_node
+    answer = pushed.events.answer((place, 0))
+    if isinstance(op, GenOp):
+        generation.take_answer(player, op, [answer])
     else:
-        selection.take_answer(player, op)
+        selection.take_answer(player, op, answer)
 
 
 def _where(op: Op | None) -> Location | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,12 +13,12 @@ from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
-from sglang_lite.lang.execution.operations import Op, SelectOp, asked, on_pool
+from sglang_lite.lang.execution.operations import SelectOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR, only_picks
 from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.choosing import decide
-from sglang_lite.program.nodes import Select, is_judged
+from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import Selection, SglError, Unset
 
@@ -45,22 +45,13 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
         asked.reset(token)
     if selection is None:
         return False
-    _picked(player, op, _decided(player, op, selection, op.node.choices, op.node.seed))
+    take_answer(player, op, selection)
     return True
 
 
-def is_only_picked(op: Op, player: BasePlayer) -> TypeGuard[SelectOp]:
-    """Returns True if an operation is a pushed-down selection in which the caller has no part: it needs no task to be
-    played."""
-    return type(op) is SelectOp and op.pushed_node is not None and not is_judged(op.node) and player.run.plain
-
-
-def take_answer(player: BasePlayer, op: SelectOp) -> None:
-    """Plays a selection for which `is_only_picked` is true, as its answer has come."""
-    assert op.pushed_node is not None
-    pushed, place = op.pushed_node
-    answer = pushed.events.answer((place, 0))
-    _picked(player, op, _decided(player, op, answer, _choices(player, op.node), op.node.seed))
+def take_answer(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
+    """Plays a selection that only lacks its answer, which has come."""
+    _picked(player, op, _decided(player, op, selection, _choices(player, op.node), op.node.seed))
 
 
 async def aselect(player: BasePlayer, op: SelectOp) -> None:
