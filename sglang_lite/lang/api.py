@@ -19,7 +19,7 @@ from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
 from sglang_lite.lang.checks import check_flags, check_limits
-from sglang_lite.lang.expressions import DTYPES, GenOptions, SglAudio, SglGen, SglImage, SglSelect, SglVideo
+from sglang_lite.lang.expressions import DTYPES, NO_OPTIONS, GenOptions, SglAudio, SglGen, SglImage, SglSelect, SglVideo
 from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReasoning
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
@@ -293,7 +293,7 @@ def gen(
         )
     plain = timeout is None and retries is None and check is None and backend is None  # any() would take seven calls
     plain = plain and reasoning is None and repair is None
-    options = None if plain else _options(timeout, retries, check, backend, reasoning, repair)
+    options = NO_OPTIONS if plain else _options(timeout, retries, check, backend, reasoning, repair)
     if kind is None:
         return SglGen(Gen(name, params, timeout=timeout), None, options)
     if tools is not None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias
 
 import msgspec
 from typing_extensions import TypeVar
@@ -92,13 +92,16 @@ class GenOptions:
     repair: bool = False
 
 
+NO_OPTIONS: Final = GenOptions()
+
+
 class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of the time of `gen` was its constructor
     """Generation that `gen` returns: its node, and objects of the caller's Python. `T` is the type of its value.
 
     Attributes:
         node: generation as data, with the parameters given to `gen`; unset parameters come from the run.
         value_type: type that reads the text into a value, or None if the value is the text.
-        options: options of the execution, or None if all have their defaults.
+        options: options of the execution; `NO_OPTIONS` if none was given.
         tools: tools that the model may call. The format of a call depends on the model: the node's constraint and
             `value_type` are for a model without its own format.
         source: source of its answer; None for a call of its own, until the backend's planner finds a source.
@@ -106,7 +109,7 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of th
 
     node: Gen
     value_type: ValueType | None = None
-    options: GenOptions | None = None
+    options: GenOptions = NO_OPTIONS
     tools: Toolbox | None = None
     source: AnswerSource | None = None
 
@@ -248,7 +251,7 @@ class SglSeparateReasoning(Expression):
                     raise ParameterError(
                         "separate_reasoning", "a generation in it has no name.", hint='Name it: gen("answer").'
                     )
-                options = replace(part.options or GenOptions(), reasoning=self.model_type)
+                options = replace(part.options, reasoning=self.model_type)
                 part = msgspec.structs.replace(part, options=options)
             marked.append(part)
         return Expressions(marked)

@@ -231,7 +231,7 @@ class Branch:
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
-        backend = self.backend if options is None or options.backend is None else options.backend
+        backend = self.backend if options.backend is None else options.backend
         if own.tools is not None:
             own = _with_tools(own, own.tools, backend)
         shows_tools = own.tools is not None and self.blocks.role == "assistant"
@@ -239,7 +239,7 @@ class Branch:
         node = _gen_node(self, own, backend, path, where, shows_tools=shows_tools)
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None
-        if options is not None and options.reasoning is not None:
+        if options.reasoning is not None:
             name = f"{node.name}_reasoning_content" if node.name is not None else None
             thoughts = self._declare(name, path, where)
         variable = self._declare(node.name, path, where, kind)
@@ -451,8 +451,7 @@ def _gen_node(
         CapabilityError: the backend can't do it.
     """
     run, blocks, later = branch.run, branch.blocks, branch.player.later is not None
-    options, constraint, stops = own.options, own.node.constraint, tuple[str, ...]()
-    reasoning = None if options is None else options.reasoning
+    reasoning, constraint, stops = own.options.reasoning, own.node.constraint, tuple[str, ...]()
     kinds = backend.capabilities.constraints
     if isinstance(constraint, Number) and (Number not in kinds or (reasoning is not None and InOrder in kinds)):
         if reasoning is None:
@@ -465,7 +464,7 @@ def _gen_node(
     whole = constraint if blocks.grammar is None else Continuation(blocks.grammar, part=constraint)
     if whole is not None or backend.capabilities is not EVERYTHING:
         backend.check(own, Demands("gen", params, whole), where)
-    if options is not None and options.repair:
+    if own.options.repair:
         blocks.refuse_in_grammar("repair can't be part of a grammar.", "Leave it out.", where)
         check_repair(own, backend, run.settings.retries, blocks.role, params, where)
     judged = shows_tools or _judged(own, run)
@@ -490,7 +489,6 @@ def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingP
 def _judged(own: SglGen, run: Run) -> bool:
     """Returns True if the caller's Python decides on a generation's result: by retries, a check, another backend, or
     because an earlier run may have the answer."""
-    if own.options is None or run.kept is not None:
-        return bool(run.settings.retries) or run.kept is not None
-    retries = run.settings.retries if own.options.retries is None else own.options.retries
-    return bool(retries) or own.options.check is not None or own.options.backend is not None
+    options = own.options
+    retries = run.settings.retries if options.retries is None else options.retries
+    return bool(retries) or options.check is not None or options.backend is not None or run.kept is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.token_counts import (
+    NOT_CREDIBLE,
     estimated_tokens,
     is_credible,
     tokens_of,
@@ -17,15 +19,18 @@ from sglang_lite.lang.backend.token_counts import (
     unreported_usages,
 )
 from sglang_lite.lang.checks import check_positive, check_whole
+from sglang_lite.lang.results import with_warnings
 from sglang_lite.protocol import (
     BudgetError,
     CapabilityError,
     ConstraintError,
     EngineClosedError,
+    Generation,
     OverloadedError,
     ParameterError,
     Prompt,
     SamplingParams,
+    Selection,
     SglError,
     TemplateError,
     Unset,
@@ -33,6 +38,7 @@ from sglang_lite.protocol import (
     total_usage,
 )
 
+_Answer = TypeVar("_Answer", bound=Generation | Selection)
 # Errors before a call, or instead of one.
 _NOT_MADE = (
     BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, OverloadedError, EngineClosedError
@@ -156,19 +162,24 @@ class NodeAccount:
         finally:
             unreported_usages.reset(token)
 
-    def answered(self, usages: Iterable[Usage], prompt: Prompt, texts: Sequence[str]) -> bool:
-        """Adds the usages of an answer. Returns False if they can't be true, so that the call keeps its reservation.
+    def answered(self, answers: list[_Answer], prompt: Prompt, texts: Sequence[str]) -> list[_Answer]:
+        """Adds the usages of an answer. If they can't be true, the call keeps its reservation.
 
         Args:
+            answers: the samples, or a selection.
             texts: texts of the samples; none for a selection, which generates no text.
+
+        Returns:
+            The answers, the first of them with a warning if their usage can't be true.
         """
-        self.used += usages
-        total, tokenizer = total_usage(self.used), self.backend.tokenizer
-        if is_credible(total, prompt, texts, tokenizer):
-            return True
+        self.used += [answer.usage for answer in answers]
+        first, total, tokenizer = answers[0], total_usage(self.used), self.backend.tokenizer
+        # A call for several nodes has not the usage of this prompt.
+        if "turn" in first.meta or first.meta.get("calls") == 0 or is_credible(total, prompt, texts, tokenizer):
+            return answers
         longest = max(self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts))
         self.used.append(unreported_usage(total, msgspec.structs.replace(self.reserved, completion_tokens=longest)))
-        return False
+        return [msgspec.structs.replace(first, meta=with_warnings(first.meta, NOT_CREDIBLE)), *answers[1:]]
 
 
 def _over(limit: str, problem: str) -> BudgetError:

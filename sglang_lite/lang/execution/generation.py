@@ -19,7 +19,6 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import NodeQuestion
 from sglang_lite.lang.backend.rendering import rerender
-from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.base_player import BasePlayer
@@ -27,7 +26,7 @@ from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
-from sglang_lite.lang.expressions import GenOptions
+from sglang_lite.lang.expressions import NO_OPTIONS, GenOptions
 from sglang_lite.lang.results import DeltaWithMeta, delta_meta, joined_meta, with_warnings
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("sglang_lite")
-_NO_OPTIONS = GenOptions()
 _UNREAD = Prompt((Span(""),))  # for backends that look at the branch itself
 _index, _text = attrgetter("index"), attrgetter("text")
 _OF_LOGPROBS = ("top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
@@ -70,10 +68,11 @@ def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
         return False
     if player.transcript.log is not None or not player.run.plain:
         return False
-    if op.expression.source is not None or (op.expression.options is not None and _decides(op.expression.options)):
+    options = op.expression.options
+    if op.expression.source is not None or (options is not NO_OPTIONS and _decides(options)):
         return False
     reads = backend.capabilities.reads_prompts
-    prompt = _prompt(player, op, op.expression.options or _NO_OPTIONS, 0) if reads else _UNREAD
+    prompt = _prompt(player, op) if reads else _UNREAD
     token = asked.set((player, op))
     try:
         generations = backend.answer_now(prompt, op.node.params, _constraint(player, op))
@@ -116,12 +115,12 @@ def _generate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
         player.pushed.note_start(op, player.transcript.pieces)
     if player.run.kept is not None and player.run.kept.gives(op):
         return _take_value(player, op, player.run.kept.value or "")
-    once = op.expression.options is None and player.run.plain
+    once = op.expression.options is NO_OPTIONS and player.run.plain
     return _generate_once(player, op) if once else _generate_in_attempts(player, op)
 
 
 async def _generate_once(player: BasePlayer, op: GenOp) -> None:
-    take_answer(player, op, await _call(player, op, _NO_OPTIONS, 0, live=True))
+    take_answer(player, op, await _call(player, op, 0, live=True))
 
 
 async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
@@ -130,7 +129,7 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
     Raises:
         ParameterError: the text is not possible for the node.
     """
-    options = op.expression.options or _NO_OPTIONS
+    options = op.expression.options
     if op.node.params.samples > 1:
         raise ParameterError("value", f"{op.node.name!r} has several samples, which one text can't replace.")
     answer = Generation(text, reasoning=None if options.reasoning is None else "")
@@ -150,7 +149,7 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
 
 
 async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
-    run, options = player.run, op.expression.options or _NO_OPTIONS
+    run, options = player.run, op.expression.options
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be refused is not streamed
 
@@ -161,58 +160,50 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
         nonlocal answers
         answers = []
         began = time.monotonic()
-        try:
-            async with limit(options.timeout, "no answer within the node's timeout of"):
-                ask_once = _ask if run.budgets else _call
-                answers = await ask_once(player, op, options, attempt, live=live)
-            values = _values(player, op, answers)
-            if options.check is not None:
-                remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
-                async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
-                    for value, answer in zip(values, answers):
-                        await check_value(options.check, value, answer.text)
-        except Exception as error:  # recorded, and raised again
-            _record_failure(player, op, answers, error)
-            raise
+        async with limit(options.timeout, "no answer within the node's timeout of"):
+            ask_once = _ask if run.budgets else _call
+            answers = await ask_once(player, op, attempt, live=live)
+        values = _values(player, op, answers)
+        if options.check is not None:
+            remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
+            async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
+                for value, answer in zip(values, answers):
+                    await check_value(options.check, value, answer.text)
         return answers, values
 
-    def same_again(error: Exception) -> bool:
-        return greedy and not shows(options, op) and (bool(answers) or isinstance(error, ValueValidationError))
+    def failed(error: Exception) -> bool:
+        _record_failure(player, op, answers, error)
+        return greedy and not shows(op) and (bool(answers) or isinstance(error, ValueValidationError))
 
-    generations, values = await attempts(run.deadline, run.timeout, retries, ask, same_again)
+    generations, values = await attempts(run, retries, ask, failed)
     if not live:
-        AnswerStream(player.transcript.log, op, options.reasoning).end(generations[0])
+        AnswerStream(player.transcript.log, op).end(generations[0])
     _accept(player, op, generations, values)
 
 
 def _backend_of(player: BasePlayer, op: GenOp) -> Backend:
     """Backend that answers a generation: its own, or that of the run."""
-    options = op.expression.options
-    return player.backend if options is None or options.backend is None else options.backend
+    own = op.expression.options.backend
+    return player.backend if own is None else own
 
 
-async def _ask(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
+async def _ask(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = _backend_of(player, op)
-    prompt = _prompt(player, op, options, attempt)
+    prompt = _prompt(player, op, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
     with player.run.within_budget(backend, most) as account:
-        answers = await _call(player, op, options, attempt, live=live)
+        answers = await _call(player, op, attempt, live=live)
         assert account is not None  # this run has a budget
-        usages, texts = [answer.usage for answer in answers], [answer.text for answer in answers]
-        if "turn" in answers[0].meta:  # a call for several generations, whose usage is not that of this prompt
-            account.used += usages
-        elif not account.answered(usages, prompt, texts):
-            answers[0] = msgspec.structs.replace(answers[0], meta=with_warnings(answers[0].meta, NOT_CREDIBLE))
-    return answers
+        return account.answered(answers, prompt, [answer.text for answer in answers])
 
 
-async def _call(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int, *, live: bool) -> list[Generation]:
+async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = _backend_of(player, op)
     log = player.transcript.log
-    show = AnswerStream(log, op, options.reasoning) if live and log is not None else None
-    events = _events(backend, player, op, options, attempt)
+    show = AnswerStream(log, op) if live and log is not None else None
+    events = _events(backend, player, op, attempt)
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
@@ -234,20 +225,17 @@ async def _call(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int
     return done
 
 
-def _events(
-    backend: Backend, player: BasePlayer, op: GenOp, options: GenOptions, attempt: int
-) -> AsyncGenerator[Any, None]:
+def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> AsyncGenerator[Any, None]:
     """Events of an answer, from the first that has it: the run before, the pushed-down program, the expression's
     source, or the backend."""
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
-    prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
     if player.run.kept is not None:
         kept = player.run.kept.generations(op, player.transcript)
         if kept:
             return _replayed(kept)
-    repairs = bool(attempt) and shows(options, op)
+    repairs = bool(attempt) and shows(op)
     if op.pushed_node is not None and not op.has_own_prompt and not repairs:
         pushed, place = op.pushed_node
         if attempt or not op.is_asked:
@@ -255,22 +243,23 @@ def _events(
         return pushed.events.answers((place, op.attempt), params.samples)
     asked.set((player, op))
     source, stream = op.expression.source, player.transcript.log is not None
+    prompt, constraint = _prompt(player, op, attempt), _constraint(player, op)
     if source is not None:
-        return source.agenerate(NodeQuestion(backend, prompt(), params, constraint(), stream))
-    return backend.agenerate(prompt(), params, constraint(), stream=stream)
+        return source.agenerate(NodeQuestion(backend, prompt, params, constraint, stream))
+    return backend.agenerate(prompt, params, constraint, stream=stream)
 
 
-def _prompt(player: BasePlayer, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
+def _prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
     """Prompt of an attempt: with the node's tools, rendered for its own backend if it has one, and with the refused
     answer if it repairs."""
-    prompt, template = player.transcript.prompt(same_model=options.backend is None), None
+    own = op.expression.options.backend
+    prompt, template = player.transcript.prompt(same_model=own is None), None
     if op.shows_tools and (tools := op.expression.tools) is not None:
-        family = (options.backend or player.backend).tool_family()
-        prompt = msgspec.structs.replace(prompt, tools=tools.of_prompt(family))
-    if options.backend is not None and (op.shows_tools or not options.backend.capabilities.continues):
-        template = options.backend.get_chat_template()
+        prompt = msgspec.structs.replace(prompt, tools=tools.of_prompt(_backend_of(player, op).tool_family()))
+    if own is not None and (op.shows_tools or not own.capabilities.continues):
+        template = own.get_chat_template()
         prompt = rerender(prompt, template, player.run.template)
-    if attempt and shows(options, op):
+    if attempt and shows(op):
         prompt = repaired(prompt, op, template or player.run.template)
     return prompt
 
@@ -299,9 +288,7 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
     """
     own = op.expression
     texts = list(map(_text, generations))
-    if own.options is None and own.value_type is None and own.node.constraint is None:
-        return texts
-    if own.options is not None and own.options.reasoning is not None:
+    if own.options.reasoning is not None:
         texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
         return [_parsed(op, text, generation) for text, generation in zip(texts, generations)]
@@ -353,7 +340,6 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     marks of reasoning may be part of a value."""
     if generation.reasoning is not None:
         return generation.reasoning, generation.text
-    assert op.expression.options is not None
     assert op.expression.options.reasoning is not None
     return ReasoningParser.split(op.expression.options.reasoning, generation.text, once=op.node.constraint is not None)
 
@@ -375,12 +361,11 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
         warning = f"{', '.join(unused)}: has no effect without return_logprob=True"
         generations = [_warned(op, generation, warning) for generation in generations]
-    first, options = generations[0], op.expression.options or _NO_OPTIONS
-    own = options.backend is None
+    first, options = generations[0], op.expression.options
     if op.node.params.confidence is True:
-        constraint, prompt = _constraint(player, op), _prompt(player, op, options, 0)
-        op.variable.question = Answered(options.backend or player.backend, prompt, constraint, op.node.params.lora_path)
-    spans = first.spans if first.spans and own else (Span(first.text, special=False),)
+        constraint, prompt = _constraint(player, op), _prompt(player, op)
+        op.variable.question = Answered(_backend_of(player, op), prompt, constraint, op.node.params.lora_path)
+    spans = first.spans if first.spans and options.backend is None else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))
         behind = player.transcript.append_generated([Reasoned(spans, answers[0])])
@@ -396,7 +381,7 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
 
 def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Generation]) -> Sequence[Generation]:
     """Generations whose metadata says where the quotes of their values are."""
-    reasons = op.expression.options is not None and op.expression.options.reasoning is not None
+    reasons = op.expression.options.reasoning is not None
     found = []
     for generation in generations:
         text = _split(op, generation)[1] if reasons else generation.text
@@ -434,8 +419,8 @@ class AnswerStream:
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
-    def __init__(self, log: TextLog | None, op: GenOp, reasoning: str | None) -> None:
-        self._log, self._op = log, op
+    def __init__(self, log: TextLog | None, op: GenOp) -> None:
+        self._log, self._op, reasoning = log, op, op.expression.options.reasoning
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet

@@ -68,8 +68,7 @@ class GenOp(AnswerOp, eq=False):
     @property
     def has_own_prompt(self) -> bool:
         """True if the model does not continue the branch's text, so that its program can't be asked for the answer."""
-        options = self.expression.options
-        return self.shows_tools or (options is not None and options.backend is not None)
+        return self.shows_tools or self.expression.options.backend is not None
 
 
 class SelectOp(AnswerOp, eq=False):

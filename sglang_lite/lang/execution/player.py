@@ -43,6 +43,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.lang.expressions import NO_OPTIONS
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import UNSET, Location, RequestAbortedError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import UserValue
@@ -430,8 +431,8 @@ def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
         return False
     if isinstance(op, SelectOp):
         return True
-    own, samples = op.expression, op.node.params.n
-    return own.options is None and own.value_type is None and player.transcript.log is None and samples in (UNSET, 1)
+    own, followed = op.expression, player.transcript.log is not None
+    return own.options is NO_OPTIONS and own.value_type is None and not followed and op.node.params.n in (UNSET, 1)
 
 
 def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:

@@ -18,7 +18,8 @@ from sglang_lite.lang.backend.rendering import with_user_reply
 from sglang_lite.lang.concurrency.loop import current_deadline
 from sglang_lite.lang.concurrency.pool import on_other_thread
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
-from sglang_lite.lang.expressions import GenOptions, SglGen
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.expressions import SglGen
 from sglang_lite.protocol import (
     BackendError,
     BudgetError,
@@ -51,37 +52,33 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 async def attempts(
-    deadline: float | None,
-    timeout: float | None,
-    retries: int,
-    ask: Callable[[int], Awaitable[_T]],
-    same_again: Callable[[Exception], bool] = lambda _: False,
+    run: Run, retries: int, ask: Callable[[int], Awaitable[_T]], failed: Callable[[Exception], bool]
 ) -> _T:
     """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have failed.
 
     Args:
-        deadline: `time.monotonic()` at which the run times out, or None for never.
-        timeout: timeout that the deadline comes from, in seconds.
         ask: makes an attempt; its argument is the number of the attempt, from 0.
-        same_again: returns True if another attempt would fail with the same error, so that none is made.
+        failed: told of the error of each attempt. Returns True if another one would fail with the same error, so that
+            none is made.
     """
-    remaining = None if deadline is None else deadline - time.monotonic()
+    remaining = None if run.deadline is None else run.deadline - time.monotonic()
     attempt = 0
-    async with limit(remaining, "the run took longer than its timeout of", timeout):
+    async with limit(remaining, "the run took longer than its timeout of", run.timeout):
         while True:
             try:
                 return await ask(attempt)
             except Exception as error:  # foreign backends may raise anything
+                same_again = failed(error)
                 if attempt >= retries or isinstance(error, _NOT_RETRIED):
                     raise
-                if same_again(error):
+                if same_again:
                     if isinstance(error, SglError):
                         error.hint = _SAME_AGAIN
                     else:
                         error.add_note(_SAME_AGAIN)
                     raise
                 if not isinstance(error, ValueValidationError):
-                    await asyncio.sleep(_pause(error, attempt, deadline))
+                    await asyncio.sleep(_pause(error, attempt, run.deadline))
                 attempt += 1
 
 
@@ -175,8 +172,7 @@ def check_repair(
         ParameterError: the generation has no retries, or several samples.
         CapabilityError: no assistant's turn is open, or the backend has blocking hooks, which see no prompt.
     """
-    own_retries = None if own.options is None else own.options.retries
-    if not (retries if own_retries is None else own_retries):
+    if not (retries if own.options.retries is None else own.options.retries):
         hint = "Set retries= to the number of attempts after the first."
         raise ParameterError("repair", "it has no effect with retries=0.", hint=hint, where=where)
     if params.samples > 1:
@@ -195,9 +191,10 @@ def answer_to_show(refused: FailedAttempt) -> str | None:
     return refused.error.text if isinstance(refused.error, ValueValidationError) and refused.error.text else None
 
 
-def shows(options: GenOptions, op: GenOp) -> bool:
+def shows(op: GenOp) -> bool:
     """Returns True if the next attempt's prompt contains the last attempt's answer."""
-    return options.repair and bool(op.failed_attempts) and answer_to_show(op.failed_attempts[-1]) is not None
+    repair = op.expression.options.repair
+    return repair and bool(op.failed_attempts) and answer_to_show(op.failed_attempts[-1]) is not None
 
 
 def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:

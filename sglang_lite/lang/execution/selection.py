@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from sglang_lite.lang.backend.base import ask_with_adapter
 from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
-from sglang_lite.lang.backend.token_counts import NOT_CREDIBLE
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.operations import SelectOp, asked, on_pool
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR, only_picks
-from sglang_lite.lang.results import with_warnings
 from sglang_lite.program.choosing import decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import Selection, SglError, Unset
-
-_T = TypeVar("_T")
 
 
 def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
@@ -81,26 +77,6 @@ def _choices(player: BasePlayer, node: Select) -> Sequence[str]:
     return node.choices if walk is None else walk.filter(node.choices)
 
 
-async def _retried(player: BasePlayer, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
-    """Result of `ask`, tried again as often as the run's retries allow.
-
-    Args:
-        ask: makes an attempt; its argument is the number of the attempt, from 0.
-    """
-    run = player.run
-    if run.plain:
-        return await ask(0)
-
-    async def attempt(number: int) -> _T:
-        try:
-            return await ask(number)
-        except Exception as error:  # recorded, and raised again
-            op.record_failure(error)
-            raise
-
-    return await attempts(run.deadline, run.timeout, run.settings.retries, attempt)
-
-
 async def _answer(player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
     """Scores of choices with the decision by them: those that the run has kept, or new ones."""
     if player.run.kept is not None:
@@ -111,29 +87,33 @@ async def _answer(player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: 
 
 
 async def _score(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
-    unconditional = op.expression.choices_method.requires_unconditional_logprobs
-    if op.pushed_node is None:
-        asked.set((player, op))
-        scores_needed.set(not only_picks(op.expression))
-        ask_with_adapter(op.node.lora_path)
-        return await _retried(player, op, partial(_select_once, player, op, texts, unconditional=unconditional))
+    def failed(error: Exception) -> bool:
+        op.record_failure(error)
+        return False
+
+    ask = _ask if op.pushed_node is None else _ask_program
+    return await attempts(player.run, player.run.settings.retries, partial(ask, player, op, texts), failed)
+
+
+async def _ask_program(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int) -> Selection:
+    """Takes the scores from the pushed-down program."""
+    assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    node = msgspec.structs.replace(op.node, choices=tuple(texts), method=None, unconditional=unconditional)
-
-    async def ask(_: int) -> Selection:
-        if not op.is_asked:
-            pushed.ask_again(op, node, player.transcript.pieces)
-        answers: list[Any] = [each async for each in pushed.events.answers((place, op.attempt))]
-        selection: Selection = answers[0]
-        return selection
-
-    return await _retried(player, op, ask)
+    if not op.is_asked:
+        unconditional = op.expression.choices_method.requires_unconditional_logprobs
+        node = msgspec.structs.replace(op.node, choices=tuple(texts), method=None, unconditional=unconditional)
+        pushed.ask_again(op, node, player.transcript.pieces)
+    answers: list[Any] = [each async for each in pushed.events.answers((place, op.attempt))]
+    selection: Selection = answers[0]
+    return selection
 
 
-async def _select_once(
-    player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
-) -> Selection:
+async def _ask(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int) -> Selection:
     """Asks the backend for scores, within the budgets."""
+    asked.set((player, op))
+    scores_needed.set(not only_picks(op.expression))
+    ask_with_adapter(op.node.lora_path)
+    unconditional = op.expression.choices_method.requires_unconditional_logprobs
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
     with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
         try:
@@ -146,10 +126,7 @@ async def _select_once(
             raise
         if account is None:
             return selection
-        if "turn" in selection.meta or selection.meta.get("calls") == 0:  # chosen without a call of its own
-            account.used.append(selection.usage)
-        elif not account.answered([selection.usage], prompt, ()):
-            return msgspec.structs.replace(selection, meta=with_warnings(selection.meta, NOT_CREDIBLE))
+        (selection,) = account.answered([selection], prompt, ())
     return selection
 
 

@@ -276,7 +276,7 @@ class _Reader:
 
 
 def _has_own_backend(op: AnswerOp) -> bool:
-    return isinstance(op, GenOp) and op.expression.options is not None and op.expression.options.backend is not None
+    return isinstance(op, GenOp) and op.expression.options.backend is not None
 
 
 def _results(op: AnswerOp) -> tuple[Any, ...]:

@@ -183,7 +183,7 @@ class Explainer:
     ) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(prompt.text))
-        if isinstance(own, SglGen) and own.options is not None and own.options.backend is not None:
+        if isinstance(own, SglGen) and own.options.backend is not None:
             warning = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", strategy="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
@@ -237,8 +237,8 @@ class Explainer:
 
     def _retry_count(self, own: SglGen | SglSelect) -> int:
         """Number of retries of a node."""
-        options = own.options if isinstance(own, SglGen) else None
-        return self._retries if options is None or options.retries is None else options.retries
+        retries = own.options.retries if isinstance(own, SglGen) else None
+        return self._retries if retries is None else retries
 
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt) -> ExplainedNode:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several

@@ -130,8 +130,7 @@ class CallPlanner(Planner):
             return False
         if self._shares_cost is None or not self._run.shares:
             return False
-        elsewhere = own.options is not None and own.options.backend is not None
-        return not elsewhere and self._shares_cost(params, own.node.constraint, size)
+        return own.options.backend is None and self._shares_cost(params, own.node.constraint, size)
 
     def fork(self, size: int) -> Sequence[Planner]:
         gate = FirstTokenGate() if size >= MIN_BRANCHES and self._backend.capabilities.caches_prompts else None

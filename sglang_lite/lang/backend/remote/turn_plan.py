@@ -16,7 +16,7 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.backend.planning import RunFacts
-from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_picks
+from sglang_lite.lang.expressions import SglGen, SglSelect, only_picks
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import (
     UNSET,
@@ -223,8 +223,7 @@ def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> S
     for generated in generations:
         if isinstance(generated, SglSelect):
             continue
-        options = generated.options or GenOptions()
-        params = merge(outer, generated.node.params)
+        options, params = generated.options, merge(outer, generated.node.params)
         if generated.tools is not None or options.backend is not None or options.reasoning is not None:
             return None
         if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):
