@@ -90,17 +90,14 @@ class RunUsage:
 
     Attributes:
         started: `time.perf_counter()` when the run began.
-        replayed: True if the nodes were played elsewhere (by an engine that played the whole program), so that only
-            their durations are known.
     """
 
-    __slots__ = ("_last_end", "_others", "_records", "replayed", "started")
+    __slots__ = ("_last_end", "_others", "_records", "started")
 
     def __init__(self) -> None:
         self._records: list[Any] = []
         self._others: tuple[Usage, ...] = ()  # usage of attempts that failed, and of scores that were read
         self.started = self._last_end = time.perf_counter()
-        self.replayed = False
 
     def played(self, record: object) -> float:
         """Records the result of a node, and returns the current `time.perf_counter()`."""
@@ -122,10 +119,6 @@ class RunUsage:
         """Takes over the usage of an earlier run, its time included."""
         self.played(Generation("", usage=usage))
         self.started = self._last_end - usage.total_s
-
-    def took(self, seconds: float) -> None:
-        """Sets the duration of a run whose nodes were played elsewhere."""
-        self.started, self.replayed = self._last_end - seconds, True
 
     def usage(self) -> Usage:
         """Usage of all nodes, failed attempts and scores, with `total_s` from the run's start to its last result."""

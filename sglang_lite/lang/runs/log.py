@@ -143,7 +143,7 @@ class _Reader:
         self.entries: list[_Entry] = []
         self._path, self._text, self._rejected, self._now = path, text, rejected, now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
-        self._run, self._started = player.run, player.run.account.started
+        self._started = player.run.account.started
         for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
         if player.failure is not None and self.entries and self.entries[-1].fields["error"] is None:
@@ -213,9 +213,7 @@ class _Reader:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
-        if self._run.account.replayed:
-            start, end = self._now, self._now + (found[0].usage.total_s if found else 0.0)
-        elif op.began:
+        if op.began:
             start = op.began - self._started
         elif found:
             start = end - found[0].usage.total_s
@@ -242,8 +240,7 @@ class _Reader:
         images = [piece for piece in pieces if isinstance(piece, Media)]
         text = text_of(pieces)
         ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
-        has_texts = op.added and not self._run.account.replayed
-        end = max([self._now, *(at - self._started for at in ends)]) if has_texts else self._now
+        end = max([self._now, *(at - self._started for at in ends)]) if op.added else self._now
         self._add("join", op.node.where, images, text=text, end=end)
 
     def _mark(self, op: MarkOp) -> None:
