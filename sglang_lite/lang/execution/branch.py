@@ -30,7 +30,6 @@ from sglang_lite.lang.execution.operations import (
     SelectOp,
 )
 from sglang_lite.lang.execution.player import Player, unknown
-from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, close_when_finished
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
@@ -294,8 +293,7 @@ class Branch:
 
     def _forked(self) -> Player:
         """Player of a branch that is forked from this one."""
-        pushed = self.player.pushed
-        return Player(self.run, pushed and PushedBranch(pushed.program, pushed), self.player.depth + 1)
+        return Player(self.run, depth=self.player.depth + 1)
 
     def restore(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
@@ -314,14 +312,11 @@ class Branch:
         """Ends forked branches. With mode "concate_and_append", appends the texts that they have added until now."""
         players = [child.player for child in children]
         appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
-        node = Join(mode=mode, where=where)
-        if self.player.pushed is not None:
-            node = self.player.pushed.join(node, [player.pushed for player in players])
         if mode == "concate_and_append":
             self.blocks.matcher = None
         for player in players:
             player.claim(self.player.depth)
-        self.player.put(JoinOp(node, players, appended))
+        self.player.put(JoinOp(Join(mode=mode, where=where), players, appended))
 
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""

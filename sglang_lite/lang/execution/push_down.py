@@ -213,16 +213,14 @@ class PushedProgram:
 
     def _send(self, program: ProgramAtBackend) -> None:
         for branch, items in self._runs():
-            path = branch.path
-            assert path is not None
-            self._branches[path] = branch
+            self._branches[branch.path] = branch
             error = branch.refusal
             if error is None:
                 try:
                     if isinstance(items, tuple):
-                        program.judge(path, *items)
+                        program.judge(branch.path, *items)
                     else:
-                        program.extend(path, items)
+                        program.extend(branch.path, items)
                 except SglError as refused:
                     branch.refused = error = refused
             if error is not None:
@@ -250,15 +248,14 @@ class PushedProgram:
 
     def drop(self, branch: PushedBranch) -> None:
         """Cancels the queued and running nodes of a branch."""
-        path = branch.path
-        if self._open is not None and path is not None:
+        if self._open is not None:
             self._send(self._open)  # the outbox may contain a mark for a later rollback
-            self._open.drop(path)
+            self._open.drop(branch.path)
 
     def expect_pause(self, branch: PushedBranch, seconds: float) -> None:
         """Tells the backend for how long nothing will be added to a branch."""
         with self.lock:
-            if self._open is not None and branch.path is not None and not self.closed:
+            if self._open is not None and not self.closed:
                 self._send(self._open)
                 self._open.expect_pause(branch.path, seconds)
 
@@ -297,31 +294,23 @@ class PushedProgram:
 class PushedBranch:
     """Part of a branch that is pushed down to the backend.
 
-    Attributes:
+    Args:
+        path: path of the branch in the program.
         parent: branch from which it was forked, or None for the main branch.
-        forked_at: (index of the fork's node in the parent, index in the fork), or None before the fork is pushed down.
+
+    Attributes:
         count: number of its nodes that are pushed down.
         refused: error with which the backend has refused some of its nodes, or None.
         judged: operations that wait for a verdict, by id.
         events: events of its nodes.
     """
 
-    def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
-        self.program, self.parent = program, parent
-        self.forked_at: tuple[int, int] | None = None
+    def __init__(self, program: PushedProgram, path: Path = (), parent: PushedBranch | None = None) -> None:
+        self.program, self.path, self.parent = program, path, parent
         self.count = 0
         self.refused: SglError | None = None
-        self._path: Path | None = () if parent is None else None
         self.judged: dict[int, _Judged] = {}
         self.events = BranchEvents()
-
-    @property
-    def path(self) -> Path | None:
-        """Path of the branch in the program, or None if its fork is not pushed down."""
-        if self._path is None and self.parent is not None and self.forked_at is not None:
-            before = self.parent.path
-            self._path = None if before is None else (*before, *self.forked_at)
-        return self._path
 
     @property
     def refusal(self) -> SglError | None:
@@ -350,15 +339,6 @@ class PushedBranch:
         for span in spans_of(pieces):
             pushed.add(Text(span.text, span.ids, span.special), ())
         return pushed
-
-    def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
-        """Join with the current number of nodes of each joined branch; unchanged if one of them is not in the
-        program."""
-        with self.program.lock:
-            own = [child for child in children if child is not None and child.parent is self]
-            if len(own) < len(children):
-                return node
-            return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
     def take_back(self, ops: Sequence[Op | None]) -> None:
         """Forgets operations that a rollback has removed: no verdict on them will come."""
@@ -398,8 +378,7 @@ class PushedBranch:
             case ForkOp():
                 place = self._put(op.node)
                 for i, child in enumerate(op.children):
-                    if child.pushed is not None:
-                        child.pushed.forked_at = place, i
+                    child.pushed = PushedBranch(self.program, (*self.path, place, i), self)
             case JoinOp():
                 if not self._put_join(op) and op.node.mode == "concate_and_append":
                     self._put_judged(op, Pause())
@@ -437,13 +416,13 @@ class PushedBranch:
                 self._put_join(op)
 
     def _put_join(self, op: JoinOp) -> bool:
-        """Appends the node of a join if the program has its fork. Returns False if not."""
+        """Appends the node of a join, of what its branches have now, if the program has their fork. Returns False if
+        not."""
         branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
-        forks = [branch.forked_at[0] for branch in branches if branch.forked_at is not None]
-        if not op.node.ends or len(forks) < len(op.children):
+        if len(branches) < len(op.children):
             return False
-        op.node = msgspec.structs.replace(op.node, fork=forks[0])
-        self._put(op.node)
+        ends = tuple([branch.count for branch in branches])
+        self._put(msgspec.structs.replace(op.node, fork=branches[0].path[-2], ends=ends))
         return True
 
     # -------------------------------------------------------------- the playing side, on the executor loop
