@@ -74,16 +74,6 @@ class RunSettings:
     budget: Budget | None = None
     use_thread: bool = True
 
-    def check_priority(self, backend: Backend) -> None:
-        """Raises CapabilityError, for settings with a priority, if the run is not pushed down to a backend that accepts
-        priorities."""
-        if not (self.push_down and backend.plays_programs and backend.capabilities.priority):
-            raise CapabilityError(
-                f"{name_of(backend)} accepts no priority for this run.",
-                hint="Leave priority out, or run the whole program on an engine or a server of this package.",
-                parameter="priority",
-            )
-
 
 class RunUsage:
     """Account of a run's usage, beginning when the object is made.
@@ -202,7 +192,7 @@ class Run:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
         self._template: TurnTemplate | None = None
-        self.state: Callable[[], Any] = _no_state
+        self.state: Callable[[], Any] | None = None
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Inner]] = set()
         self._stopped: SglError | None = None  # set if the run was stopped for good
@@ -214,12 +204,18 @@ class Run:
         Raises:
             CapabilityError: a priority is set that no backend takes.
         """
-        if self.settings.priority:
-            self.settings.check_priority(self.backend)
-        if not self.push_down or not self.backend.plays_programs:
+        settings, backend = self.settings, self.backend
+        accepts = settings.push_down and backend.plays_programs and backend.capabilities.priority
+        if settings.priority and not accepts:
+            raise CapabilityError(
+                f"{name_of(backend)} accepts no priority for this run.",
+                hint="Leave priority out, or run the whole program on an engine or a server of this package.",
+                parameter="priority",
+            )
+        if not self.push_down or not backend.plays_programs:
             return None
-        settings, asks = self.settings, self.kept is None
-        return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority, asks=asks))
+        asks = self.kept is None
+        return PushedBranch(PushedProgram(backend, stream=settings.stream, priority=settings.priority, asks=asks))
 
     def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
@@ -260,7 +256,7 @@ class Run:
                 for budget in self.budgets:
                     reservations.enter_context(budget.reserve(account))
             except BudgetError as error:
-                error.state = self.state()
+                error.state = None if self.state is None else self.state()
                 raise
             with account.call():
                 yield account
@@ -293,10 +289,6 @@ class Run:
             inner = ref()
             if inner is not None:
                 inner.stop(error)
-
-
-def _no_state() -> None:
-    """State of a run without a body."""
 
 
 def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None, float | None]:
