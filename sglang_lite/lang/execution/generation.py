@@ -110,17 +110,15 @@ async def _generate_from(source: AnswerSource, player: BasePlayer, op: GenOp) ->
         await _generate(player, op)
 
 
-def _generate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
+async def _generate(player: BasePlayer, op: GenOp) -> None:
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
     if player.run.kept is not None and player.run.kept.gives(op):
-        return _take_value(player, op, player.run.kept.value or "")
-    once = op.expression.options is NO_OPTIONS and player.run.plain
-    return _generate_once(player, op) if once else _generate_in_attempts(player, op)
-
-
-async def _generate_once(player: BasePlayer, op: GenOp) -> None:
-    take_answer(player, op, await _call(player, op, 0, live=True))
+        await _take_value(player, op, player.run.kept.value or "")
+    elif op.expression.options is NO_OPTIONS and player.run.plain:
+        take_answer(player, op, await _call(player, op, 0, live=True))
+    else:
+        await _generate_in_attempts(player, op)
 
 
 async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
@@ -176,7 +174,7 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
         return greedy and not shows(op) and (bool(answers) or isinstance(error, ValueValidationError))
 
     generations, values = await attempts(run, retries, ask, failed)
-    if not live:
+    if not live and player.transcript.log is not None:
         AnswerStream(player.transcript.log, op).end(generations[0])
     _accept(player, op, generations, values)
 
@@ -415,11 +413,11 @@ def _warned(op: GenOp, generation: Generation, warning: str) -> Generation:
 
 class AnswerStream:
     """Writes an answer into the logs of its branch and its variable, piece by piece: all of its text and metadata,
-    without duplicates. `log` is the branch's, None if the run is not streamed."""
+    without duplicates. `log` is the branch's."""
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
-    def __init__(self, log: TextLog | None, op: GenOp) -> None:
+    def __init__(self, log: TextLog, op: GenOp) -> None:
         self._log, self._op, reasoning = log, op, op.expression.options.reasoning
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
         self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
@@ -450,8 +448,6 @@ class AnswerStream:
             self._op.thoughts.log.append(thought)
 
     def piece(self, text: str, meta: dict[str, Json]) -> None:
-        if self._log is None:
-            return
         self._chars += len(text)
         if text:
             self._log.append(text)
@@ -459,8 +455,6 @@ class AnswerStream:
 
     def end(self, generation: Generation) -> None:
         """Shows the parts of a finished answer that have not been shown yet."""
-        if self._log is None:
-            return
         if generation.reasoning is not None:
             self._think(generation.reasoning[self._thoughts :])
         self.delta(

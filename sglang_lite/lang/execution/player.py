@@ -141,7 +141,7 @@ class Player(BasePlayer):
         """True if an operation that is being played or queued has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
-        return any(map(_waits, ops))
+        return any(map(_has_to_wait, ops))
 
     def go_back(self, mark: BranchMark) -> None:
         """Goes back to a mark; a branch that has failed since works again."""
@@ -471,10 +471,6 @@ def _begin(op: Op) -> None:
         op.began = time.perf_counter()
 
 
-def _waits(op: Op) -> bool:
-    return op is _NOTHING or has_to_wait(op)
-
-
 def _goes_back(op: Op) -> TypeGuard[MarkOp]:
     """Returns True if an operation rolls back to a mark that has been played already."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
@@ -585,10 +581,10 @@ async def play_awaited(player: BasePlayer, op: Op) -> None:
             await selection.aselect(player, op)
 
 
-def has_to_wait(op: Op) -> bool:
+def _has_to_wait(op: Op) -> bool:
     """Returns True if an operation that is not played yet has to wait."""
     if isinstance(op, AnswerOp):
         return not op.variable.done
     if isinstance(op, JoinOp):
         return not all(variable.done for variable in op.added)
-    return isinstance(op, EventOp)
+    return isinstance(op, EventOp) or op is _NOTHING

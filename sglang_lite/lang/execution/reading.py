@@ -49,22 +49,18 @@ def find_variable(player: Player, variable: VariableName, where: Location | None
     """Returns the variable of a name. If the body is still running and the caller is outside it, waits for the name to
     be declared."""
     name = name_of(variable, where)
-    found = player.names.variables.get(name)
-    while found is None:
+    while (found := player.names.variables.get(name)) is None:
         promise = _promise(player, name, where)
         may_block(player.run, f"await s.get({name!r})", where)
         promise.wait()
-        found = player.names.variables.get(name)
     return found
 
 
 async def afind_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
     """Coroutine form of `find_variable`."""
     name = name_of(variable, where)
-    found = player.names.variables.get(name)
-    while found is None:
+    while (found := player.names.variables.get(name)) is None:
         await _promise(player, name, where).get()
-        found = player.names.variables.get(name)
     return found
 
 
