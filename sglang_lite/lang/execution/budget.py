@@ -93,13 +93,7 @@ class Budget:
         """
         self.check(account.backend)
         cost = self._cost_of(account.backend, account.reserved, 0.0)
-        self._reserve(cost, account.reserved.prompt_tokens + account.reserved.completion_tokens)
-        try:
-            yield
-        finally:
-            self._settle(account, cost)
-
-    def _reserve(self, cost: float, tokens: int) -> None:
+        tokens = account.reserved.prompt_tokens + account.reserved.completion_tokens
         with self._lock:
             if self.max_total_tokens is not None and self._tokens + tokens > self.max_total_tokens:
                 usage = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or reserved"
@@ -109,13 +103,13 @@ class Budget:
                 raise _over("max_cost", f"{usage}, and this call may cost ${cost:.6g}.")
             self._cost += cost
             self._tokens += tokens
-
-    def _settle(self, account: NodeAccount, cost: float) -> None:
-        used, reserved = total_usage(account.used), account.reserved
-        with self._lock:
-            self._cost += (self._cost_of(account.backend, used, cost) if account.used else 0.0) - cost
-            self._tokens += used.prompt_tokens + used.completion_tokens
-            self._tokens -= reserved.prompt_tokens + reserved.completion_tokens
+        try:
+            yield
+        finally:
+            used = total_usage(account.used)
+            with self._lock:
+                self._cost += (self._cost_of(account.backend, used, cost) if account.used else 0.0) - cost
+                self._tokens += used.prompt_tokens + used.completion_tokens - tokens
 
     def _cost_of(self, backend: Backend, usage: Usage, otherwise: float) -> float:
         """Cost of a usage in dollars. If the price of cached tokens is not known, cached tokens are priced as uncached;
