@@ -127,18 +127,13 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
     Raises:
         ParameterError: the text is not possible for the node.
     """
-    options = op.expression.options
     if op.node.params.samples > 1:
         raise ParameterError("value", f"{op.node.name!r} has several samples, which one text can't replace.")
-    answer = Generation(text, reasoning=None if options.reasoning is None else "")
+    answer = Generation(text, reasoning=None if op.expression.options.reasoning is None else "")
     try:
         if op.expression.node.constraint is not None and not _may_stop_anywhere(player, op):
             validate(op.expression.node.constraint, text)
-        values = _values(player, op, [answer])
-        if options.check is not None:
-            async with limit(options.timeout, "the check did not end within the node's timeout of"):
-                await check_value(options.check, values[0], text)
-        _accept(player, op, [answer], values)
+        _accept(player, op, [answer], await _checked_values(player, op, [answer], time.monotonic()))
     except (ParameterError, RequestTimeoutError):
         raise
     except Exception as error:  # a check may raise anything
@@ -161,13 +156,7 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
         async with limit(options.timeout, "no answer within the node's timeout of"):
             ask_once = _ask if run.budgets else _call
             answers = await ask_once(player, op, attempt, live=live)
-        values = _values(player, op, answers)
-        if options.check is not None:
-            remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
-            async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
-                for value, answer in zip(values, answers):
-                    await check_value(options.check, value, answer.text)
-        return answers, values
+        return answers, await _checked_values(player, op, answers, began)
 
     def failed(error: Exception) -> bool:
         _record_failure(player, op, answers, error)
@@ -271,6 +260,21 @@ def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
     """Constraint of a generation; within an open grammar, the continuation of that grammar."""
     walk = player.transcript.matcher
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
+
+
+async def _checked_values(player: BasePlayer, op: GenOp, answers: Sequence[Generation], began: float) -> list[Any]:
+    """Values of the samples that the node's check has not refused.
+
+    Args:
+        began: `time.monotonic()` at which the node's timeout began.
+    """
+    values, options = _values(player, op, answers), op.expression.options
+    if options.check is not None:
+        remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
+        async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
+            for value, answer in zip(values, answers):
+                await check_value(options.check, value, answer.text)
+    return values
 
 
 def _record_failure(player: BasePlayer, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
