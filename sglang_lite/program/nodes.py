@@ -218,9 +218,7 @@ class ImagePart(BaseNode, frozen=True, eq=False):
     text: str = ""
 
 
-class TurnBegin(BaseNode, frozen=True, eq=False):
-    """Start of a turn. The template's text before the turn is a separate node, before this one."""
-
+class _Turn(BaseNode, frozen=True, eq=False):
     role: str
 
     def __post_init__(self) -> None:
@@ -228,35 +226,29 @@ class TurnBegin(BaseNode, frozen=True, eq=False):
             raise _wrong(self, "role", "a string")
 
 
-class TurnEnd(BaseNode, frozen=True, eq=False):
+class TurnBegin(_Turn, frozen=True, eq=False):
+    """Start of a turn. The template's text before the turn is a separate node, before this one."""
+
+
+class TurnEnd(_Turn, frozen=True, eq=False):
     """End of a turn; the open turn must have this role. The template's text behind the turn is a separate node, after
     this one."""
 
-    role: str
+
+class _Scope(BaseNode, frozen=True, eq=False):
+    name: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.role, str):
-            raise _wrong(self, "role", "a string")
+        if not isinstance(self.name, str):
+            raise _wrong(self, "name", "a string")
 
 
-class ScopeBegin(BaseNode, frozen=True, eq=False):
+class ScopeBegin(_Scope, frozen=True, eq=False):
     """Start of a scope: the text up to its end is also collected into a variable."""
 
-    name: str
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise _wrong(self, "name", "a string")
-
-
-class ScopeEnd(BaseNode, frozen=True, eq=False):
+class ScopeEnd(_Scope, frozen=True, eq=False):
     """End of a scope: its variable is set to its text."""
-
-    name: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise _wrong(self, "name", "a string")
 
 
 class Gen(BaseNode, frozen=True, eq=False):
