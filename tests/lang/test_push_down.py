@@ -322,12 +322,15 @@ def test_what_is_added_when_the_engine_has_ended_fails_once():
 
 
 def test_what_is_added_after_the_body_has_ended_is_a_program_of_its_own(tiny):
+    left_open = tiny.stats()["programs_open"]
     state, _, _ = counted(tiny, lambda s: s.__iadd__("x" + sgl.gen("a")))
     before = tiny.stats()["programs_opened"]
     state += " and " + sgl.gen("b")
     whole = run(lambda s: s.__iadd__("x" + sgl.gen("a") + " and " + sgl.gen("b")), tiny)
     assert state["b"] == whole["b"]
     assert tiny.stats()["programs_opened"] == before + 2
+    finished(state.branch.player).wait()
+    assert tiny.stats()["programs_open"] <= left_open
 
 
 def test_what_is_added_before_the_body_is_played_goes_on_in_its_program(tiny):

@@ -132,7 +132,8 @@ class Branch:
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
         """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing
         it."""
-        if self.names.gone is not None or not self.run.body_open:
+        later = not self.run.body_open
+        if self.names.gone is not None or later:
             self.player.before_adding(where)
         if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
@@ -150,6 +151,8 @@ class Branch:
                 self.submit_one(expression, where)
         else:
             self.submit_one(expr, where)
+        if later and self.player.pushed is not None:
+            close_when_finished(self.player, self.player.pushed.program)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:
         """Queues the operations of an elementary expression. Arguments as of `submit`."""
