@@ -223,12 +223,17 @@ def experts_down_few(
 
 
 def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Returns BLOCK_N, BLOCK_K and warps of `_gate_up`. Measured on an H200 with Qwen3-30B-A3B's shape."""
+    """Returns BLOCK_N, BLOCK_K and warps of `_gate_up`. Measured on an H200 with the shapes of Qwen3-30B-A3B, of
+    Qwen3-235B-A22B, each also cut for two and four ranks, and of Mixtral-8x7B."""
+    columns = power_of_2(weight.shape[2])
     if weight.element_size() == 1:
-        return 4, 256, 1
-    return 4, min(1024, power_of_2(weight.shape[2])), 2
+        return 4, min(512, columns), 2
+    return (4, min(1024, columns), 2) if columns <= 2048 else (2, 2048, 4)
 
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
     """Returns launch parameters of `_down`, as `_gate_up_launch`."""
-    return 4, min(1024, power_of_2(weight.shape[2])), 4
+    columns = min(1024, power_of_2(weight.shape[2]))
+    if weight.element_size() == 1:
+        return (4, columns, 2) if columns == 1024 else (2, columns, 1)
+    return 4, columns, max(columns // 256, 1)

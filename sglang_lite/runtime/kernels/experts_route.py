@@ -19,6 +19,22 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
+LOWEST = tl.constexpr(-0x80000000)  # below what `_ordered` gives for any number
+
+
+@triton.jit
+def _ordered(x):
+    """Integers in the order of float32 numbers (-0.0, which is below 0.0, is no choice). A warp finds the largest of
+    32 integers by one instruction, and that of numbers with its place by ten exchanges."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _first_largest(values, place):
+    best = tl.max(values, 0)
+    return best, tl.min(tl.where(values == best, place, 0x7FFFFFFF), 0)
+
 
 @cached_launch
 @triton.jit
@@ -59,25 +75,27 @@ def _route(
             others = tl.where(member[None, :] == at[:, None], float("-inf"), choice)
             best, at = tl.max(others, 1, return_indices=True)
             rank += best
-        kept = group < 0
+        rank = _ordered(rank)
         for _ in tl.static_range(KEPT):
-            _, chosen = tl.max(tl.where(kept, float("-inf"), rank), 0, return_indices=True)
-            kept = kept | (group == chosen)
-        choice = tl.where(kept[:, None], choice, float("-inf"))
+            _, chosen = _first_largest(rank, group)
+            rank = tl.where(group == chosen, LOWEST, rank)
+        choice = tl.where((rank == LOWEST)[:, None], choice, float("-inf"))
     # Flattens groups to one row, in the order of experts.
-    choice = tl.reshape(choice, [BLOCK_G * BLOCK_S])
+    choice = _ordered(tl.reshape(choice, [BLOCK_G * BLOCK_S]))
     score = tl.reshape(score, [BLOCK_G * BLOCK_S])
     place = tl.arange(0, BLOCK_G * BLOCK_S)
     k = tl.arange(0, BLOCK_K)
     own_ids = k
     own_weights = tl.zeros((BLOCK_K,), tl.float32)
     for i in tl.static_range(TOP):
-        best, at = tl.max(choice, 0, return_indices=True)
+        best, at = _first_largest(choice, place)
         if CORRECTED:
-            best = tl.sum(tl.where(place == at, score, 0.0), 0)
+            weight = tl.sum(tl.where(place == at, score, 0.0), 0)
+        else:  # a score is no less than 0, and its bits are the number
+            weight = best.to(tl.float32, bitcast=True)
         own_ids = tl.where(k == i, at // BLOCK_S * SIZE + at % BLOCK_S, own_ids)
-        own_weights = tl.where(k == i, best, own_weights)
-        choice = tl.where(place == at, float("-inf"), choice)
+        own_weights = tl.where(k == i, weight, own_weights)
+        choice = tl.where(place == at, LOWEST, choice)
     if NORMALISE:
         own_weights = own_weights / (tl.sum(own_weights, 0) + 1e-20)
     own_ids = tl.where(bad, k, own_ids)
