@@ -26,7 +26,7 @@ from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 
 MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
 MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
-MAX_PAIRWISE_TOKENS_4_BIT = 1  # and for 4-bit weights
+MAX_PAIRWISE_TOKENS_4_BIT = 2  # and for 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
