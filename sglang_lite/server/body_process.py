@@ -6,19 +6,15 @@ import logging
 import os
 import pickle
 import socket
-import threading
-import time
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError, SglError
+from sglang_lite.runtime.host.parent import end_with_parent
 from sglang_lite.server.endpoint import BodyTask, HttpRequest
 from sglang_lite.server.reader import ModelFacts, RequestReader
 from sglang_lite.server.reader_pool import send
 
 logger = logging.getLogger(__name__)
-
-
-_WATCH_S = 0.5  # between two checks that the server's process exists
 
 
 def main(descriptor: int, server: int) -> None:
@@ -29,7 +25,7 @@ def main(descriptor: int, server: int) -> None:
         server: id of the server's process.
     """
     logging.basicConfig()
-    threading.Thread(target=_watch, args=(server,), name="sglang_lite-watch", daemon=True).start()
+    end_with_parent(server)  # even while a body is read
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
     facts: ModelFacts = pickle.loads(next(frames))
@@ -47,11 +43,4 @@ def main(descriptor: int, server: int) -> None:
             logger.exception("a body could not be read")
             answer = BackendError("the server failed.", hint="Its log says how.")
         send(connection, answer)
-    os._exit(0)
-
-
-def _watch(server: int) -> None:
-    """Ends this process when the server's is gone, even while a body is read."""
-    while os.getppid() == server:
-        time.sleep(_WATCH_S)
     os._exit(0)

@@ -34,13 +34,10 @@ _USAGE = 2  # exit status for a command line that argparse refuses, with these m
 _REFUSED = re.compile(r"serve: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*?)\. See )")
 # The process ends when its parent ends, for whatever reason, and its engine ends with it.
 _CODE = """\
-import os, sys, threading, time
+import sys
 sys.path[:] = {paths!r}
-def watch():
-    while os.getppid() == {parent}:
-        time.sleep(0.5)
-    os._exit(1)
-threading.Thread(target=watch, daemon=True).start()
+from sglang_lite.runtime.host.parent import end_with_parent
+end_with_parent({parent})
 from sglang_lite.cli import main
 sys.exit(main({arguments!r}))
 """

@@ -68,6 +68,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, OpenRequest, ProgramRequest, SelectRequest, Submission
 from sglang_lite.runtime.embedding.request import EncodeRequest
+from sglang_lite.runtime.host.parent import end_with_parent
 from sglang_lite.runtime.kernels.compile_process import CompileProcess
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure, as_error
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 
-_WATCH_S = 0.5  # between two checks that the handle's process exists
 # Python's switch interval on a CPU. A forward on a CPU releases the interpreter's lock some hundred times, and each
 # time waits for a thread that computes, for example one that loads a grammar.
 _TURN_S = 0.0001
@@ -103,7 +103,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     if not isinstance(start, Start):
         os._exit(0)
     outgoing = Outgoing(connection, start.config["stream_interval_s"])
-    threading.Thread(target=_watch, args=(start.handle, outgoing), name="sglang_lite-watch", daemon=True).start()
+    end_with_parent(start.handle, outgoing.beat)
     _forward_logs(outgoing)
     handler = CommandHandler(outgoing)
     threading.Thread(target=_obey, args=(handler, messages), name="sglang_lite-read", daemon=True).start()
@@ -142,15 +142,6 @@ def _messages(frames: Iterable[memoryview]) -> Iterator[Command | tuple[int, Par
     except (BrokenFrameError, msgspec.MsgspecError):
         logger.exception("the engine's process was sent what can't be read")
         os._exit(1)
-
-
-def _watch(handle: int, outgoing: Outgoing) -> None:
-    """Gives the handle signs of life, and ends this process when the handle's process is gone, even if a forked copy
-    of that keeps the connection open."""
-    while os.getppid() == handle:
-        outgoing.beat()
-        time.sleep(_WATCH_S)
-    os._exit(0)
 
 
 class _Forwarding(logging.Handler):

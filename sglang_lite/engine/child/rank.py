@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
-import signal
 import socket
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from sglang_lite.engine.child.ranks import BEAT_S, START_S
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Loaded, Start, StartFailed, commands, failure_of, frame
-
-# Of Linux: signal that a process gets when its parent ends; name of a thread, as `ps` and `top` show it.
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+from sglang_lite.runtime.host.parent import be_killed_with_parent, end_with_parent
+from sglang_lite.runtime.host.process_name import name_process
 
 
 def main(descriptor: int, rank: int, meeting: str) -> None:
@@ -31,10 +26,8 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         rank: this rank.
         meeting: where the ranks find one another, as for `GlooCollectives`.
     """
-    if sys.platform == "linux":
-        prctl = ctypes.CDLL(None).prctl
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where this process is stopped
-        prctl(_PR_SET_NAME, f"sgl-rank-{rank}".encode())
+    be_killed_with_parent()
+    name_process(f"sgl-rank-{rank}")
     faulthandler.enable()  # rank 0 passes on what is printed
     connection = Connection(socket.socket(fileno=descriptor))
     contents = connection.frames()
@@ -43,7 +36,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         os._exit(0)
     ((_, start),) = commands(first)
     assert isinstance(start, Start)
-    threading.Thread(target=_beat, args=(connection, start.handle), daemon=True).start()
+    end_with_parent(start.handle, partial(connection.send, frame([])), BEAT_S)  # each look is a sign of life
     try:
         _follow(connection, contents, start, rank, meeting)
     except Exception as error:
@@ -72,14 +65,3 @@ def _follow(connection: Connection, contents: Iterator[memoryview], start: Start
     connection.send(frame([Loaded(taken_bytes(device) if device.type == "cuda" else 0)]))
     gc.freeze()
     follow(map(read_message, contents), lambda capacity: make_runner(loaded.model, capacity, config, loaded.compiling))
-
-
-def _beat(connection: Connection, lead: int) -> None:
-    """Gives rank 0 signs of life, and ends this process when that of rank 0 has ended."""
-    while os.getppid() == lead:
-        try:
-            connection.send(frame([]))
-        except OSError:
-            break
-        time.sleep(BEAT_S)
-    os._exit(0)

@@ -12,7 +12,6 @@ and while it compiles, the system kills it (on Linux; elsewhere its time limit d
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError
+from sglang_lite.runtime.host.parent import be_killed_with_parent
 from sglang_lite.runtime.host.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
@@ -42,7 +42,6 @@ MAX_GROWN = 64 << 20  # bytes that a process may grow by before it is replaced
 _DISCONNECTED = (EOFError, OSError)
 _READY = "ready"
 _NICE = 10
-_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 class TransientError(ConstraintError):
@@ -191,7 +190,7 @@ def main(descriptor: int, memory_mb: int) -> None:
         descriptor: file descriptor of the socket to the parent.
         memory_mb: memory limit of the process, in MB.
     """
-    _end_with_parent()
+    be_killed_with_parent()  # started by a thread of the compiler's pool, which ends when the compiler is closed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
@@ -207,15 +206,6 @@ def main(descriptor: int, memory_mb: int) -> None:
             response = _respond(engine, connection.recv(), timeout, memory_mb)
             connection.send((response, _resident() - started))
     os._exit(0)
-
-
-def _end_with_parent() -> None:
-    """Makes the system kill this process when the thread that started it ends, as a compilation could not notice it.
-
-    That thread belongs to the compiler's pool, whose threads end when the compiler is closed.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,41 @@
+"""End of a child process with its parent, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+def end_with_parent(parent: int, look: Callable[[], object] = lambda: None, every_s: float = 0.5) -> None:
+    """Watches the parent on a thread, and ends this process when that is gone, even if a forked copy of the parent
+    keeps its connections open.
+
+    Args:
+        parent: process id.
+        look: called at each look at the parent; an OSError, of a connection to it, ends this process, too.
+        every_s: time between two looks, in seconds.
+    """
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.getppid() == parent:
+                look()
+                time.sleep(every_s)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="sglang_lite-watch", daemon=True).start()
+
+
+def be_killed_with_parent() -> None:
+    """Makes the system kill this process when the thread that started it ends, even if this process is stopped or runs
+    code that lets no Python thread run. Only on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
