@@ -1,9 +1,4 @@
-"""A child process that runs a module of this package, started by its own command line and connected by a socket.
-
-The process isn't forked, because this process has threads, and isn't started by `multiprocessing`, which would run the
-caller's main module again. It has this process's `sys.path`, environment and working directory, and no path or port
-that other programs could find.
-"""
+"""A child process of an engine, whose output goes to `logging`."""
 
 from __future__ import annotations
 
@@ -17,9 +12,8 @@ from collections import deque
 from functools import partial
 
 from sglang_lite.engine.connection import Connection
-from sglang_lite.import_paths import import_paths
 from sglang_lite.protocol import BackendError
-from sglang_lite.runtime.host.socket_pair import socket_pair
+from sglang_lite.runtime.host.child_process import start_child
 
 logger = logging.getLogger("sglang_lite.engine")
 
@@ -50,27 +44,15 @@ class SpawnedProcess:
                 f"{name} can't be started: Python does not say where its executable is.", hint="Use in_process=True."
             )
         try:
-            ours, theirs = socket_pair()
+            self._process, ours = start_child(
+                module, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
         except OSError as error:
-            raise _not_started(name, error) from error
+            raise BackendError(
+                f"{name} can't be started: {error}.", hint="Free what is short, or use in_process=True."
+            ) from error
         self.connection = Connection(ours)
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        with theirs:
-            code = (
-                f"import sys; sys.path[:] = {import_paths()!r}\n"  # before importing a `signal.py` in the folder
-                "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the parent handles Ctrl-C
-                f"from {module} import main\n"
-                f"main(*{(theirs.fileno(), *arguments)!r})"
-            )
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                self.connection.release()
-                raise _not_started(name, error) from error
         self.pid = self._process.pid
         self._drain = threading.Thread(target=self._read_lines, name="sglang_lite-output", daemon=True)
         self._drain.start()
@@ -109,7 +91,3 @@ class SpawnedProcess:
 
     def kill(self) -> None:
         self._process.kill()
-
-
-def _not_started(name: str, error: OSError) -> BackendError:
-    return BackendError(f"{name} can't be started: {error}.", hint="Free what is short, or use in_process=True.")

@@ -10,10 +10,9 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
-from sglang_lite.runtime.host.socket_pair import socket_pair
+from sglang_lite.runtime.host.child_process import start_child
 
 logger = logging.getLogger("sglang_lite")
 
@@ -33,22 +32,10 @@ class CompileProcess:
     def __init__(self) -> None:
         self._compiled: set[bytes] = set()
         self._rest = b""
-        ours, theirs = socket_pair()
-        # Ctrl-C is left to the caller's process. The module search path is set before anything is imported.
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-            f"from {MODULE} import main; main({theirs.fileno()})"
-        )
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                    start_new_session=True, env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-                )  # fmt: skip
-            except OSError:
-                ours.close()
-                raise
+        self._process, ours = start_child(
+            MODULE, start_new_session=True, env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        )
         ours.settimeout(PATIENCE_S)
         self._line: socket.socket | None = ours
 

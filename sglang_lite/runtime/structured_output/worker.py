@@ -4,9 +4,8 @@ It is killed if a constraint takes too long, and a compilation fails if it takes
 time, so that a busy machine refuses nothing that an idle one accepts. A process whose memory has grown is replaced. It
 imports no torch, unless its engine is xgrammar, which does.
 
-The process is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing`
-would run the caller's main module again. It ends with its parent: it reads from a socket whose other end closes then,
-and while it compiles, the system kills it (on Linux; elsewhere its time limit does).
+It ends with its parent: it reads from a socket whose other end closes then, and while it compiles, the system kills it
+(on Linux; elsewhere its time limit does).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -27,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError
+from sglang_lite.runtime.host.child_process import start_child
 from sglang_lite.runtime.host.parent import be_killed_with_parent
-from sglang_lite.runtime.host.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, packed
@@ -124,24 +122,14 @@ class Worker:
         return connection.recv()
 
     def _started(self) -> Connection:
-        ours, theirs = socket_pair()
-        # Low priority from the first import on, so that decoding goes first. Niceness applies within a session
-        # (autogroups, see sched(7)), so this process stays in the engine's session.
-        code = (
-            f"import os; os.nice({_NICE})\n"
-            f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from sglang_lite.runtime.structured_output.worker import main\n"
-            f"main({theirs.fileno()}, {self._memory})"
-        )
-        with self._lock, theirs:
+        with self._lock:
             if self._closed:
-                ours.close()
                 raise EngineClosedError("the engine is closed.")
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            # Low priority, so that decoding goes first. Niceness applies within a session (autogroups, see sched(7)),
+            # so this process stays in the engine's session.
+            process, ours = start_child(
+                __name__, self._memory, nice=_NICE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C goes to the parent only
             )  # fmt: skip
             self._process, self._kill = process, weakref.finalize(self, _kill, process)  # also runs at exit

@@ -229,8 +229,8 @@ def stuck(monkeypatch, tmp_path):
         "    return mask_rules_of(constraint)\n"
         "ruled_grammar.mask_rules_of = slow\n"
     )
-    monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     return Ebnf('root ::= "zz"{2,3}')
 
 
@@ -259,8 +259,8 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
         "mask_rules_of = ruled_grammar.mask_rules_of\n"
         "ruled_grammar.mask_rules_of = lambda given: threading.Event().wait(0.6) or mask_rules_of(given)\n"
     )
-    monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     with make(compile_timeout_s=0.4) as engine:
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
@@ -271,7 +271,7 @@ def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_re
     (tmp_path / "hangs").chmod(0o755)
     with make() as engine:
         with monkeypatch.context() as started:
-            started.setattr(worker.sys, "executable", str(tmp_path / "hangs"))
+            started.setattr(sys, "executable", str(tmp_path / "hangs"))
             started.setattr(worker, "STILL_SECONDS", 0.3)
             with pytest.raises(ConstraintError, match="does not start"):
                 engine.complete("ab", PARAMS, LARGER)
@@ -316,8 +316,8 @@ def test_the_process_that_compiles_goes_last_from_its_first_import_on(monkeypatc
         f"            open({str(told)!r}, 'w').write(f'{{os.nice(0)}} {{os.getsid(0)}} {{own}}')\n"
         "sys.meta_path.insert(0, Finder)\n"
     )
-    monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     with make() as engine:
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
     assert told.read_text() == f"{min(os.nice(0) + 10, 19)} {os.getsid(0)} True"
