@@ -30,7 +30,7 @@ from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import rows_table, states_table
 from sglang_lite.markup import Markup
-from sglang_lite.protocol import BatchError, ParameterError, SglError
+from sglang_lite.protocol import BatchError, ParameterError, SglError, Usage, total_usage
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import SamplingOptions
 
@@ -382,7 +382,7 @@ class _Order:
         self._ready[index] = outcome
         self.awaited -= 1
         if self._progress is not None:
-            self._progress(index, outcome)
+            self._progress.add(index, outcome)
 
     def ready(self) -> Iterator[tuple[int, Outcome]]:
         while self._ready and (not self._ordered or self._next in self._ready):
@@ -427,26 +427,21 @@ def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> BatchResults
 
 class ProgressBar:
     """Progress bar with the number of finished programs, tokens per second and the share of cached prompt tokens; in a
-    notebook, until the end, also with the rows that have finished last. A `Report`."""
+    notebook, until the end, also with the rows that have finished last."""
 
     def __init__(self, total: int, done: int) -> None:
         self._last: deque[tuple[int, Outcome]] = deque(maxlen=_LIVE_ROWS)
         self._bar = progress_bar(self._rows, total=total, initial=done, unit="program")
-        self._generated = self._prompt = self._cached = 0
-        self._lock = threading.Lock()
+        self._usage = Usage()
 
-    def __call__(self, index: int, outcome: Outcome) -> None:
-        with self._lock:
-            self._last.appendleft((index, outcome))
-            if isinstance(outcome, ProgramState):
-                usage = outcome.branch.run.account.usage()
-                self._generated += usage.completion_tokens
-                self._prompt += usage.prompt_tokens
-                self._cached += usage.cached_tokens
-                rate = self._generated / (self._bar.format_dict["elapsed"] or 1e-9)
-                share = self._cached / max(self._prompt, 1)
-                self._bar.set_postfix_str(f"{rate:,.0f} tok/s, {share:.0%} cached", refresh=False)
-            self._bar.update()
+    def add(self, index: int, outcome: Outcome) -> None:
+        self._last.appendleft((index, outcome))
+        if isinstance(outcome, ProgramState):
+            usage = self._usage = total_usage([self._usage, outcome.branch.run.account.usage()])
+            rate = usage.completion_tokens / (self._bar.format_dict["elapsed"] or 1e-9)
+            share = usage.cached_tokens / max(usage.prompt_tokens, 1)
+            self._bar.set_postfix_str(f"{rate:,.0f} tok/s, {share:.0%} cached", refresh=False)
+        self._bar.update()
 
     def _rows(self) -> Markup:
         return rows_table(dict(self._last), of_runs=True)
