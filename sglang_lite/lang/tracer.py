@@ -41,7 +41,7 @@ from sglang_lite.lang.symbolic.recorder import (
     TracedWay,
     is_limit,
 )
-from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Symbol, refuse, traced_way
+from sglang_lite.lang.symbolic.symbols import MARK, SglArgument, SglVariable, Symbol, traced_way
 from sglang_lite.lang.unawaited import must_await
 from sglang_lite.markup import element, fragment
 from sglang_lite.program.graph import Call
@@ -129,7 +129,7 @@ class TracerProgramState(ProgramState):
         return self[name]
 
     def _record(self, name: VariableName) -> NoReturn:
-        refuse(SglVariable(name_of(name, user_location())), "read the metadata of a variable")
+        SglVariable(name_of(name, user_location())).__refuse__("read the metadata of a variable")
 
     def graph(self) -> Graph:
         """Graph of the program, with all ways through its body that were followed. Runs the body once more, with the

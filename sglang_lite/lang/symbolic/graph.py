@@ -19,7 +19,7 @@ from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.symbolic.graph_checks import Finding, check
 from sglang_lite.lang.symbolic.recorder import TracedWay, is_limit
-from sglang_lite.lang.symbolic.symbols import Symbol, origin
+from sglang_lite.lang.symbolic.symbols import Symbol
 from sglang_lite.markup import Markup, cut, fragment
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import Change, GraphRecord, Problem, Way
@@ -125,7 +125,7 @@ def graph_of(
     """
     traced, found = ways[0].graph, tuple(map(_way, ways))
     symbols = [(name, value) for name, value in arguments.items() if isinstance(value, Symbol)]
-    names = tuple(name for name, value in symbols if origin(value).name == name)
+    names = tuple(name for name, value in symbols if value.__origin__().name == name)
     read = traced.read.union(use.source for node in traced.nodes for use in node.uses if use.source is not None)
     never: list[Location] = []
     if complete:

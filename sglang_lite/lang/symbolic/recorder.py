@@ -28,7 +28,7 @@ from sglang_lite.lang.execution.reading import added, nothing
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.symbolic.symbols import MARK, SglVariable, Symbol, origin, refuse
+from sglang_lite.lang.symbolic.symbols import MARK, SglVariable, Symbol
 from sglang_lite.program.graph import MAX_BRANCHINGS, Branching, Call, GraphNode, Picture, Use, Value
 from sglang_lite.program.nodes import (
     BaseNode,
@@ -184,11 +184,11 @@ class TracedWay:
     def note_read(self, value: UserValue) -> None:
         """Notes that the body has read a variable."""
         for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, Symbol) and (source := self._sources.get(id(origin(each).source))) is not None:
+            if isinstance(each, Symbol) and (source := self._sources.get(id(each.__origin__().source))) is not None:
                 self.graph.read.add(source)
 
     def use(self, symbol: Symbol, into: str) -> Use:
-        of = origin(symbol)
+        of = symbol.__origin__()
         return Use(of.name, of.parts, into, self._sources.get(id(of.source)))
 
     def uses(self, value: object, into: str) -> tuple[Use, ...]:
@@ -233,7 +233,7 @@ class Recorder(Player):
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         if what not in (nothing, added):
-            refuse(SglVariable("the text"), "read the text or the messages")
+            SglVariable("the text").__refuse__("read the text or the messages")
         return super().read(nothing, where)
 
     def go_back(self, mark: BranchMark) -> None:

@@ -112,6 +112,7 @@ class Symbol(Expression, Deferred):
         return self._mark
 
     def __refuse__(self, what: str, kind: type[TraceError] = TraceError) -> NoReturn:
+        """Raises the error for a question that no trace can answer."""
         raise kind(
             f"tracing can't {what}: {self!r} is only known when the program runs.",
             hint="Give the argument to trace(), or run the program.", where=user_location(),
@@ -187,7 +188,7 @@ def _exploring() -> TracedWay | None:
 
 
 def _summand(symbol: Symbol, other: Any) -> Any:
-    return other if isinstance(other, str | Expression) else refuse(symbol, "calculate with it")
+    return other if isinstance(other, str | Expression) else symbol.__refuse__("calculate with it")
 
 
 _BINARY = ("sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor")
@@ -202,7 +203,7 @@ _REFUSED = {
 
 def _refusing(what: str) -> Callable[..., NoReturn]:
     def refused(symbol: Symbol, *_: object, **__: object) -> NoReturn:
-        refuse(symbol, what)
+        symbol.__refuse__(what)
 
     return refused
 
@@ -242,12 +243,3 @@ class SglVariable(Symbol):
 
     def __repr__(self) -> str:
         return f"Variable({self._name!r})"
-
-
-def origin(symbol: Symbol) -> SymbolOrigin:
-    return symbol.__origin__()
-
-
-def refuse(symbol: Symbol, what: str) -> NoReturn:
-    """Raises the TraceError for a question that no trace can answer."""
-    symbol.__refuse__(what)
