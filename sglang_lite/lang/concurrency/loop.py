@@ -125,11 +125,7 @@ os.register_at_fork(after_in_child=_forget)  # threads don't survive a fork
 
 def in_event_loop() -> bool:
     """True if an event loop is running in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return asyncio._get_running_loop() is not None
 
 
 # Deadline of the current task, as `time.monotonic()`, or None if it has no deadline.
