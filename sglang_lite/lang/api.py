@@ -388,23 +388,33 @@ def _schema(value: Any) -> JsonSchema:
 _SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run")))
 
 
-@overload
-def gen_int(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    *others: UserValue,
-    n: Literal[1] | None = None,
-    **sampling: Unpack[OneSampleOptions],
-) -> SglGen[str]: ...
-@overload
-def gen_int(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    *others: UserValue,
-    n: int,
-    **sampling: Unpack[OneSampleOptions],
-) -> SglGen[list[str]]: ...
-@written_out("run", _SHORT_IN_ORDER)
+class _GenText(Protocol):
+    """Functions that generate the text of a value, one or `n`."""
+
+    @overload
+    def __call__(
+        self,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *others: UserValue,
+        n: Literal[1] | None = None,
+        **sampling: Unpack[OneSampleOptions],
+    ) -> SglGen[str]: ...
+    @overload
+    def __call__(
+        self,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        *others: UserValue,
+        n: int,
+        **sampling: Unpack[OneSampleOptions],
+    ) -> SglGen[list[str]]: ...
+
+
+_gen_text: Callable[[Callable[..., SglGen]], _GenText] = written_out("run", _SHORT_IN_ORDER)
+
+
+@_gen_text
 def gen_int(
     name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
 ) -> SglGen:
@@ -412,23 +422,7 @@ def gen_int(
     return _gen_dtype(int, name, max_tokens, sampling)
 
 
-@overload
-def gen_string(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    *others: UserValue,
-    n: Literal[1] | None = None,
-    **sampling: Unpack[OneSampleOptions],
-) -> SglGen[str]: ...
-@overload
-def gen_string(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    *others: UserValue,
-    n: int,
-    **sampling: Unpack[OneSampleOptions],
-) -> SglGen[list[str]]: ...
-@written_out("run", _SHORT_IN_ORDER)
+@_gen_text
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, *others: UserValue, **sampling: Unpack[SamplingOptions]
 ) -> SglGen:
