@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixes, ProgramAtBackend, asked_adapter
 from sglang_lite.lang.backend.capabilities import Capabilities
@@ -60,57 +60,41 @@ class LocalBackend(Backend):
         """Backend itself, as SGLang's `Runtime` has its backend there."""
         return self
 
-    async def agenerate(
+    def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        events: asyncio.Queue[Delta | Generation | SglError] = asyncio.Queue()
         if prompt.tools is not None:
             prompt = with_tools(prompt, self.get_chat_template(), self.engine.tokenizer.control_texts)
-        mailbox = running_mailbox()
-
-        count, deadline = params.samples, current_deadline.get()
+        deadline = current_deadline.get()
         timeout = None if deadline is None else deadline - time.monotonic()
-        sink = partial(mailbox.enqueue, events.put_nowait)
-        submit = partial(
-            self.engine.submit, prompt, params, constraint,
-            sink=sink, flush=mailbox.wake, stream=stream, timeout=timeout,
-        )  # fmt: skip
-        ticket = await self.engine.submit_when_room(submit, count)
+        submit = partial(self.engine.submit, prompt, params, constraint, stream=stream, timeout=timeout)
+        return self._events(submit, params.samples)
+
+    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
+        adapter = asked_adapter.get()
+        submit = partial(self.engine.submit_select, prompt, choices, unconditional=unconditional, lora_path=adapter)
+        selection: Selection
+        (selection,) = [event async for event in self._events(submit, 1)]
+        return selection
+
+    async def _events(self, submit: Callable[..., Any], count: int) -> AsyncGenerator[Any, None]:
+        """Yields the events of a request, up to the last of its `count` answers."""
+        events: asyncio.Queue[Delta | Generation | Selection | SglError] = asyncio.Queue()
+        mailbox = running_mailbox()
+        heard = partial(submit, sink=partial(mailbox.enqueue, events.put_nowait), flush=mailbox.wake)
+        ticket = await self.engine.submit_when_room(heard, count)
         try:
             while count:
                 event = await events.get()
                 if isinstance(event, SglError):
                     raise event
-                if isinstance(event, Generation):
+                if not isinstance(event, Delta):
                     count -= 1
                     self.token_usage.add(event.usage)
                 yield event
         finally:
             if count:  # the consumer has stopped listening
                 ticket.abort()
-
-    async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        mailbox = running_mailbox()
-        future: asyncio.Future[Selection | SglError] = mailbox.loop.create_future()
-
-        def settle(outcome: Selection | SglError) -> None:
-            if not future.done():
-                future.set_result(outcome)
-
-        sink = partial(mailbox.enqueue, settle)
-        submit = partial(
-            self.engine.submit_select, prompt, choices,
-            sink=sink, flush=mailbox.wake, unconditional=unconditional, lora_path=asked_adapter.get(),
-        )  # fmt: skip
-        ticket = await self.engine.submit_when_room(submit, 1)
-        try:
-            outcome = await future
-        finally:
-            ticket.abort()  # in case that the caller has stopped waiting
-        if isinstance(outcome, SglError):
-            raise outcome
-        self.token_usage.add(outcome.usage)
-        return outcome
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         sink, flush = partial(self.token_usage.pass_on, sink), None
