@@ -19,8 +19,9 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.planning import Planner
-from sglang_lite.lang.backend.remote.explain import PlannedTurn, TracedAnswer, TracedBackend
+from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.backend.remote.planner import CallPlanner
+from sglang_lite.lang.backend.remote.turn import Turn, TurnSource
 from sglang_lite.lang.backend.remote.turn_plan import TurnContext, plan
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
@@ -388,7 +389,7 @@ class TracedPlanner(CallPlanner):
         for i, (turn, index) in plan(list(map(_known, expressions)), context).items():
             expression = planned[i]
             assert isinstance(expression, SglGen | SglSelect)
-            planned[i] = msgspec.structs.replace(expression, source=PlannedTurn(turn, index))
+            planned[i] = msgspec.structs.replace(expression, source=TurnSource(Turn(turn, self._run), index))
         return planned
 
     def may_share(self, own: SglGen, size: int) -> bool:

@@ -4,7 +4,7 @@ refusals."""
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -15,8 +15,9 @@ from sglang_lite.errors import Location
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, name_with_model
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES, Capabilities, Demands
 from sglang_lite.lang.backend.ladder.strategy import Refusal, Strategy
-from sglang_lite.lang.backend.planning import AnswerSource, RunFacts
+from sglang_lite.lang.backend.planning import RunFacts
 from sglang_lite.lang.backend.remote.planner import SharedCall
+from sglang_lite.lang.backend.remote.turn import TurnSource
 from sglang_lite.lang.backend.remote.turn_plan import TurnPlan, turn_text
 from sglang_lite.lang.backend.rendering import from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
@@ -25,16 +26,13 @@ from sglang_lite.program.nodes import Gen, GrammarBegin, Select
 from sglang_lite.protocol import (
     CapabilityError,
     Continuation,
-    Delta,
-    Generation,
     Number,
     Prompt,
     SamplingParams,
-    TraceError,
     Unset,
     Usage,
 )  # fmt: skip
-from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import adapter_of, given_values
 
 if TYPE_CHECKING:
@@ -188,7 +186,7 @@ class Explainer:
             return replace(plain, mode="native", strategy="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
-        turn, index = (own.source.plan, own.source.index) if isinstance(own.source, PlannedTurn) else (None, 0)
+        turn, index = (own.source.turn.plan, own.source.index) if isinstance(own.source, TurnSource) else (None, 0)
         refusal = self._refusal(prompt, turn)
         demands = self._demands(request, own)
         found = self._backend.strategy(demands)
@@ -219,7 +217,7 @@ class Explainer:
             best = 0 if own.source in self._shared else best
             self._shared.add(own.source)
         tries = self._retry_count(own)
-        if turn is not None and turn.mode == "text" and index:
+        if turn is not None and turn.as_text and index:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
 
@@ -228,7 +226,7 @@ class Explainer:
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
-        shown_whole = turn is None or turn.mode == "ahead"
+        shown_whole = turn is None or (turn.ahead and not turn.asks_to_continue)
         try:
             self._backend.check_prompt(prompt if shown_whole else from_start(prompt))
         except CapabilityError as error:
@@ -244,8 +242,8 @@ class Explainer:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
-        if turn.mode == "text":
-            whole = turn_text((prompt.partial, *turn.fields))
+        if turn.as_text:
+            whole = turn_text((prompt.partial, *turn.span.fields))
             strategy = self._backend.strategy(Demands("gen", turn.common_params or SamplingParams(), whole))
             worst = strategy.calls[1] if isinstance(strategy, Strategy) else own
             return replace(node, strategy="turn", calls=(int(not index), worst))
@@ -298,21 +296,6 @@ class TracedAnswer:
 
     expression: SglGen | SglSelect
     prompt: Prompt
-
-
-class PlannedTurn(AnswerSource):
-    """Source of a planned generation of a turn, for the explanation: a trace asks for no answers.
-
-    Attributes:
-        plan: plan of the turn.
-        index: index of the generation in it.
-    """
-
-    def __init__(self, plan: TurnPlan, index: int) -> None:
-        self.plan, self.index = plan, index
-
-    def agenerate(self, *args: UserValue, **options: UserValue) -> AsyncGenerator[Delta | Generation, None]:
-        raise TraceError("a trace has no answers.")
 
 
 class TracedBackend(Backend):

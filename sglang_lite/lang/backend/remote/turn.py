@@ -14,7 +14,7 @@ import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base import refusal
-from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion
+from sglang_lite.lang.backend.planning import AnswerSource, NodeQuestion, RunFacts
 from sglang_lite.lang.backend.remote.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of, turn_text
 from sglang_lite.lang.backend.rendering import from_start, with_continue_request
 from sglang_lite.lang.expressions import SglGen, SglSelect
@@ -53,7 +53,7 @@ def turns_of(expressions: Sequence[Expression], setting: TurnContext) -> dict[in
     for i, (planned, index) in plan(expressions, setting).items():
         if planned.refusal is not None:
             raise refusal(setting.backend, *planned.refusal, setting.where)
-        turn = turns.setdefault(id(planned), Turn(planned, setting))
+        turn = turns.setdefault(id(planned), Turn(planned, setting.run))
         found[i] = TurnSource(turn, index)
     return found
 
@@ -63,17 +63,20 @@ class Turn:
     the branch.
 
     Args:
-        planned: way in which its generations are asked for.
+        plan: way in which its generations are asked for.
+        run: facts of the run.
+
+    Attributes:
+        plan: as given.
     """
 
-    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_pieces", "_plan", "_wasted")
+    __slots__ = ("_ahead", "_answers", "_asked", "_drafts", "_indices", "_messages", "_pieces", "_wasted", "plan")
 
-    def __init__(self, planned: TurnPlan, setting: TurnContext) -> None:
-        span = planned.span
-        self._plan, self._drafts = planned, setting.run.drafts
-        self._pieces = tuple(p if isinstance(p, str) else _hole(p, setting.run.params) for p in span.pieces)
+    def __init__(self, plan: TurnPlan, run: RunFacts) -> None:
+        self.plan, self._drafts = plan, run.drafts
+        self._pieces = tuple(p if isinstance(p, str) else _hole(p, run.params) for p in plan.span.pieces)
         self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
-        self._ahead = planned.ahead
+        self._ahead = plan.ahead
         self._answers: dict[int, Generation] = {}  # by index of the generation
         self._wasted: list[Generation] = []  # calls that brought nothing for their generation
         self._asked: set[int] = set()  # indices of the generations that were asked for
@@ -85,7 +88,7 @@ class Turn:
         found = await self._planned_answer(index, question)
         if found is not None:
             yield found
-        elif self._plan.asks_to_continue and question.prompt.partial.strip():
+        elif self.plan.asks_to_continue and question.prompt.partial.strip():
             yield self._with_wasted(await self._ask_to_continue(question))
         else:
             async for event in question.events():
@@ -93,7 +96,7 @@ class Turn:
 
     async def selection(self, index: int, question: NodeQuestion, choices: Sequence[str]) -> Selection:
         """Answer of the selection at `index`."""
-        found = await self._planned_answer(index, replace(question, params=self._plan.common_params or NO_PARAMS))
+        found = await self._planned_answer(index, replace(question, params=self.plan.common_params or NO_PARAMS))
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
         picked = await replace(question, prompt=self._request(question)).selection(choices)
@@ -103,7 +106,7 @@ class Turn:
     def _request(self, question: NodeQuestion) -> Prompt:
         """Prompt that makes the model continue the turn."""
         template: Any = question.backend.get_chat_template()
-        return with_continue_request(question.prompt, template) if self._plan.asks_to_continue else question.prompt
+        return with_continue_request(question.prompt, template) if self.plan.asks_to_continue else question.prompt
 
     async def _planned_answer(self, index: int, question: NodeQuestion) -> Generation | None:
         """Answer for the generation at `index`, from an earlier call or from a shared call made now; None if it
@@ -120,12 +123,12 @@ class Turn:
 
     async def _look_ahead(self, index: int, question: NodeQuestion) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
-        if self._plan.mode == "text":
+        if self.plan.as_text:
             await self._ask_text(index, question)
         if not self._ahead:
             return
-        turn_start = question.prompt.partial if self._plan.asks_to_continue else ""
-        if turn_start.strip() and index == 0 and self._plan.span.begins:
+        turn_start = question.prompt.partial if self.plan.asks_to_continue else ""
+        if turn_start.strip() and index == 0 and self.plan.span.begins:
             pieces = (turn_start, *self._pieces[self._indices[0] :])
             if await self._ask_ahead(index, pieces, question, from_start(question.prompt), ""):
                 return
@@ -143,7 +146,7 @@ class Turn:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
         """
         assert self._drafts is not None
-        free = msgspec.structs.replace(question.params, stop=self._plan.stops or UNSET, max_tokens=self._drafts.tokens)
+        free = msgspec.structs.replace(question.params, stop=self.plan.stops or UNSET, max_tokens=self._drafts.tokens)
         response = await question.answer(prompt, free)
         tokens = tuple(entry.text or "" for entry in response.output_logprobs)
         text = unrepeated(turn_start, response.text) if turn_start else response.text
@@ -171,7 +174,7 @@ class Turn:
             ValueValidationError: the text can't be split into the generations.
         """
         begun = question.prompt.partial
-        whole = turn_text((begun, *self._plan.fields[self._indices[index] :]))
+        whole = turn_text((begun, *self.plan.span.fields[self._indices[index] :]))
         assert whole is not None  # plans by text are only made of pieces that fit into one
         limits = [p.max_tokens for p in self._pieces[self._indices[index] :] if isinstance(p, TurnHole)]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
@@ -217,7 +220,7 @@ class Turn:
         if not text.strip() and response.text.strip():  # a stop ended the answer within the repeated text
             self._wasted.append(response)
             response = await question.answer(
-                request, msgspec.structs.replace(question.params, stop=self._plan.stops or UNSET)
+                request, msgspec.structs.replace(question.params, stop=self.plan.stops or UNSET)
             )
             hole = TurnHole(() if isinstance(question.params.stop, Unset) else question.params.stop)
             answer = UnstoppedAnswer(unrepeated(turn_start, response.text), True, response.usage.completion_tokens)
@@ -245,20 +248,21 @@ class Turn:
 class TurnSource(AnswerSource):
     """Source of the answer of one generation in a turn.
 
-    Args:
+    Attributes:
+        turn: the turn.
         index: number of the generation in the turn, from 0.
     """
 
-    __slots__ = ("_index", "_turn")
+    __slots__ = ("index", "turn")
 
     def __init__(self, turn: Turn, index: int) -> None:
-        self._turn, self._index = turn, index
+        self.turn, self.index = turn, index
 
     def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
-        return self._turn.answers(self._index, question)
+        return self.turn.answers(self.index, question)
 
     async def aselect(self, question: NodeQuestion, choices: Sequence[str]) -> Selection:
-        return await self._turn.selection(self._index, question, choices)
+        return await self.turn.selection(self.index, question, choices)
 
 
 def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:

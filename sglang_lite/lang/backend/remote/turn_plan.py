@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -40,7 +40,6 @@ _ALONE = (
 _SOME_TEXT = "…"  # stands for what a generation adds
 
 Generated: TypeAlias = SglGen | SglSelect
-TurnMode: TypeAlias = Literal["text", "ahead", "asked", "asked_ahead", "refused"]
 
 
 @dataclass(slots=True)
@@ -61,6 +60,11 @@ class TurnSpan:
     def generated(self) -> list[Generated]:
         """Generations and selections of the span."""
         return [piece for piece in self.pieces if not isinstance(piece, str)]
+
+    @property
+    def fields(self) -> list[str | Constraint | None]:
+        """Pieces as parts of a text under a grammar: texts, and the constraints of the generations."""
+        return [piece if isinstance(piece, str) else _constraint(piece) for piece in self.pieces]
 
     @property
     def continues_turn(self) -> bool:
@@ -116,33 +120,22 @@ class TurnPlan:
     """Plan of a span whose generations are not asked for one by one as if each stood alone.
 
     Attributes:
-        mode: "text": one call for the whole text, under a grammar; "ahead": a call may bring later generations
-            besides its own; "asked": the model is shown the begun turn and asked to continue; "asked_ahead": both;
-            "refused": the backend can't do it.
         stops: stop strings of the chat template, which end any generation in a turn.
         common_params: sampling parameters common to all generations; None if they differ, so that no call brings
             several.
-        fields: pieces of that text: constants, and the constraints of the generations.
-        refusal: the refused generation, what can't be done, and what to do instead; None unless `mode` is
-            "refused".
+        as_text: True if one call generates the whole text, under a grammar.
+        asks_to_continue: True if the model is shown the begun turn and asked to continue.
+        ahead: True if a call may bring later generations besides its own.
+        refusal: the refused generation, what can't be done, and what to do instead; None if the backend can do it.
     """
 
-    mode: TurnMode
     span: TurnSpan
     stops: tuple[str, ...] = ()
     common_params: SamplingParams | None = None
-    fields: tuple[str | Constraint | None, ...] = ()
+    as_text: bool = False
+    asks_to_continue: bool = False
+    ahead: bool = False
     refusal: tuple[Generated, str, str] | None = None
-
-    @property
-    def asks_to_continue(self) -> bool:
-        """True if the model is shown the begun turn and asked to continue."""
-        return self.mode in ("asked", "asked_ahead")
-
-    @property
-    def ahead(self) -> bool:
-        """True if a call may bring later generations besides its own."""
-        return self.mode in ("ahead", "asked_ahead")
 
 
 def plan(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
@@ -194,19 +187,18 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
     assert rules is not None
     common = _common_params(span.generated, setting.run.params)
     begun = rules.begun_constrained if span.constrains_later else rules.begun_turns
-    if begun != "continued" and rules.enforces_grammars and span.continues_turn and common is not None:
-        fields = tuple(piece if isinstance(piece, str) else _constraint(piece) for piece in span.pieces)
-        if _takes_text(fields, span, setting):
-            return TurnPlan("text", span, stops, common, fields)
-    ahead = setting.run.drafting and common is not None and span.continues_turn
+    shares = common is not None and span.continues_turn
+    if begun != "continued" and rules.enforces_grammars and shares and _takes_text(span, setting):
+        return TurnPlan(span, stops, common, as_text=True)
+    ahead = setting.run.drafting and shares
     if begun == "continued":
-        return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
+        return TurnPlan(span, stops, common, ahead=True) if ahead and len(span.generated) > 1 else None
     if begun == "asked" or setting.run.drafts is not None:
-        return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
+        return TurnPlan(span, stops, common, asks_to_continue=True, ahead=ahead)
     if span.continues_turn:
         generation, before = span.first_behind
         feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
-        return TurnPlan("refused", span, refusal=(generation, feature, _INSTEAD))
+        return TurnPlan(span, refusal=(generation, feature, _INSTEAD))
     return None
 
 
@@ -243,9 +235,9 @@ def _constraint(generated: Generated) -> Constraint | None:
     return Choices(generated.choices) if isinstance(generated, SglSelect) else generated.node.constraint
 
 
-def _takes_text(fields: Sequence[str | Constraint | None], span: TurnSpan, setting: TurnContext) -> bool:
+def _takes_text(span: TurnSpan, setting: TurnContext) -> bool:
     """Returns True if the backend can generate the whole span as one text under a grammar."""
-    whole = turn_text(fields)
+    whole = turn_text(span.fields)
     if whole is None:
         return False
     try:
