@@ -97,9 +97,8 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
         strategies.append(_repaired(profile, demands))  # not for base models, which follow no instructions
     if strategies:
         return _or_else(strategies, profile, policy, demands)
-    unfit = next((each for each in possible if isinstance(each, Refusal)), None)
-    if unfit is not None:
-        return unfit
+    if possible:
+        return possible[0]
     if demands.scores:
         return Refusal("the choices' probabilities", _SCORED)
     if demands.kind == "select":

@@ -388,17 +388,15 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
             if value.cut:
                 break
         else:
-            span = _after(piece, text, at, values) if index else _first(piece, text)
+            if index:
+                span = _after(piece, text, at, values)
+            else:
+                span = _line(piece, text, 0) if piece.strip() else (0, 0)
             if span is None:
                 break
             start, at = span
             start_of_turn = start_of_turn if index else start
     return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
-
-
-def _first(constant: str, text: str) -> tuple[int, int] | None:
-    """Span of the constant that begins a turn, or None if it is not found."""
-    return _line(constant, text, 0) if constant.strip() else (0, 0)
 
 
 def _after(constant: str, text: str, at: int, values: Sequence[TurnValue]) -> tuple[int, int] | None:

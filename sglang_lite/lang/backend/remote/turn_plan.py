@@ -37,8 +37,6 @@ _ALONE = (
     "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
 )  # fmt: skip
 
-_SOME_TEXT = "…"  # stands for what a generation adds
-
 Generated: TypeAlias = SglGen | SglSelect
 
 
@@ -67,34 +65,17 @@ class TurnSpan:
         return [piece if isinstance(piece, str) else _constraint(piece) for piece in self.pieces]
 
     @property
-    def continues_turn(self) -> bool:
-        """True if a generation of the span stands behind visible text or another generation, so that the model has to
-        continue a begun turn."""
-        return len(self.generated) > 1 or bool(self.first_behind[1].strip())
-
-    @property
-    def constrains_later(self) -> bool:
-        """True if such a generation has a constraint."""
-        before = ""
-        for piece in self.pieces:
-            if not isinstance(piece, str) and before.strip() and _constraint(piece) is not None:
-                return True
-            before += piece if isinstance(piece, str) else _SOME_TEXT
-        return False
-
-    @property
-    def first_behind(self) -> tuple[Generated, str]:
-        """First generation with visible text before it, and that text; if there is none, the last generation and the
-        text before it."""
-        before, found = "", None
+    def behind(self) -> list[tuple[Generated, str]]:
+        """Generations behind visible text or another generation, for which the model has to continue a begun turn, each
+        with the text before it."""
+        found, before, first = list[tuple[Generated, str]](), "", True
         for piece in self.pieces:
             if isinstance(piece, str):
                 before += piece
-            else:
-                found = piece, before
-                if before.strip():
-                    break
-        assert found is not None, "spans have a generation"
+                continue
+            if before.strip() or not first:
+                found.append((piece, before))
+            first = False
         return found
 
 
@@ -186,8 +167,10 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
     rules = setting.backend.capabilities.turns
     assert rules is not None
     common = _common_params(span.generated, setting.run.params)
-    begun = rules.begun_constrained if span.constrains_later else rules.begun_turns
-    shares = common is not None and span.continues_turn
+    behind = span.behind
+    constrained = any(_constraint(generated) is not None for generated, _ in behind)
+    begun = rules.begun_constrained if constrained else rules.begun_turns
+    shares = common is not None and bool(behind)
     if begun != "continued" and rules.enforces_grammars and shares and _takes_text(span, setting):
         return TurnPlan(span, stops, common, as_text=True)
     ahead = setting.run.drafting and shares
@@ -195,8 +178,8 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
         return TurnPlan(span, stops, common, ahead=True) if ahead and len(span.generated) > 1 else None
     if begun == "asked" or setting.run.drafts is not None:
         return TurnPlan(span, stops, common, asks_to_continue=True, ahead=ahead)
-    if span.continues_turn:
-        generation, before = span.first_behind
+    if behind:
+        generation, before = next((each for each in behind if each[1].strip()), behind[-1])
         feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
         return TurnPlan(span, refusal=(generation, feature, _INSTEAD))
     return None
