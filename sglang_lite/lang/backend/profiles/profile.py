@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -219,56 +219,44 @@ _SNAPSHOT = re.compile(r"(-\d{8}|-\d{4}-\d{2}-\d{2}|-latest|@\d{8})?(-v\d+(:\d+)
 
 @lru_cache
 def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
-    """Profiles of a provider's models by name, and the profile of unlisted models."""
+    """Profiles of a provider's models by name, and the profile of unlisted models. An error in the file is a bug of
+    this package: tests read all files."""
     file = _data() / f"{provider}.toml"
     if not file.is_file():
         raise ParameterError("profile", f"there is no provider {provider!r}.", hint=f"Known: {', '.join(providers())}.")
     data = tomllib.loads(file.read_text(encoding="utf-8"))
-    return _Reader(provider, data).read()
+    default = data["default"]
+    if "like" in data:  # provider whose software this one runs
+        found, base = _provider(data["like"])
+        own = {name: replace(each, provider=provider) for name, each in found.items()}
+        return own, _profile(data, default, replace(base, provider=provider))
+    schema = _schema_rules(data) if "schema" in data else None
+
+    def read(entry: Mapping[str, Any], model: str) -> Profile:
+        return _profile(data, entry, Profile(provider, model, entry["api"], schema=schema))
+
+    listed = {name: read(entry, name) for entry in data.get("models", ()) for name in entry["names"]}
+    return listed, read(default, "")
 
 
-class _Reader:
-    """Reader of a provider's data file. An error in the file is a bug of this package: tests read all files."""
+def _profile(data: Mapping[str, Any], entry: Mapping[str, Any], base: Profile) -> Profile:
+    """Profile with the facts of an entry's traits, then its own; later ones take precedence."""
+    assert base.api in get_args(ApiName), f"{base.name}: api = {base.api!r}"
+    features, limits = dict(base.features), dict(base.limits)
+    traits = [fact for trait in entry.get("traits", ()) for fact in data["traits"][trait]]
+    for fact in (*traits, *entry.get("facts", ())):
+        source = data["sources"][fact["source"]]
+        for key, supported in (("takes", True), ("refuses", False)):
+            for name in fact.get(key, ()):
+                assert name in FEATURES, f"{base.name}: {name!r} is no feature"
+                features[name] = Feature(supported, source, data["read"])
+        for name, limit in fact.get("limits", {}).items():
+            assert name in LIMITS, f"{base.name}: {name!r} is no limit"
+            limits[name] = limit
+    return replace(base, features=MappingProxyType(features), limits=MappingProxyType(limits))
 
-    def __init__(self, provider: str, data: Mapping[str, Any]) -> None:
-        self._provider, self._data = provider, data
-        self._read: date = data["read"]
 
-    def read(self) -> tuple[Mapping[str, Profile], Profile]:
-        like = self._data.get("like")  # provider whose software this one runs
-        if like is not None:
-            found, default = _provider(like)
-            own = {name: replace(each, provider=self._provider) for name, each in found.items()}
-            return own, self._profile(self._data["default"], "", default)
-        models = self._data.get("models", ())
-        entries = {name: self._profile(entry, name) for entry in models for name in entry["names"]}
-        return entries, self._profile(self._data["default"], "")
-
-    def _profile(self, entry: Mapping[str, Any], model: str, onto: Profile | None = None) -> Profile:
-        api = entry.get("api", onto.api if onto is not None else None)
-        assert api in get_args(ApiName), f"{self._provider}: {model}: api = {api!r}"
-        features: dict[str, Feature] = dict(onto.features) if onto is not None else {}
-        limits: dict[str, int] = dict(onto.limits) if onto is not None else {}
-        for fact in self._facts(entry):
-            source = self._data["sources"][fact["source"]]
-            for key, supported in (("takes", True), ("refuses", False)):
-                for name in fact.get(key, ()):
-                    assert name in FEATURES, f"{self._provider}: {model}: {name!r} is no feature"
-                    features[name] = Feature(supported, source, self._read)
-            for name, limit in fact.get("limits", {}).items():
-                assert name in LIMITS, f"{self._provider}: {model}: {name!r} is no limit"
-                limits[name] = limit
-        schema = self._schema() if "schema" in self._data else None if onto is None else onto.schema
-        return Profile(self._provider, model, api, MappingProxyType(features), MappingProxyType(limits), schema)
-
-    def _facts(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yields the facts of an entry's traits, then its own; later ones take precedence."""
-        for trait in entry.get("traits", ()):
-            facts: Sequence[Mapping[str, Any]] = self._data["traits"][trait]
-            yield from facts
-        yield from entry.get("facts", ())
-
-    def _schema(self) -> SchemaRules:
-        rules = dict(self._data["schema"])
-        rules |= {"kept": frozenset(rules["kept"]), "formats": frozenset(rules["formats"])}
-        return SchemaRules(**rules | {"source": self._data["sources"][rules["source"]], "read": self._read})
+def _schema_rules(data: Mapping[str, Any]) -> SchemaRules:
+    rules = dict(data["schema"])
+    rules |= {"kept": frozenset(rules["kept"]), "formats": frozenset(rules["formats"])}
+    return SchemaRules(**rules | {"source": data["sources"][rules["source"]], "read": data["read"]})
