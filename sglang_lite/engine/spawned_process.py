@@ -9,17 +9,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from functools import partial
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError
-from sglang_lite.runtime.host.child_process import start_child
+from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, printed_lines, start_child
 
 logger = logging.getLogger("sglang_lite.engine")
 
 PATIENCE_S = 5.0  # time that a process has to exit after its connection was closed
-_KEPT_LINES = 20
-_LONGEST_LINE = 10_000  # bytes; the rest of a longer line counts as the next line
 
 
 class SpawnedProcess:
@@ -52,20 +49,13 @@ class SpawnedProcess:
                 f"{name} can't be started: {error}.", hint="Free what is short, or use in_process=True."
             ) from error
         self.connection = Connection(ours)
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.pid = self._process.pid
-        self._drain = threading.Thread(target=self._read_lines, name="sglang_lite-output", daemon=True)
+        printed = printed_lines(self._process, logger)
+        self._drain = threading.Thread(
+            target=self._lines.extend, args=(printed,), name="sglang_lite-output", daemon=True
+        )
         self._drain.start()
-
-    def _read_lines(self) -> None:
-        """Logs the lines that the process prints. A pipe that nobody reads would fill up and block the process."""
-        assert self._process.stdout is not None
-        with self._process.stdout as pipe:
-            for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
-                text = line.decode("utf-8", "replace").rstrip()
-                self._lines.append(text)
-                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
-                    logger.info("%s", text)
 
     def end(self) -> str:
         """Waits `PATIENCE_S` for the process, whose connection was closed, and kills it if it is still running.
@@ -79,15 +69,12 @@ class SpawnedProcess:
             self.kill()
             code = self._process.wait()
         self._drain.join(PATIENCE_S)  # a process that the child has started may keep the pipe open
+        reason = f"ended with status {code}"
         if code < 0:
+            reason = f"was ended by signal {-code}"
             with contextlib.suppress(ValueError):
-                return self._with_lines(f"was ended by {signal.Signals(-code).name}")
-            return self._with_lines(f"was ended by signal {-code}")
-        return self._with_lines(f"ended with status {code}")
-
-    def _with_lines(self, reason: str) -> str:
-        lines = [line for line in list(self._lines) if line]
-        return f"{reason}. Its last output:\n" + "\n".join(lines) if lines else f"{reason}."
+                reason = f"was ended by {signal.Signals(-code).name}"
+        return f"{reason}.{last_output(self._lines)}"
 
     def kill(self) -> None:
         self._process.kill()

@@ -16,19 +16,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from sglang_lite.import_paths import import_paths
 from sglang_lite.lang.backend.http.client import ServerClient
 from sglang_lite.protocol import BackendError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, printed_lines
 
 logger = logging.getLogger("sglang_lite.server")
 
 _PATIENCE_S = 10.0  # wait for a process that was asked to end
 _POLL_S = 0.05
-_KEPT_LINES = 20
-_LONGEST_LINE = 10_000  # bytes; the rest of a longer line is read as the next one
 _SERVING = re.compile(r"Serving .* at (http://\S+)$")
 _USAGE = 2  # exit status for a command line that argparse refuses, with these messages
 _REFUSED = re.compile(r"serve: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*?)\. See )")
@@ -64,7 +62,7 @@ class ServerProcess:
         arguments = ["serve", *flags_of({"port": 0, **flags})]
         code = _CODE.format(paths=import_paths(), parent=os.getpid(), arguments=arguments)
         self._home = os.getpid()
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._settled = threading.Event()  # set when the address is known, or the process has ended
         self.url = ""
         try:
@@ -121,16 +119,12 @@ class ServerProcess:
         for found in refused if status == _USAGE else ():
             name, problem = (found[1] or found[2]).replace("-", "_"), found[3] or "is not a flag of `sglang-lite serve`"
             return ParameterError(name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags.")
-        return BackendError(f"the server ended with status {status}.{self._last_lines()}")
+        return BackendError(f"the server ended with status {status}.{last_output(self._lines)}")
 
     def _timeout_error(self, timeout_s: float) -> BackendError:
         return BackendError(
-            f"the server was not ready after {timeout_s:g} s.{self._last_lines()}", hint="Raise launch_timeout."
+            f"the server was not ready after {timeout_s:g} s.{last_output(self._lines)}", hint="Raise launch_timeout."
         )
-
-    def _last_lines(self) -> str:
-        lines = [line for line in list(self._lines) if line]
-        return " Its last output:\n" + "\n".join(lines) if lines else ""
 
     def end(self) -> None:
         """Ends the process and waits for it. Does nothing in a forked copy, because the process belongs to the
@@ -139,17 +133,11 @@ class ServerProcess:
 
 
 def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event) -> None:
-    """Passes the process's output on to `logging`, because a full pipe would block the process."""
-    assert process.stdout is not None
-    with process.stdout as pipe:
-        for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
-            text = line.decode("utf-8", "replace").rstrip()
-            server = owner()
-            if server is not None:
-                server.take_line(text)
-                del server
-            with contextlib.suppress(Exception):  # of the user's handlers
-                logger.info("%s", text)
+    for line in printed_lines(process, logger):
+        server = owner()
+        if server is not None:
+            server.take_line(line)
+            del server  # which this thread doesn't keep alive
     settled.set()
 
 

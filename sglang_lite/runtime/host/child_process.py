@@ -1,4 +1,4 @@
-"""Start of a child process that runs a module of this package, connected by a socket.
+"""Child processes: the start of one that runs a module of this package, connected by a socket, and what one prints.
 
 The process isn't forked, because this process has threads, and isn't started by `multiprocessing`, which would run the
 caller's main module again. The connection has no path or port that other programs could find.
@@ -6,13 +6,19 @@ caller's main module again. The connection has no path or port that other progra
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Final
 
 from sglang_lite.import_paths import import_paths
 
+KEPT_LINES: Final = 20  # of the last lines that a process prints, to be shown if it fails
+_LONGEST_LINE = 10_000  # bytes; the rest of a longer line counts as the next line
 _FIRST = 3  # first descriptor after standard input, output and error
 
 
@@ -49,6 +55,24 @@ def start_child(
             ours.close()
             raise
     return process, ours
+
+
+def printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> Iterator[str]:
+    """Yields the lines that a process prints, and logs them. A pipe that nobody reads would fill up and block the
+    process."""
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
+            text = line.decode("utf-8", "replace").rstrip()
+            yield text
+            with contextlib.suppress(Exception):  # the caller's logging handlers may raise
+                logger.info("%s", text)
+
+
+def last_output(lines: Iterable[str]) -> str:
+    """Sentence for an error with the last lines that a process has printed; "" if there are none."""
+    printed = [line for line in list(lines) if line]
+    return " Its last output:\n" + "\n".join(printed) if printed else ""
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
