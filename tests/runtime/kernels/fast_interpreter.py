@@ -25,7 +25,8 @@ _broadcast, _cast, _check_types = (
     _semantic.cast,
     _semantic.binary_op_type_checking_impl,
 )
-_computed = _semantic.computation_type_impl
+_computed, _make_constant = _semantic.computation_type_impl, _semantic.scalar_constant
+_make_range = interpreter.InterpreterBuilder.create_make_range
 _PLAIN = {tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, int, float, bool, str, type(None)}
 _OFFSETS = {"int32", "int64"}
 _NUMBERS = {"fp32", "bf16", "fp16", "int1", *_OFFSETS}
@@ -33,6 +34,9 @@ _unwrap, _equal = core._unwrap_if_constexpr, tl.dtype.__eq__
 _blocks: dict[tuple[Any, ...], tl.block_type] = {}
 _np_dtypes: dict[str, Any] = {}
 _computation_types: dict[tuple[Any, ...], tl.dtype] = {}
+_operands: dict[tuple[str, str], tuple[Any, ...]] = {}
+_constants: dict[tuple[int, str], tl.tensor] = {}
+_ranges: dict[tuple[int, int], interpreter.TensorHandle] = {}
 _builtins: dict[Any, list[tuple[str, Any]]] = {}
 
 
@@ -95,13 +99,30 @@ def _broadcast_unequal(self, lhs, rhs):
     return _broadcast(self, lhs, rhs)
 
 
+def _typed_alike(self, lhs, rhs):
+    """Operands with the type that `broadcast_impl_value` gives them and the numbers that they have: an operator is numpy's,
+    which broadcasts them itself."""
+    key = lhs.type.name, rhs.type.name
+    if key not in _operands:
+        _operands[key] = tuple(
+            None if wide is own else wide.type for own, wide in zip((lhs, rhs), _broadcast(self, lhs, rhs))
+        )
+    left, right = _operands[key]
+    return lhs if left is None else tl.tensor(lhs.handle, left), rhs if right is None else tl.tensor(rhs.handle, right)
+
+
 def _check_unequal(self, lhs, rhs, left_ptr=False, right_ptr=False, arithmetic_check=True, div_or_mod=False):
     """Replacement for `binary_op_type_checking_impl`: numbers of one type are computed in it, unless they are divided."""
-    if type(lhs) is type(rhs) is tl.tensor and not div_or_mod:
+    plain = type(lhs) is tl.tensor and not div_or_mod
+    if plain and arithmetic_check and type(rhs) is int and lhs.dtype.name in _OFFSETS:
+        rhs = self._cast_to_computation_type(rhs, lhs.dtype)
+    if plain and type(rhs) is tl.tensor:
         left, right = lhs.dtype, rhs.dtype
         if (left is right and left.name in _NUMBERS) or (
             left_ptr and type(left) is tl.pointer_type and right.name in _OFFSETS
         ):
+            if type(self) is _semantic:
+                return _typed_alike(self, lhs, rhs)
             return self.broadcast_impl_value(lhs, rhs)  # which Gluon has its own of
     return _check_types(self, lhs, rhs, left_ptr, right_ptr, arithmetic_check, div_or_mod)
 
@@ -129,6 +150,25 @@ def _known_computation_type(self, *of):
     return _computation_types[key]
 
 
+def _known_constant(self, value, dtype):
+    """Replacement for `scalar_constant`: a kernel computes with the same few integers."""
+    if type(value) is not int:
+        return _make_constant(self, value, dtype)
+    key = value, dtype.name
+    if key not in _constants:
+        _constants[key] = _make_constant(self, value, dtype)
+    return _constants[key]
+
+
+def _known_range(self, kind, start, stop):
+    """Replacement for `create_make_range`, whose numbers nothing may write to."""
+    key = start, stop
+    if key not in _ranges:
+        _ranges[key] = _make_range(self, kind, start, stop)
+        _ranges[key].data.setflags(write=False)
+    return _ranges[key]
+
+
 def _known_np_dtype(kind):
     """Replacement for `_get_np_dtype`, which writes its table anew at each call."""
     name = kind.scalar.name
@@ -150,7 +190,9 @@ def install() -> None:
     _semantic.broadcast_impl_value = _broadcast_unequal
     _semantic.binary_op_type_checking_impl = _check_unequal
     _semantic.computation_type_impl = _known_computation_type
+    _semantic.scalar_constant = _known_constant
     _semantic.cast = _cast_other
+    interpreter.InterpreterBuilder.create_make_range = _known_range
     core._unwrap_if_constexpr = _unwrap_by_type
     tl.dtype.__eq__ = _same
     checked = os.environ.get("SGLANG_LITE_CASES") == "all"
