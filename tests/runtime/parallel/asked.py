@@ -50,10 +50,14 @@ REQUESTS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-def answers(engine: sgl.Engine | InTurn) -> list[Generation]:
-    """Ids and log-probabilities of requests of all kinds, that run together, and of one behind a cached prefix."""
+def answers(engine: sgl.Engine | InTurn, block: int = BLOCK) -> list[Generation]:
+    """Ids and log-probabilities of requests of all kinds, that run together, and of one behind a cached prefix.
+
+    Args:
+        block: number of logits that a program reads; prompts have a token of the second block.
+    """
     found: list[Generation] = []
-    asked = [([5 + i, 9, 4100, 17, 30 + i] * (1 + i % 3), *request) for i, request in enumerate(REQUESTS)]
+    asked = [([5 + i, 9, block + 4, 17, 30 + i] * (1 + i % 3), *request) for i, request in enumerate(REQUESTS)]
     behind = (asked[0][0] + [3, 1], REQUESTS[1][0] | {"max_tokens": 2}, None)
     for batch in (asked, [behind]):
         futures: list[Future[Any]] = []

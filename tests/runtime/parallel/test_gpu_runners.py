@@ -15,8 +15,9 @@ import sglang_lite as sgl
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
-from sglang_lite.runtime.kernels.sampling import BLOCK
+from sglang_lite.runtime.kernels import sampling
 from sglang_lite.runtime.loading.load_model import load_model
+from sglang_lite.runtime.models import gpu_decoder, gpu_ranks
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, GlooCollectives
@@ -27,6 +28,7 @@ from tests.runtime.parallel.asked import answers, compare, saved
 from tests.runtime.parallel.sharing import InTurn, sharing
 
 pytestmark = [needs_kernels, pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of threads share a GPU")]
+BLOCK = 256  # logits that a program reads: of a vocabulary of several blocks of 4,096, logits took most of the time
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_running": 4,
@@ -101,6 +103,9 @@ def on_gpus(monkeypatch):
         in_stage = None if gloo.parallel.pp == 1 else ranks_of(gloo.in_stage)
         return ONE_PROCESS if gloo is ONE_PROCESS else GpuRanks(gloo.parallel, None, GlooAsNccl(gloo), in_stage)
 
+    for module in (sampling, gpu_ranks, gpu_decoder):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    monkeypatch.setattr(GpuDecoder, "vocab_block", BLOCK)
     monkeypatch.setattr(GridExecutor, "__call__", alone)
     monkeypatch.setattr(threads, "GlooCollectives", connected)
     monkeypatch.setattr("sglang_lite.runtime.models.cpu_ranks.connect", lambda ranks: ranks)
@@ -136,18 +141,18 @@ def test_ranks_give_the_tokens_of_one_process(kind, layout, loading, tmp_path, o
     vocabulary = max(layout.ranks // layout.dp - 1, 1) * BLOCK + 100
     folder = saved(tmp_path / "model", kind, vocab_size=vocabulary, num_hidden_layers=layout.pp)
     with sgl.Engine(model=str(folder), device="cpu", in_process=True, **SETTINGS) as engine:
-        expected = answers(engine)
+        expected = answers(engine, BLOCK)
     if layout.dp > 1:
         record_graphs(monkeypatch)
         with sharing(folder, layout, tmp_path / "meeting", device="cpu", **SETTINGS) as engines:
-            found = answers(InTurn(engines))
+            found = answers(InTurn(engines), BLOCK)
             sizes = [{size for size, *_ in engine.core.runner.graphs.captured} for engine in engines]
         assert len(sizes[0]) > 1
         assert sizes[1:] == sizes[:-1]
     else:
         settings = SETTINGS | ({"eplb_rebalance_num_iterations": 2} if loading else {})
         with threads.engine_of_ranks(folder, layout, tmp_path / "meeting", loading, device="cpu", **settings) as engine:
-            found = answers(engine)
+            found = answers(engine, BLOCK)
             assert not loading or engine.stats()["expert_layers_moved"]
     compare(found, expected)
 
