@@ -143,28 +143,30 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
         processes.gone(mark)
 
 
-def test_engines_one_after_the_other_leave_nothing_behind(folders, mark):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("way", ["closed", "dropped", "in a cycle", "left"])
+def test_engines_one_after_the_other_leave_nothing_behind(folders, mark, own, way):
     """Closed, dropped, dropped in a cycle, and left with requests open."""
-    before = None
-    for i in range(ENGINES):
+    before = left_behind()
+    for _ in range(max(1, ENGINES // 4)):
         engine = sgl.Engine(folders[0], **SETTINGS)
         sink = Collector()
         engine.submit("ab", LONG, sink=sink, stream=True)
         sink.begun()
-        match i % 4:
-            case 0:
+        match way:
+            case "closed":
                 engine.close()
                 engine.close()
                 with pytest.raises(EngineClosedError, match=r"is closed\. Make a new one: sgl\.Engine"):
                     engine.complete("ab", GREEDY)
-            case 1:
+            case "dropped":
                 del engine
-            case 2:
+            case "in a cycle":
                 cycle: list[object] = [engine]
                 cycle.append(cycle)
                 del engine, cycle
                 gc.collect()
-            case 3:
+            case "left":
                 with contextlib.suppress(LookupError), engine:
                     raise LookupError
         assert isinstance(sink.end(), EngineClosedError)
@@ -172,9 +174,12 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark):
         for thread in threading.enumerate():
             if thread.name in ("sglang_lite-events", "sglang_lite-output", "sglang_lite-send"):
                 thread.join(60) if thread not in OTHERS else None
-        after = (len(processes.descriptors()), set(threading.enumerate()) - OTHERS, len(processes.children()))
-        assert before in (None, after)
-        before = after
+        assert left_behind() == before
+
+
+def left_behind():
+    """Number of open files, threads that are not the session's, and number of children."""
+    return len(processes.descriptors()), set(threading.enumerate()) - OTHERS, len(processes.children())
 
 
 def test_engines_beside_each_other_answer_and_leave_nothing_behind(folders, mark, own):
