@@ -22,6 +22,7 @@ from tests.waiting import until
 KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "1"))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+A_WHILE = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 TEXTS = ["ab", "cd ef", "the cat sat on the mat, and the dog did not", "x", "the cat sat on the mat, and slept", "zz"]
 
 
@@ -206,7 +207,7 @@ def two_that_run(engine):
     """Sinks of two requests that run, each at another replica."""
     sinks = [Collector(), Collector()]
     for rank, sink in enumerate(sinks):
-        engine.submit(f"{rank} of two requests that run for a while", LONG, sink=sink, stream=True)
+        engine.submit(f"{rank} of two requests that run for a while", A_WHILE, sink=sink, stream=True)
     for sink in sinks:
         sink.begun()
     return sinks

@@ -19,6 +19,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_replicas_that_share_experts_answer_like_one_engine_and_end_together(number, tmp_path):
     folder = folder_of("qwen3-moe", tmp_path / "model")
