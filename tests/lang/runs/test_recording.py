@@ -78,7 +78,7 @@ def test_what_is_in_the_file(file):
         assert 0 < call.events[-1].at <= call.ended
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_conformance_programs_replay(name, file):
     case = CASES[name]

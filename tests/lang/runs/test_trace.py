@@ -28,7 +28,7 @@ def own_text(trace: Trace) -> str:
     return "".join(text for node in nodes for text, _ in node.pieces)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", [sgl.ScriptedBackend, Waiting])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.raises is None])
 def test_tokens_and_texts_of_a_trace_are_those_of_the_run(name, backend, tmp_path):

@@ -540,7 +540,7 @@ def tensors(result):
 
 
 @needs_kernels
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=needs_hopper if name.endswith("hopper") else ()) for name in sorted(FOUND)]
 )

@@ -116,7 +116,7 @@ def test_a_row_is_computed_as_by_the_merged_model(name, own, rows):
             close(found[its], hidden(other, slots, None)[its])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("kind", ["half", "packed", "int8", "fp8"])
 def test_weights_of_any_format_have_adapters_in_sixteen_bits(kind, rows):

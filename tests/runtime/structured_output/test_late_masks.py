@@ -91,7 +91,7 @@ def run(engine, grammars, slow_at, constrained, length=3):
     return [end.token_ids for end in ends]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("constrained", [(1,), (0, 1, 2, 3)], ids=["it alone is constrained", "all are"])
 @pytest.mark.parametrize(("slow_at", "length"), [(0, 16), (0, 3), (1, 3), (5, 3)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
