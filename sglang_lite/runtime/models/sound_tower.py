@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
-from sglang_lite.runtime.models.vision_tower import take_weights
+from sglang_lite.runtime.models.vision_tower import made_part, take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 Inputs: TypeAlias = Mapping[str, torch.Tensor]  # of an encoder, by name
@@ -32,15 +32,10 @@ class SoundTower:
     """
 
     def __init__(self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        from transformers import AutoConfig
-        from transformers.initialization import no_init_weights
+        def make(config: Any) -> tuple[dict[str, torch.nn.Module], _Encode]:
+            return _FAMILIES[config.model_type](config, dtype)
 
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-        try:
-            with no_init_weights():
-                parts, self._encode = _FAMILIES[config.model_type](config, dtype)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder}: transformers can't make its encoder of sounds: {error}") from error
+        config, (parts, self._encode) = made_part(folder, "encoder of sounds", make)
         self.width: int = getattr(config, "text_config", config).hidden_size
         self._model = torch.nn.ModuleDict(parts)
         self.parameters = take_weights(self._model, source, dtype, device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ _FRAMES = "pixel_values_videos"
 _DECODERS = ("language_model", "text_model")  # names of transformers' modules for the text
 _TINY = {"num_hidden_layers": 0, "layer_types": [], "vocab_size": 8, "pad_token_id": None, "bos_token_id": None,
          "eos_token_id": None}  # fmt: skip
+
+_T = TypeVar("_T")
 
 
 class VisionTower:
@@ -39,20 +41,17 @@ class VisionTower:
     """
 
     def __init__(self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        from transformers import AutoConfig, AutoModel
-        from transformers.initialization import no_init_weights
+        from transformers import AutoModel
+
+        def make(config: Any) -> Any:
+            for name, value in _TINY.items():  # of the decoder, which is not made here
+                if hasattr(config.text_config, name):
+                    setattr(config.text_config, name, value)
+            return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
 
         self.planes = feature_planes(folder)
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config, self._model = made_part(folder, "encoder of images", make)
         self.width: int = self.planes * config.text_config.hidden_size
-        for name, value in _TINY.items():  # of the decoder, which is not made here
-            if hasattr(config.text_config, name):
-                setattr(config.text_config, name, value)
-        try:
-            with no_init_weights():
-                self._model: Any = AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder}: transformers can't make its encoder of images: {error}") from error
         for name in _DECODERS:
             if hasattr(self._model, name):
                 delattr(self._model, name)
@@ -110,6 +109,28 @@ def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Features [T, hidden size] of all images, which some versions of transformers give in parts."""
     parts = [found] if isinstance(found, torch.Tensor) else found
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])
+
+
+def made_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:  # of transformers
+    """Config of a folder, and a part of its model without weights.
+
+    Args:
+        folder: folder of the model.
+        part: what it is, for messages.
+        make: makes it of the config.
+
+    Raises:
+        ModelError: transformers can't make it.
+    """
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        with no_init_weights():
+            return config, make(config)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder}: transformers can't make its {part}: {error}") from error
 
 
 def take_weights(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.attention.cross import text_plans
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, AttentionRules, DevicePlan
@@ -24,7 +23,7 @@ from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.models.cached_module import CachedModule
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
-from sglang_lite.runtime.models.vision_tower import take_weights
+from sglang_lite.runtime.models.vision_tower import made_part, take_weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 # Attention of a layer, from its index and its queries, or queries, keys and values [T, heads, head size].
@@ -55,15 +54,9 @@ class WhisperDecoder(CachedModule):
     def __init__(
         self, folder: Path, source: WeightSource, dtype: torch.dtype, device: torch.device, sound: SoundPrefix
     ) -> None:
-        from transformers import AutoConfig, AutoModel
-        from transformers.initialization import no_init_weights
+        from transformers import AutoModel
 
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-        try:
-            with no_init_weights():
-                self._decoder: Any = AutoModel.from_config(config, dtype=dtype).decoder
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder}: transformers can't make its decoder: {error}") from error
+        config, self._decoder = made_part(folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder)
         take_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)
         source.ignore("proj_out.weight")  # the embedding, which some checkpoints have twice
         self._decoder.to(device).eval().requires_grad_(False)
