@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sglang_lite.runtime.kernels.reference import activation
 from sglang_lite.runtime.kernels.reference.experts_route import experts_route
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
@@ -121,7 +122,8 @@ def apply_activation(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, ba
             elements of a thread's share differently.
     """
     if isinstance(spec, DenseSpec) and not spec.gated:
-        return _plain(gate_up.float() if batch_invariant else gate_up, spec.activation).to(gate_up.dtype)
+        wide = gate_up.float() if batch_invariant else gate_up
+        return activation.apply_activation(wide, spec.activation).to(gate_up.dtype)
     gate, up = gate_up.chunk(2, -1)
     if spec.activation == "silu":
         return F.silu(gate).mul_(up)
@@ -133,11 +135,3 @@ def apply_activation(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, ba
     else:
         wide = F.gelu(wide, approximate="tanh" if spec.activation == "gelu_tanh" else "none")
     return wide.to(gate.dtype).mul_(up)
-
-
-def _plain(x: torch.Tensor, activation: str) -> torch.Tensor:
-    if activation == "silu":
-        return F.silu(x)
-    if activation == "relu2":
-        return F.relu(x).square()
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
