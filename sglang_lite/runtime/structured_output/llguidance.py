@@ -24,7 +24,7 @@ from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import Mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens, byte_tokens
 from sglang_lite.runtime.structured_output.language_endings import CompletedLanguage, LanguageEndings
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
@@ -108,7 +108,7 @@ class _Lexer:
     is_renewed: bool = False
 
 
-class LlguidanceMatcher:
+class LlguidanceMatcher(LoneMatcher):
     """Parser of llguidance, with the state of the language that its text is in.
 
     Args:
@@ -117,8 +117,6 @@ class LlguidanceMatcher:
         first: mask of the start.
         states: shared states of the language, or None if they are not tracked.
     """
-
-    number = None
 
     def __init__(self, engine: LlguidanceEngine, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
         self.engine, self._inner, self._lexer = engine, lexer.start, lexer
@@ -145,10 +143,6 @@ class LlguidanceMatcher:
     @property
     def lock_key(self) -> Hashable:
         return self._lexer
-
-    @property
-    def parts(self) -> tuple[LlguidanceMatcher]:
-        return (self,)
 
     @property
     def state_key(self) -> Hashable:
