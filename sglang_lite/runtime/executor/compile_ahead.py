@@ -56,7 +56,6 @@ from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.blocks import Format
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.quantised_formats import Matrices
-from sglang_lite.runtime.models.weights.source import Weight, WeightSource
 from sglang_lite.runtime.parallel.collectives import ONE_PROCESS, Collectives
 from sglang_lite.runtime.parallel.layout import Parallel
 
@@ -124,7 +123,8 @@ def collect_variants(
     with collecting_variants(properties, on_variant), torch.inference_mode(), _ShapeOnlyProducts(), unsupported:
         row_bytes = spec.hidden_size * runner.precision.compute.itemsize
         ranks = _ranks_without_memory(runner.parallel, row_bytes, nowhere)
-        model = GpuDecoder(spec, _ZeroWeights(runner.stored), runner.precision, nowhere, runner.longest, ranks=ranks)
+        source = DummySource(nowhere, Matrices(format=runner.stored))
+        model = GpuDecoder(spec, source, runner.precision, nowhere, runner.longest, ranks=ranks)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in model.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
@@ -169,25 +169,6 @@ class _ShapeOnlyProducts(TorchFunctionMode):
             x, weight = args[:2]
             return x.new_empty((*x.shape[:-1], len(weight)))
         return func(*args, **(kwargs or {}))
-
-
-class _ZeroWeights(WeightSource):
-    """Source of zeros of any shape, which take no memory.
-
-    Args:
-        stored: format of the layers' matrices, of which nothing but shapes and dtypes is there; None for zeros, too.
-    """
-
-    def __init__(self, stored: Format | None) -> None:
-        super().__init__("no weights", {})
-        self._few_bits = DummySource(torch.device("meta"), Matrices(format=stored))
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Weight:
-        found = self._few_bits.take(name, shape)
-        return torch.zeros(()).expand(shape) if isinstance(found, torch.Tensor) else found
-
-    def _read(self, name: str, file: Path) -> torch.Tensor:
-        raise AssertionError("take() needs no file")
 
 
 class BackgroundCompilation:
