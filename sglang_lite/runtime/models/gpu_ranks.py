@@ -24,6 +24,7 @@ from sglang_lite.runtime.parallel.collectives import (
     own_rows,
     store_of_stage,
     swap,
+    torch_distributed,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
 
@@ -206,10 +207,7 @@ class _Nccl:
     """
 
     def __init__(self, parallel: Parallel, store: Any, device: torch.device) -> None:
-        from torch import distributed  # slow to import
-
-        module: Any = distributed  # whose types lack these names
-        group = module.ProcessGroupNCCL
+        group = torch_distributed().ProcessGroupNCCL
         self._group = group(store, parallel.rank, parallel.ranks, group.Options())
         with torch.cuda.device(device):
             for size in _FIRST:

@@ -78,16 +78,20 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
+def torch_distributed() -> Any:  # whose types lack the names that are used here
+    """Returns the module `torch.distributed`."""
+    from torch import distributed  # slow to import
+
+    return distributed
+
+
 class _GlooGroup:
     """Collectives of the processes that have met at a store of torch, with options of gloo."""
 
     def __init__(self, parallel: Parallel, store: Any, options: Any) -> None:
-        from torch import distributed  # slow to import
-
-        module: Any = distributed  # whose types lack this name
         self.parallel = parallel
         self.in_stage: Collectives = self
-        self._group = module.ProcessGroupGloo(store, parallel.rank, parallel.ranks, options)
+        self._group = torch_distributed().ProcessGroupGloo(store, parallel.rank, parallel.ranks, options)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
@@ -119,11 +123,7 @@ class GlooCollectives(_GlooGroup):
     """
 
     def __init__(self, parallel: Parallel, meeting: Path | str, timeout_s: float) -> None:
-        from torch import distributed  # slow to import
-
-        module: Any = distributed  # whose types lack these names
-        group = module.ProcessGroupGloo
-
+        group = torch_distributed().ProcessGroupGloo
         options = group._Options()  # noqa: SLF001  # torch has no other name for it
         options._timeout = timedelta(seconds=timeout_s)  # noqa: SLF001  # the same
         options._devices = [group.create_device(hostname=_own_address(str(meeting)))]  # noqa: SLF001  # the same
@@ -141,14 +141,11 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
     Raises:
         BackendError: the port is taken, or rank 0 can't be reached.
     """
-    from torch import distributed  # slow to import
-
-    module: Any = distributed  # whose types lack some of these names
     if not meeting.startswith(_TCP):
-        return module.FileStore(meeting, parallel.ranks)
+        return torch_distributed().FileStore(meeting, parallel.ranks)
     host, _, port = meeting.removeprefix(_TCP).rpartition(":")
     try:
-        return module.TCPStore(
+        return torch_distributed().TCPStore(
             host, int(port), parallel.ranks, parallel.rank == 0, timedelta(seconds=timeout_s), wait_for_workers=False
         )
     except RuntimeError as error:
@@ -161,10 +158,7 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
 
 def store_of_stage(store: Any, parallel: Parallel) -> Any:  # of torch
     """Store by which the ranks of this one's stage find one another, in that of all ranks."""
-    from torch import distributed  # slow to import
-
-    module: Any = distributed  # whose types lack this name
-    return module.PrefixStore(f"stage {parallel.stage}", store)
+    return torch_distributed().PrefixStore(f"stage {parallel.stage}", store)
 
 
 def _own_address(meeting: str) -> str:
