@@ -24,6 +24,7 @@ from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat
 from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.layers.linear import block_library
+from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import hub_headers, resolve
@@ -320,15 +321,11 @@ def _served(spec: EncoderSpec) -> tuple[str, ...]:
 
 
 def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
-    """Takes each tensor of a decoder from the source. Raises ModelError if a tensor is missing, superfluous or of
-    another shape."""
-    taken: set[str] = set()
+    """Takes each tensor of a decoder from the source. Raises ModelError if a tensor is missing, superfluous, there
+    twice or of another shape."""
+    tensors = ParameterTensors(source)
     for parameter in parameters(spec):
-        there = (piece for piece in parameter.slices if piece.name in taken or source.has(piece.name))
-        piece = next(there, parameter.slices[0])
-        if piece.name not in taken:
-            source.take(piece.name, piece.shape)
-            taken.add(piece.name)
+        tensors.take(parameter)
     for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # allowed, but not needed
         source.ignore(name)
     source.check_all_used()
