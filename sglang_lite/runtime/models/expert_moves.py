@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_lite.protocol import CapabilityError
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
+from sglang_lite.runtime.models.offload import tensors_within
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
 
@@ -101,13 +102,4 @@ def _take(layer: Layer, new: Any) -> None:
 
 def _tensors(experts: Any) -> Iterator[torch.Tensor]:
     """Tensors of experts on a GPU that differ from rank to rank."""
-    for part in (experts.matrices, experts.local_ids):
-        yield from _of_record(part)
-
-
-def _of_record(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _of_record(getattr(part, field.name))
+    return tensors_within((experts.matrices, experts.local_ids), set())
