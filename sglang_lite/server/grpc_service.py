@@ -13,7 +13,7 @@ import logging
 import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite.server")
 _CHUNK = 64 * 1024  # bytes of a tokenizer's files in a message
-_LONGEST_S = 600.0  # of an embedding
 _IDLE_MS = 60_000  # after which a connection without calls is closed
 _FILES = (  # of a tokenizer
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
@@ -100,8 +99,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         async with self._calls.answering("Embed", context, request_id=request.request_id, counts=True):
             refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
             texts = [list(request.tokenized.input_ids)]
-            compute = partial(embedding.embeddings, self._service.engine, texts, field="tokenized")
-            (row, *_), tokens = await self._service.call_engine(compute, at_most_s=_LONGEST_S)
+            (row, *_), tokens = await self._service.encode(embedding.embeddings, texts, field="tokenized")
             return pb.EmbedResponse(embedding=row.tolist(), embedding_dim=len(row), prompt_tokens=sum(tokens))
 
     async def HealthCheck(self, _: Any, __: Any) -> Any:  # noqa: N802  # of the protocol

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -39,9 +39,11 @@ from sglang_lite.server.sound_decoder import SoundDecoder
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("sglang_lite.server")
 _BEAT_S = 1.0
+_ENCODING_S = 600.0  # longest time to read texts
 _SHORT = 4096  # characters; tokenising a shorter text takes less time than a change of threads
 
 
@@ -213,6 +215,10 @@ class Service:
                 return await future
         except TimeoutError:
             raise RequestTimeoutError(f"the engine has not responded for {seconds:g} seconds.") from None
+
+    async def encode(self, compute: Callable[Concatenate[Engine, P], T], *given: P.args, **options: P.kwargs) -> T:
+        """Result of a function of engine/embedding.py for the engine. Raises as `call_engine`."""
+        return await self.call_engine(partial(compute, self.engine, *given, **options), at_most_s=_ENCODING_S)
 
     # ----------------------------------------------------------------------------------------------- health
 

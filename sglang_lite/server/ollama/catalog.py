@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from sglang_lite.server.service import Service
 from sglang_lite.version import __version__
 
 _SPOKEN = "0.12.6"  # version of Ollama whose protocol this is; clients compare it with what they need
-_LONGEST_S = 600.0  # of embeddings
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # Ollama's names
 _NEVER = "9999-12-31T23:59:59Z"  # when the model will be unloaded
 
@@ -79,10 +77,9 @@ async def _embedded(
     read_options(body, call)
     if not texts:
         return np.zeros((0, 1), np.float32), []
-    compute = partial(
-        embedding.embeddings, service.engine, texts, dimensions, truncate=truncate, lora_path=adapter, field="input"
+    return await service.encode(
+        embedding.embeddings, texts, dimensions, truncate=truncate, lora_path=adapter, field="input"
     )
-    return await service.call_engine(compute, at_most_s=_LONGEST_S)
 
 
 class _Files:

@@ -23,7 +23,6 @@ from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 
-LONGEST_S = 600.0
 _MAX_TEXTS = 8192  # of a request
 
 
@@ -73,11 +72,10 @@ RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embeddings of texts."""
     body, texts = await read(service, call, _read)
-    compute = partial(
-        embedding.embeddings, service.engine, texts, body.dimensions, truncate=body.truncate,
-        prompt_name=body.prompt_name, lora_path=service.adapter_of(body.model), field="input",
+    vectors, tokens = await service.encode(
+        embedding.embeddings, texts, body.dimensions, truncate=body.truncate, prompt_name=body.prompt_name,
+        lora_path=service.adapter_of(body.model), field="input",
     )  # fmt: skip
-    vectors, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     found = encoded_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
     model = service.name_of(body.model)
@@ -109,17 +107,14 @@ async def encode(service: Service, call: HttpRequest) -> Response:
         )
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
-        options: dict[str, Any] = {
-            "dimensions": body.dimensions, "prompt_name": body.prompt_name, "lora_path": body.lora_path,
-        }  # fmt: skip
-        return await sglang_answer(service, body, partial(embedding.embeddings, service.engine, **options))
+        options: Any = {"dimensions": body.dimensions, "prompt_name": body.prompt_name, "lora_path": body.lora_path}
+        return await sglang_answer(service, body, partial(embedding.embeddings, **options))
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
                 name, f"{service.model_name} gives a number for each label, not vectors. Leave it out."
             )
-    compute = partial(embedding.label_numbers, service.engine, plain=True, lora_path=body.lora_path)
-    return await sglang_answer(service, body, compute)
+    return await sglang_answer(service, body, partial(embedding.label_numbers, plain=True, lora_path=body.lora_path))
 
 
 async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]) -> Response:
@@ -127,8 +122,8 @@ async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[.
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
-    ask = partial(embedding.sglang_form, partial(compute, truncate=body.truncate, field=field), given)
-    return answer(await service.call_engine(ask, at_most_s=LONGEST_S))
+    compute = partial(compute, truncate=body.truncate, field=field)
+    return answer(await service.encode(lambda engine: embedding.sglang_form(partial(compute, engine), given)))
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
@@ -139,10 +134,9 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
-    compute = partial(
-        embedding.pair_scores, service.engine, pairs, truncate=body.truncate, lora_path=adapter, field="documents"
+    scores, tokens = await service.encode(
+        embedding.pair_scores, pairs, truncate=body.truncate, lora_path=adapter, field="documents"
     )
-    scores, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
     if body.return_documents:

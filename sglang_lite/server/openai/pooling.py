@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -22,7 +22,6 @@ from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
 from sglang_lite.server.openai.chat_request import Message, template_messages
 from sglang_lite.server.openai.embeddings import (
-    LONGEST_S,
     NativeTexts,
     encoded_rows,
     sglang_answer,
@@ -78,12 +77,12 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
-        rewards = partial(embedding.label_numbers, service.engine, plain=True, lora_path=adapter)
+        rewards = partial(embedding.label_numbers, plain=True, lora_path=adapter)
         return await sglang_answer(service, body, rewards)
     texts, field = _readable(service, body, ids)
-    options: dict[str, Any] = {"truncate": body.truncate, "lora_path": adapter, "field": field}
-    compute = partial(embedding.classes, service.engine, texts, **options)
-    found, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
+    found, tokens = await service.encode(
+        embedding.classes, texts, truncate=body.truncate, lora_path=adapter, field=field
+    )
     data = [
         {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
         for i, each in enumerate(found)
@@ -103,12 +102,11 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     _check_kind(body, spec, service.model_name)
     texts, field = _readable(service, body, ids)
     if spec.classifier is None:
-        compute = partial(embedding.embeddings, service.engine, texts, body.dimensions)
+        compute: Callable[..., embedding.Numbers] = partial(embedding.embeddings, dimensions=body.dimensions)
     else:
         plain = spec.classifier.raw_score if body.use_activation is None else not body.use_activation
-        compute = partial(embedding.label_numbers, service.engine, texts, plain=plain)
-    compute = partial(compute, truncate=body.truncate, lora_path=adapter, field=field)
-    rows, tokens = await service.call_engine(compute, at_most_s=LONGEST_S)
+        compute = partial(embedding.label_numbers, plain=plain)
+    rows, tokens = await service.encode(compute, texts, truncate=body.truncate, lora_path=adapter, field=field)
     found = encoded_rows(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
     return _listed(service, "pool", body, data, tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -16,7 +15,6 @@ from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.labels import label_calls, label_logprobs, label_scores
 
-_LONGEST_S = 600.0
 _MAX_TEXTS = 1024  # texts that are scored together, each as one request of the engine
 
 
@@ -78,8 +76,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
         raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MAX_TEXTS:,}.")
     adapter = service.adapter_of(body.model)
     pairs = list(zip(first, second))
-    read = partial(embedding.pair_scores, service.engine, pairs, lora_path=adapter, field="text_2")
-    scores, tokens = await service.call_engine(read, at_most_s=_LONGEST_S)
+    scores, tokens = await service.encode(embedding.pair_scores, pairs, lora_path=adapter, field="text_2")
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
     usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
     return answer({"object": "list", "model": service.name_of(body.model), "data": data, "usage": usage})
