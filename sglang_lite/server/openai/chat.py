@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,22 +21,9 @@ from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_p
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_answer import delta_of, message_of, usage_of
 from sglang_lite.server.openai.chat_request import CHAT, ChatStreamOptions, RenderedChat, render_chat
-from sglang_lite.server.parameters import streams
+from sglang_lite.server.parameters.completion_fields import check_stream
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """Request, rendered, and the facts that all parts of its answer have."""
-
-    chat: RenderedChat
-    id: str
-    created: int
-    model: str
-
-    def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 async def complete(service: Service, call: HttpRequest) -> Response:
@@ -45,50 +31,51 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     chat = await read(service, call, _read)
     body = chat.body
     service.adapter_of(body.model)  # refused here
-    streams.check_options(body)
+    check_stream(body.stream, body.stream_options)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
     [request] = await service.images.requests([chat.request(service.engine.context_length)])
     [request] = with_priorities(service, call, [service.adapted(body.model, request)])
-    parsed = _Answered(chat, f"chatcmpl-{random_id()}", int(time.time()), service.name_of(body.model))
+    head = {
+        "id": f"chatcmpl-{random_id()}", "object": f"chat.completion{'.chunk' if body.stream else ''}",
+        "created": int(time.time()), "model": service.name_of(body.model),
+    }  # fmt: skip
     if body.stream:
         events = await with_first_event(service.async_engine.generate(request))
-        return EventStream(events, partial(_stream, service, parsed), "openai")
+        return EventStream(events, partial(_stream, service, chat, head), "openai")
     found = await service.async_engine.results(request)
-    choices = [
-        {**_choice_of(service, parsed, generation), **body.ids_of(service, request, generation)} for generation in found
-    ]
+    choices = [{**_choice_of(service, chat, each), **body.ids_of(service, request, each)} for each in found]
     reasoning = sum([await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices])
     usage = usage_of([generation.usage for generation in found], reasoning)
     prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}  # as vLLM
-    return answer({**parsed.head("chat.completion"), **prompt, "choices": choices, "usage": usage})
+    return answer({**head, **prompt, "choices": choices, "usage": usage})
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> RenderedChat:
     return render_chat(reader, call.read(CHAT), call.unused)
 
 
-def _choice_of(service: Service, parsed: _Answered, generation: Generation) -> dict[str, Any]:
-    sample = parsed.chat.sample()
+def _choice_of(service: Service, chat: RenderedChat, generation: Generation) -> dict[str, Any]:
+    sample = chat.sample()
     new = sample.read(generation)
     message = message_of(new.content, new.reasoning, sample.calls)
     return {
         "index": generation.index,
         "message": {**message, "refusal": None},
-        "logprobs": _logprobs(service, logprobs_of(generation)) if parsed.chat.body.logprobs else None,
+        "logprobs": _logprobs(service, logprobs_of(generation)) if chat.body.logprobs else None,
         "finish_reason": sample.finish(generation),
         "matched_stop": generation.matched,
     }
 
 
 async def _stream(
-    service: Service, parsed: _Answered, events: AsyncGenerator[list[Delta | Generation], None]
+    service: Service, chat: RenderedChat, head: dict[str, Any], events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the chunks of a stream."""
-    body, head = parsed.chat.body, parsed.head("chat.completion.chunk")
+    """Yields the chunks of a stream, which all have the fields of `head`."""
+    body = chat.body
     options = body.stream_options or ChatStreamOptions()
     if options.include_usage:
-        head["usage"] = None
+        head = {**head, "usage": None}
     samples: dict[int, SampleReader] = {}
     usages: dict[int, Usage] = {}
 
@@ -100,7 +87,7 @@ async def _stream(
         parts: list[bytes] = []
         for each in batch:
             if each.index not in samples:
-                samples[each.index] = parsed.chat.sample()
+                samples[each.index] = chat.sample()
                 parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
             sample = samples[each.index]
             new = delta_of(sample.read(each))

@@ -28,8 +28,8 @@ from sglang_lite.server.conversation.sample_reader import logprobs_of
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.parameters import sampling, streams
-from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
+from sglang_lite.server.parameters import sampling
+from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions, check_stream
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
@@ -57,10 +57,13 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         return await program.played(service, call, given)
     body, texts, requests = given
     requests = [service.adapted(body.model, request) for request in requests]
-    streams.check_options(body)
+    check_stream(body.stream, body.stream_options)
     requests = with_priorities(service, call, requests)
-    model = service.name_of(body.model)
-    parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), model, requests, texts)
+    head = {
+        "id": f"cmpl-{random_id()}", "object": "text_completion", "created": int(time.time()),
+        "model": service.name_of(body.model),
+    }  # fmt: skip
+    parsed = _ParsedCompletions(body, head, requests, texts)
     engine = service.async_engine
     if body.stream:
         events = await with_first_event(merged([engine.generate(request) for request in requests]))
@@ -151,18 +154,12 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
 
 @dataclass(frozen=True, slots=True)
 class _ParsedCompletions:
-    """Request, checked and converted. `texts` are as of `_read`."""
+    """Request, checked and converted, and the fields that all parts of its answer have. `texts` are as of `_read`."""
 
     body: CompletionRequest
-    id: str
-    created: int
-    model: str
+    head: dict[str, Any]
     requests: Sequence[GenerateRequest]
     texts: Sequence[str | None]
-
-    @property
-    def head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
     def sample(self, service: Service, prompt: int, index: int) -> _Sample:
         request = self.requests[prompt]
@@ -252,7 +249,7 @@ async def _stream(
 ) -> AsyncGenerator[bytes, None]:
     head, options = parsed.head, parsed.body.stream_options or StreamOptions()
     if options.include_usage:
-        head["usage"] = None
+        head = {**head, "usage": None}
     samples: dict[tuple[int, int], _Sample] = {}
     usages: dict[int, list[Usage]] = {}
     async for prompt, batch in events:

@@ -41,7 +41,8 @@ from sglang_lite.server.openai.responses_request import (
     ResponsesRequest,
     conversation_of,
 )
-from sglang_lite.server.parameters import sampling, streams
+from sglang_lite.server.parameters import sampling
+from sglang_lite.server.parameters.completion_fields import check_stream
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
 from sglang_lite.server.service import Service
@@ -56,7 +57,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     found, before_bytes = await _parsed(service, call, _read)
     body, rendered = found.body, found.rendered
     service.adapter_of(body.model)  # refused here
-    streams.check_options(body)
+    check_stream(body.stream, body.stream_options)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,

@@ -26,6 +26,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
+def check_stream(stream: bool | None, options: object) -> None:
+    """Raises ParameterError if a request has options of a stream, but its answer is none."""
+    if options is not None and not stream:
+        raise ParameterError("stream_options", "needs stream: true.", hint="Leave it out, or set stream.")
+
+
 class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     """Fields of a request for completions.
 
