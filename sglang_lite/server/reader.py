@@ -81,42 +81,33 @@ class ModelFacts:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
 class RequestReader:
     """Reader of requests for a model.
-
-    Args:
-        template: function that returns the chat template.
-        all_special: whether every text can name special tokens.
-        tokenises: whether prompts become token ids here, and not where they are submitted.
 
     Attributes:
         tokenizer: tokenizer of the model.
         encoder: specification of a model that reads texts; None for one that generates.
+        template: function that returns the chat template.
         settings: settings of the server.
         model_name, context_length, vocab_size: name and sizes of the model.
         longest: most tokens of a prompt and its answer.
+        all_special: whether every text can name special tokens.
+        tokenises: whether prompts become token ids here, and not where they are submitted.
         media: how prompts have images, videos and sounds; None if the model takes none.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        encoder: EncoderSpec | None,
-        template: Callable[[], JinjaTemplate | None],
-        settings: ServerSettings,
-        model_name: str,
-        context_length: int,
-        vocab_size: int,
-        longest: int,
-        *,
-        all_special: bool,
-        tokenises: bool,
-        media: MediaFormat | None = None,
-    ) -> None:
-        self.tokenizer, self.encoder, self.model_name = tokenizer, encoder, model_name
-        self.context_length, self.vocab_size, self.longest = context_length, vocab_size, longest
-        self._template, self.settings = template, settings
-        self._all_special, self.tokenises, self.media = all_special, tokenises, media
+    tokenizer: Tokenizer
+    encoder: EncoderSpec | None
+    template: Callable[[], JinjaTemplate | None]
+    settings: ServerSettings
+    model_name: str
+    context_length: int
+    vocab_size: int
+    longest: int
+    all_special: bool
+    tokenises: bool
+    media: MediaFormat | None
 
     @classmethod
     def of(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
@@ -138,7 +129,7 @@ class RequestReader:
     def chat_format(self) -> ChatFormat:
         """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
         settings, control = self.settings, self.tokenizer.control_texts
-        return ChatFormat(self._template(), control, settings.tool_call_parser, settings.reasoning_parser)
+        return ChatFormat(self.template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
     def render(self, conversation: Conversation, unused: list[str]) -> RenderedConversation:
         """Renders a conversation: see `ChatFormat.render`. Appends the fields that the template doesn't show to
@@ -151,7 +142,7 @@ class RequestReader:
         """Token ids of a prompt."""
         given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
         spans = prompt_spans(given, self.media, self.model_name)
-        return TokenLog(self.tokenizer, spans, all_special=self._all_special).ids()
+        return TokenLog(self.tokenizer, spans, all_special=self.all_special).ids()
 
     def prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:
         """Prompt to submit: tokenised, if this reader does so."""
