@@ -65,16 +65,6 @@ class PreparedImage(ImagePart, frozen=True, eq=False):
     error: SglError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TextMark:
-    """Position in a branch's text to roll back to."""
-
-    log: TokenLog
-    new: tuple[Span, ...]
-    added: int
-    grammar: OpenGrammar | None
-
-
 class TokenText(BranchText[Span]):
     """Text of a program's branch, as token ids and as text that is not tokenised yet.
 
@@ -123,13 +113,13 @@ class TokenText(BranchText[Span]):
         """Copy of the grammar that the branch is in, or None."""
         return None if self.grammar is None else replace(self.grammar)
 
-    def mark(self) -> TextMark:
-        return TextMark(self.log.copy(), tuple(self.new), len(self.added), self.open_grammar())
+    def mark(self) -> tuple[TokenText, int]:
+        return self.fork(), len(self.added)
 
-    def go_back(self, mark: TextMark) -> None:
-        self.log, self.new = mark.log.copy(), list(mark.new)
-        self.grammar = None if mark.grammar is None else replace(mark.grammar)
-        del self.added[mark.added :]
+    def go_back(self, mark: tuple[TokenText, int]) -> None:
+        text, added = mark[0].fork(), mark[1]
+        self.log, self.new, self.grammar = text.log, text.new, text.grammar
+        del self.added[added:]
 
     def fork(self) -> TokenText:
         return TokenText(self.log.copy(), self.new, self.open_grammar())
