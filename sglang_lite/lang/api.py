@@ -341,8 +341,8 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
         raise ParameterError("check", f"{check!r} is not a function.")
     if reasoning is not None:
         ReasoningParser(reasoning)
-    if repair is not None and not isinstance(repair, bool):
-        raise ParameterError("repair", f"{repair!r:.60} is not True or False.")
+    if repair is not None:
+        check_flags(repair=repair)
     own_backend = None if backend is None else as_backend(backend)
     return GenOptions(timeout, retries, check, own_backend, reasoning, bool(repair))
 

@@ -16,6 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Final, Self, overload
 
+from sglang_lite.lang.checks import check_positive
 from sglang_lite.lang.tools import SchemaTool
 from sglang_lite.protocol import ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
@@ -54,8 +55,7 @@ def mcp(
         from mcp import StdioServerParameters
     except ModuleNotFoundError as error:
         raise ParameterError("server", "MCP needs the mcp package.", hint="pip install 'sglang-lite[mcp]'") from error
-    if not timeout > 0:
-        raise ParameterError("timeout", f"{timeout!r} is not a number above 0.")
+    check_positive("timeout", timeout)
     name = server if isinstance(server, str) else type(server).__name__
     if isinstance(server, str) and not server.startswith(("http://", "https://")):
         server = shlex.split(server)
