@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import heapify, heappop, heapreplace
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from sglang_lite.runtime.requests.request import Request
 
 logger = logging.getLogger("sglang_lite")
 
-T = TypeVar("T")
 TAIL = 16  # last tokens of a text that drafters see
 _KEPT = 0.98  # weight of the guesses before, for each new one of the same evidence
 _KEPT_OF_ROW = 0.95  # the same of a row, whatever the evidence
@@ -246,13 +245,16 @@ class Drafting:
         """Lets drafters learn what was observed."""
         for request, text, start in self._unlearned:
             for drafter in self._drafters:
-                self._ask(drafter, partial(drafter.learn, request, text, start))
+                try:
+                    drafter.learn(request, text, start)
+                except Exception:  # requests go on without it
+                    self._turn_off(drafter)
         self._unlearned = []
 
     def _guessers(self, request: Request, known: Ints) -> list[tuple[Drafter, Guesser]]:
         found: list[tuple[Drafter, Guesser]] = []
         for drafter in self._drafters:
-            try:  # not by `_ask`, which takes longer
+            try:
                 if drafter.drafts(request):
                     found.append((drafter, drafter.guesser(request, known, self._chances[drafter.name])))
             except Exception:
@@ -275,14 +277,6 @@ class Drafting:
         if len(found) > 1:
             found.sort(key=itemgetter(0), reverse=True)
         return found
-
-    def _ask(self, drafter: Drafter, question: Callable[[], T]) -> T | None:
-        """Answer of a drafter, or None if it fails."""
-        try:
-            return question()
-        except Exception:  # requests go on without it
-            self._turn_off(drafter)
-            return None
 
     def _turn_off(self, drafter: Drafter) -> None:
         """Reports the exception that a drafter has raised, and asks it no more."""
