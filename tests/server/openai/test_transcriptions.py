@@ -11,7 +11,9 @@ import openai
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.protocol import SamplingParams
+from sglang_lite.protocol import Generation, OverloadedError, SamplingParams
+from sglang_lite.runtime.core.submission import GenerateRequest
+from sglang_lite.server.async_engine import AsyncEngine
 from sglang_lite.server.http.form import parse_form
 from tests.media_files import wav
 from tests.runtime.media.seeing import engine_of, save_seeing, seen
@@ -65,6 +67,24 @@ def test_a_transcript_is_the_engines_own(whisper: tuple[Running, sgl.Engine], au
     told = list(audio.transcriptions.create(file=file, model="whisper-1", language="de", stream=True))
     assert [each.type for each in told] == ["transcript.text.delta"] * (len(told) - 1) + ["transcript.text.done"]
     assert told[-1].text == "".join(each.delta for each in told[:-1]).strip() == expected
+
+
+def test_a_stream_that_fails_ends_with_the_error(
+    whisper: tuple[Running, sgl.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, asked = AsyncEngine.results, []
+
+    async def results(self: AsyncEngine, request: GenerateRequest) -> list[Generation]:
+        asked.append(request)
+        if len(asked) > 1:
+            raise OverloadedError("too many.")
+        return await whole(self, request)
+
+    monkeypatch.setattr(AsyncEngine, "results", results)
+    told = ask(whisper[0], data=wav(2 * SECONDS).data, language="de", stream="true")
+    *_, error, done = told.text.split("\n\n")[:-1]
+    assert "too many." in json.loads(error.removeprefix("data: "))["error"]["message"]
+    assert (told.status_code, done) == (200, "data: [DONE]")
 
 
 def test_a_language_that_is_not_told_is_the_likeliest(whisper: tuple[Running, sgl.Engine], audio: Any) -> None:
