@@ -15,6 +15,14 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix, EncodedStac
 Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of a layer, by role and expert
 
 
+def part_of_tensor(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
+    """Parameter in a checkpoint's tensor, or in one with the same outputs."""
+    if piece.groups > 1:
+        return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
+    part = whole[piece.part]
+    return part.t() if piece.inputs is not None and piece.outputs > piece.inputs else part
+
+
 class ParameterTensors:
     """Tensors of parameters, some of which are parts of a tensor that several parameters share.
 
@@ -100,10 +108,7 @@ class ParameterTensors:
             assert isinstance(expert, int)
             assert isinstance(outputs, slice)
             return whole.matrix(expert, outputs)
-        if piece.groups > 1:
-            return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
-        part = whole[piece.part]
-        return part.t() if piece.inputs is not None and piece.outputs > piece.inputs else part
+        return part_of_tensor(whole, piece)
 
     def vector(self, parameter: ParameterSpec) -> torch.Tensor:
         vector = self.take(parameter)

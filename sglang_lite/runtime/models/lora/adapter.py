@@ -23,6 +23,7 @@ from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.kernels.sizes import power_of_2
 from sglang_lite.runtime.models.layers.rope import deinterleave_order
 from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_config
+from sglang_lite.runtime.models.parameter_tensors import part_of_tensor
 from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
@@ -235,7 +236,7 @@ class AdapterReader:
         by_role: dict[tuple[int, str], _Matrices] = {}
         for module, (a, b) in modules.items():
             for index, role, piece in self._modules_of_model[module]:
-                by_role[index, role] = _Matrices(a, _rows(b, piece), config.scale_of(module))
+                by_role[index, role] = _Matrices(a, part_of_tensor(b, piece), config.scale_of(module))
         room = self._room(rank)
         layers = tuple(self._deltas(index, by_role, rank, room) for index in range(len(self._spec.layers)))
         adapter = Adapter(
@@ -355,15 +356,6 @@ def _digest(adapter: Adapter) -> str:
 
 def _finite(matrix: torch.Tensor) -> bool:
     return all(bool(end.isfinite()) for end in matrix.aminmax())  # in a tenth of `isfinite`'s time
-
-
-def _rows(b: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
-    """Rows of a module's B for a parameter that is a part of the module's outputs."""
-    if not piece.part:
-        return b
-    if piece.groups > 1:
-        return b.view(piece.groups, -1, b.shape[1])[:, *piece.part].flatten(0, 1)
-    return b[piece.part]
 
 
 def _stamp(file: Path) -> tuple[int, int]:
