@@ -97,8 +97,8 @@ def test_best_effort_matches_only_what_is_valid():
     assert not g.matches(constraint, "[1, 1]")
 
 
-def test_a_models_tokens(engine, model_file):
-    for model in (engine, model_file, str(model_file)):
+def test_a_models_tokens(small_engine, small_file):
+    for model in (small_engine, small_file, str(small_file)):
         assert g.matches(Point, '{"x": 17, "y": null}', model)
         assert not g.matches(Point, '{"x": "17"}', model)
         assert g.check(Point, model).refused == ()
@@ -189,11 +189,11 @@ def test_a_backend_that_can_not_keep_a_grammar_refuses_it():
     ],
     ids=lambda constraint: type(constraint).__name__,
 )
-def test_the_engine_keeps_them(engine, constraint):
+def test_the_engine_keeps_them(small_engine, constraint):
     @sgl.function
     def program(s):
         s += "Answer:" + sgl.gen("x", constraint=constraint, max_tokens=24, temperature=0)
 
-    state = program.run(backend=engine)
+    state = program.run(backend=small_engine)
     if state.get_meta_info("x")["finish_reason"]["type"] == "stop":
         assert g.matches(constraint, state["x"])
