@@ -332,7 +332,7 @@ def test_a_process_may_end_while_its_engine_works(small_file):
 import threading
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-engine, begun = sgl.Engine({str(small_file)!r}), threading.Event()
+engine, begun = sgl.Engine({str(small_file)!r}, in_process=True), threading.Event()
 for _ in range(8):
     engine.submit("Hello", SamplingParams(max_tokens=500, ignore_eos=True), sink=lambda _: begun.set(), stream=True)
 begun.wait()
