@@ -340,7 +340,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_cross_is_refused_and_harms_nobody(own, name):
     other = Collector()
-    own.submit("ab", forced(temperature=0, max_tokens=200, ignore_eos=True), sink=other)
+    own.submit("ab", forced(temperature=0, max_tokens=60, ignore_eos=True), sink=other)
     assert "Error" in str(outcome(WRONG[name], own))
     assert isinstance(other.end(), Generation)
     assert own.stats()["running"] == 0

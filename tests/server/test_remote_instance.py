@@ -57,6 +57,7 @@ def of_seed(seed, **settings):
     }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 def test_an_engine_in_another_process_gets_the_weights_of_a_running_one(seed, bare, folders):
     with engine(folders[1]) as other:
         expected = told(other)

@@ -16,6 +16,7 @@ from sglang_lite.runtime.drafting.contexts import ContextTable, node
 from sglang_lite.runtime.drafting.drafting import StepCost
 from sglang_lite.runtime.drafting.prompt import PromptDrafter
 from sglang_lite.runtime.requests.output_builder import DraftProgress
+from tests.counts import some
 from tests.runtime.scripted import FreeDrafts, SteppedEngine, ended, loaded
 from tests.runtime.structured_output.test_distribution import byte_model
 
@@ -196,7 +197,7 @@ def test_a_quote_takes_few_steps():
     source = "the cat sat on the mat, and a dog lay by the door. who else was there?"
     quote = Lark('start: %regex {"substring_chars": "' + source + '"}')
     few = many = 0
-    for seed in range(6):
+    for seed in range(some(2, 6)):
         values = {"seed": seed, "temperature": 3, "min_tokens": 40, "max_tokens": 60}
         answer, steps = constrained(quote, drafts=True, **values)
         plain, each = constrained(quote, drafts=False, **values)
