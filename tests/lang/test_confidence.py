@@ -64,7 +64,7 @@ def test_the_tree_has_the_shape_of_the_value(engine):
             assert leaf.prob == pytest.approx(leaf.probs[json.loads(leaf.text)])
 
 
-def test_choices_have_the_probabilities_that_select_gives_them(smollm):
+def test_choices_have_the_probabilities_that_select_gives_them(small_engine):
     """After the text before them, each with the text that ends it."""
 
     @sgl.function
@@ -72,16 +72,16 @@ def test_choices_have_the_probabilities_that_select_gives_them(smollm):
         s += PROMPT + before
         s += sgl.select("choice", choices)
 
-    state = things.run(backend=smollm)
+    state = things.run(backend=small_engine)
     found, text, compared = state.confidence("x"), state.raw("x"), 0
     ids = state.branch.names.variables["x"].record.token_ids
     for leaf, place in leaves(found, placed(text)):
         before, tail = text[: place.start], text[place.end]
-        usual = [*smollm.tokenizer.encode(PROMPT + before.rstrip())]
-        if leaf.probs is None or [*smollm.tokenizer.encode(PROMPT), *ids][: len(usual)] != usual:
+        usual = [*small_engine.tokenizer.encode(PROMPT + before.rstrip())]
+        if leaf.probs is None or [*small_engine.tokenizer.encode(PROMPT), *ids][: len(usual)] != usual:
             continue  # `select` would have other tokens before it
         texts = [json.dumps(each, ensure_ascii=False) + tail for each in leaf.probs]
-        probs = selecting.run(before, texts, backend=smollm).selection("choice").probs
+        probs = selecting.run(before, texts, backend=small_engine).selection("choice").probs
         assert [leaf.probs[json.loads(each[:-1])] for each in probs] == pytest.approx(list(probs.values()), abs=1e-4)
         compared += 1
     assert compared >= 2
