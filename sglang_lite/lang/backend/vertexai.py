@@ -276,8 +276,6 @@ class GenerateContentReader(ApiReader):
             counts.prompt_token_count or 0, counts.cached_content_token_count or 0, completion,
             reasoning_tokens=thoughts,
         )  # fmt: skip
-        if thoughts:
-            self.meta["reasoning_tokens"] = thoughts
 
     def _add(self, index: int, candidate: Any) -> list[Delta]:
         """Adds a candidate, whole or a piece of it, to its sample, and returns its new text and thoughts."""

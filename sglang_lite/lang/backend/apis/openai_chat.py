@@ -129,7 +129,7 @@ class ChatReader(ApiReader):
         usage = getattr(chunk, "usage", None)
         if usage is not None:
             self.usage = parse_usage(usage)
-        self.meta |= {"id": getattr(chunk, "id", None), "model": getattr(chunk, "model", None), **reasoning_meta(usage)}
+        self.meta |= {"id": getattr(chunk, "id", None), "model": getattr(chunk, "model", None)}
         return [self._add(choice) for choice in getattr(chunk, "choices", None) or ()]
 
     def _add(self, choice: Any) -> Delta:
@@ -215,12 +215,13 @@ def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Cal
 def parse_usage(usage: Foreign) -> Usage:
     """Usage that an API reports. A count that it does not report, or that is no count, is 0."""
     details = getattr(usage, "prompt_tokens_details", None) or getattr(usage, "input_tokens_details", None)
+    generated = getattr(usage, "completion_tokens_details", None) or getattr(usage, "output_tokens_details", None)
     return Usage(
         _count(usage, "prompt_tokens") or _count(usage, "input_tokens"),
         _count(details, "cached_tokens"),
         _count(usage, "completion_tokens") or _count(usage, "output_tokens"),
         written_tokens=_count(details, "cache_write_tokens"),
-        reasoning_tokens=reasoning_meta(usage).get("reasoning_tokens", 0),
+        reasoning_tokens=_count(generated, "reasoning_tokens"),
         image_tokens=_count(details, "image_tokens"),
         cached_image_tokens=_count(details, "cached_image_tokens"),
     )
@@ -229,13 +230,6 @@ def parse_usage(usage: Foreign) -> Usage:
 def _count(counts: Foreign, name: str) -> int:
     found = getattr(counts, name, None)
     return found if isinstance(found, int) and found > 0 else 0
-
-
-def reasoning_meta(usage: Foreign) -> dict[str, int]:
-    """Metadata with the number of tokens that a reported usage spent on reasoning; empty if unknown."""
-    details = getattr(usage, "completion_tokens_details", None) or getattr(usage, "output_tokens_details", None)
-    tokens = getattr(details, "reasoning_tokens", None)
-    return {"reasoning_tokens": tokens} if isinstance(tokens, int) else {}
 
 
 def completion_arguments(request: ApiRequest) -> dict[str, Json]:

@@ -27,7 +27,6 @@ from sglang_lite.lang.backend.apis.openai_chat import (
     function_tool,
     parse_logprobs,
     parse_usage,
-    reasoning_meta,
     with_raw_body,
 )
 from sglang_lite.lang.results import as_dicts
@@ -132,13 +131,8 @@ class ResponsesReader(ApiReader):
 
     def whole(self, response: Foreign) -> None:
         self.samples = {}
-        usage = getattr(response, "usage", None)
-        self.usage = parse_usage(usage)
-        self.meta |= {
-            "id": getattr(response, "id", None),
-            "model": getattr(response, "model", None),
-            **reasoning_meta(usage),
-        }
+        self.usage = parse_usage(getattr(response, "usage", None))
+        self.meta |= {"id": getattr(response, "id", None), "model": getattr(response, "model", None)}
         error = getattr(response, "error", None)
         if error is not None:
             self.failure = error.message

@@ -119,7 +119,8 @@ class ApiClient:
             if not reader.paused:
                 break
             arguments = api.resumed(arguments, reader)
-        reader.meta |= {"provider": self.errors.origin.provider} | ({"waited_s": waited} if waited else {})
+        reader.meta |= {"provider": self.errors.origin.provider, "reasoning_tokens": reader.usage.reasoning_tokens}
+        reader.meta |= {"waited_s": waited} if waited else {}
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
         reader.usage = msgspec.structs.replace(reader.usage, **times)
 
