@@ -246,7 +246,7 @@ class RemoteBackend(Backend):
         self.check_prompt(prompt)
         if strategy.name == "decisions":
             return await self.decide(prompt, choices)
-        return self._priced(await select_by_strategy(self, prompt, demands, strategy, self.tokenizer))
+        return self._priced(await select_by_strategy(self, prompt, demands, strategy))
 
     def call(
         self, prompt: Prompt, params: SamplingParams, strategy: Strategy, *, constrained: bool, stream: bool

@@ -48,13 +48,8 @@ def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
     return found
 
 
-async def select_by_strategy(
-    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, tokenizer: TiktokenEncoding | None
-) -> Selection:
+async def select_by_strategy(backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy) -> Selection:
     """Makes the model choose, by the strategy of the selection.
-
-    Args:
-        tokenizer: tokenizer of the model; the strategy "logit_bias_steps" needs it.
 
     Raises:
         ValueValidationError: the answer is none of the choices.
@@ -64,8 +59,7 @@ async def select_by_strategy(
     if strategy.name == "token_logprobs":
         return await _by_first_token(backend, prompt, demands, strategy, choices)
     if strategy.name == "logit_bias_steps":
-        assert tokenizer is not None  # a condition of this strategy
-        return await _by_steps(backend, prompt, demands, strategy, choices, tokenizer)
+        return await _by_steps(backend, prompt, demands, strategy, choices)
     picked = await only_answer(serve(backend, prompt, demands.params, demands.constraint, strategy, stream=False))
     return Selection((), picked.usage, picked.text, picked.meta)
 
@@ -86,7 +80,7 @@ async def _by_first_token(
         if strategy.fallback is None:
             told_first = answer.output_logprobs[0].text if answer.output_logprobs else answer.text
             raise _none_of(choices, f"the answer begins with {told_first!r:.60}", answer)
-        other = await select_by_strategy(backend, prompt, demands, strategy.fallback, None)
+        other = await select_by_strategy(backend, prompt, demands, strategy.fallback)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
         return msgspec.structs.replace(other, usage=total_usage([answer.usage, other.usage]), meta=meta)
     scores = tuple(
@@ -115,15 +109,12 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
 
 
 async def _by_steps(
-    backend: RemoteBackend,
-    prompt: Prompt,
-    demands: Demands,
-    strategy: Strategy,
-    choices: Sequence[str],
-    tokenizer: TiktokenEncoding,
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, choices: Sequence[str]
 ) -> Selection:
     """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
     there, with a bias for the choices' tokens; if they agree, no call is made."""
+    tokenizer = backend.tokenizer
+    assert tokenizer is not None  # a condition of this strategy
     remaining = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
     calls, usages, meta = 0, [], dict[str, Any]()
     at = 0
