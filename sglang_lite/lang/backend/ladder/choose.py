@@ -137,9 +137,7 @@ def _repaired(profile: Profile, demands: Demands) -> Strategy:
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
     hint = json_form(demands.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
     shape = None if hint is None else JsonFormat(schema_to_show(hint.constraint.schema), strict=False)
-    return Strategy(
-        "repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, shape=shape, warnings=(warning,)
-    )
+    return Strategy("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, shape=shape, warnings=(warning,))
 
 
 def _instead(profile: Profile) -> str:

@@ -28,7 +28,6 @@ class Strategy:
         calls: number of calls at best and at worst.
         form: JSON object that the answer is read from, or None if the answer is the text.
         fit: JSON schema fitted to the provider, or None if the schema is sent unchanged.
-        strict: True if a schema in the request is enforced, False if it is a hint.
         shape: form in which the answer is requested.
         alternatives: number of alternatives of a token that are requested.
         samples: number of calls that make the `n` samples; 1 if the API makes all samples in one call.
@@ -45,7 +44,6 @@ class Strategy:
     calls: tuple[int, int] = (1, 1)
     form: JsonForm | None = None
     fit: Fit | None = None
-    strict: bool = True
     shape: Shape = None
     alternatives: int = 0
     samples: int = 1

@@ -91,7 +91,7 @@ def _by_strategy(found: ConstraintExplanation, strategy: Strategy | Refusal) -> 
         return replace(found, mode="refused", refused=reasons)
     fit = strategy.fit
     checked, limits = found.checked, (*found.limits, *strategy.warnings)
-    if not strategy.strict or strategy.name == "repair":
+    if strategy.name == "repair":
         checked = (("", _ALL), *checked)
     elif fit is not None:
         checked = (*fit.checked, *checked)
