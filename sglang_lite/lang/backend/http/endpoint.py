@@ -147,6 +147,8 @@ class RuntimeEndpoint(Backend):
             async with contextlib.aclosing(self._play_single_node(prompt, node, stream=stream)) as events:
                 async for event in events:
                     assert not isinstance(event, Selection)
+                    if isinstance(event, Generation):
+                        self.token_usage.add(event.usage)
                     yield event
             return
         body = request_body(prompt, params, constraint, records=bool(self._own_info.get("records")))
@@ -210,18 +212,12 @@ class RuntimeEndpoint(Backend):
             continues = count == 1
             continued_ids = [i for sample in samples for i in sample.reconnect(continues=continues)]
 
-    async def _play_single_node(
+    def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a program of one node."""
         model = None if self._programs else self.get_model_name()
-        async with contextlib.aclosing(
-            play_single_node(self._server, prompt, node, stream=stream, model=model)
-        ) as events:
-            async for event in events:
-                if not isinstance(event, Delta):
-                    self.token_usage.add(event.usage)
-                yield event
+        return play_single_node(self._server, prompt, node, stream=stream, model=model)
 
     # -------------------------------------------------------------------------------------------- selections
 
@@ -231,11 +227,11 @@ class RuntimeEndpoint(Backend):
             adapter = asked_adapter.get()
             lora_path = UNSET if adapter is None else (adapter,)
             node = Select(None, tuple(choices), None, unconditional=unconditional, special=special, lora_path=lora_path)
-            async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
-                async for event in events:
-                    assert isinstance(event, Selection)
-                    return event
-            raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
+            played = [event async for event in self._play_single_node(prompt, node)]
+            if not played or not isinstance(played[0], Selection):
+                raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
+            self.token_usage.add(played[0].usage)
+            return played[0]
         text = prompt.text
         prefilled = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
         prompt_tokens = usage_from_meta(prefilled["meta_info"]).prompt_tokens
