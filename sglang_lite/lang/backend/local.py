@@ -4,6 +4,7 @@ it is used."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend, KeepsPrefixe
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
+from sglang_lite.lang.chat_template import get_chat_template_by_model_path
 from sglang_lite.lang.concurrency.loop import current_deadline, executor, running_mailbox
 from sglang_lite.protocol import (
     Constraint,
@@ -116,7 +118,10 @@ class LocalBackend(Backend):
 
     def get_chat_template(self) -> TurnTemplate | None:
         if self.chat_template is None:
-            self.chat_template = self.engine.chat_template() or self._registered()
+            self.chat_template = self.engine.chat_template()
+        if self.chat_template is None:
+            with contextlib.suppress(TemplateError):
+                self.chat_template = get_chat_template_by_model_path(self.engine.model_name)
         return self.chat_template
 
     @property
@@ -126,15 +131,6 @@ class LocalBackend(Backend):
     def tool_family(self) -> str | None:
         template = self.get_chat_template()
         return family_of(template.source) if isinstance(template, JinjaTemplate) else None
-
-    def _registered(self) -> TurnTemplate | None:
-        """Template for the model's name in SGLang's registry, or None."""
-        from sglang_lite.lang.chat_template import get_chat_template_by_model_path
-
-        try:
-            return get_chat_template_by_model_path(self.engine.model_name)
-        except TemplateError:
-            return None
 
     def flush_cache(self) -> bool:
         self.engine.flush_cache()
