@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
@@ -91,14 +92,19 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
         return Strategy("free", profile.api)
     if asks_for_limit(constraint):
         return Refusal(REPEATS, "Leave the keyword out of the schema, or use a local engine for this node.")
-    possible = list(native_strategies(profile, demands))
-    strategies = [each for each in possible if isinstance(each, Strategy)]
-    if policy != "strict" and not demands.scores and type(constraint) in SERVED and profile.api != "completions":
-        strategies.append(_repaired(profile, demands))  # not for base models, which follow no instructions
-    if strategies:
-        return _or_else(strategies, profile, policy, demands)
-    if possible:
-        return possible[0]
+    unfit: Refusal | None = None
+    steps = chain(native_strategies(profile, demands), _repair(profile, policy, demands))
+    for step in steps:
+        if isinstance(step, Refusal):
+            unfit = unfit or step
+        elif step.name == "token_logprobs" and not demands.scores:  # only a call can show that it is of no use
+            behind = (with_parameters(each, profile, policy, demands) for each in steps if isinstance(each, Strategy))
+            other = next((each for each in behind if isinstance(each, Strategy)), None)
+            return step if other is None else replace(step, fallback=other, calls=(1, 1 + other.calls[1]))
+        else:
+            return step
+    if unfit is not None:
+        return unfit
     if demands.scores:
         return Refusal("the choices' probabilities", _SCORED)
     if demands.kind == "select":
@@ -116,28 +122,19 @@ _TOKENS = (
 )
 
 
-def _or_else(strategies: Sequence[Strategy], profile: Profile, policy: Policy, demands: Demands) -> Strategy:
-    """First of the strategies. If only a call can show that this strategy is of no use, the next strategy is attached
-    as a fallback."""
-    first, *others = strategies
-    if first.name != "token_logprobs" or demands.scores:
-        return first
-    behind = (with_parameters(each, profile, policy, demands) for each in others)
-    other = next((each for each in behind if isinstance(each, Strategy)), None)
-    if other is None:
-        return first
-    return replace(first, fallback=other, calls=(1, 1 + other.calls[1]))
-
-
-def _repaired(profile: Profile, demands: Demands) -> Strategy:
-    """Last strategy: the prompt describes the constraint, and an answer that breaks it is shown with its error. A JSON
-    schema is also sent as a hint if the API takes schemas and only its strict mode refuses this one."""
-    assert demands.constraint is not None
+def _repair(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Strategy]:
+    """Yields the last strategy, if the policy allows it: the prompt describes the constraint, and an answer that breaks
+    it is shown with its error. A JSON schema is also sent as a hint if the API takes schemas and only its strict mode
+    refuses this one."""
+    if policy == "strict" or demands.scores or type(demands.constraint) not in SERVED:
+        return
+    if profile.api == "completions":  # base models follow no instructions
+        return
     name = CONSTRAINT_NAMES[type(demands.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
     hint = json_form(demands.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
     shape = None if hint is None else JsonFormat(schema_to_show(hint.constraint.schema), strict=False)
-    return Strategy("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, shape=shape, warnings=(warning,))
+    yield Strategy("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, shape=shape, warnings=(warning,))
 
 
 def _instead(profile: Profile) -> str:
