@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.execution.names import Names
-from sglang_lite.lang.execution.operations import Op
+from sglang_lite.lang.execution.operations import AnswerOp, Op, on_pool
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Transcript
@@ -55,6 +55,12 @@ class BasePlayer(ABC):
     def failure(self) -> SglError | None:
         """Error with which the branch has failed, or was stopped for good; else None."""
         return self.names.gone or self._failure or self.stopped
+
+    def may_answer_now(self, op: AnswerOp) -> bool:
+        """Returns True if the backend may be asked for an answer that it has without waiting: on its own threads, if it
+        blocks. Nobody follows the text then, no attempts or limits are set, and no other call brings the answer."""
+        on_its_threads = self.backend.answer_pool is None or on_pool.get() is self
+        return on_its_threads and self.transcript.log is None and self.run.plain and op.expression.source is None
 
     def is_current(self, op: Op) -> bool:
         """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""

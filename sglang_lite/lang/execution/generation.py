@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.confidence import Answered
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_generation_usage
-from sglang_lite.lang.execution.operations import GenOp, asked, on_pool
+from sglang_lite.lang.execution.operations import GenOp, asked
 from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import NO_OPTIONS, GenOptions
@@ -49,10 +49,6 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser
 
-if TYPE_CHECKING:
-    from sglang_lite.lang.backend.planning import AnswerSource
-
-
 _log = logging.getLogger("sglang_lite")
 _UNREAD = Prompt((Span(""),))  # for backends that look at the branch itself
 _index, _text = attrgetter("index"), attrgetter("text")
@@ -63,13 +59,8 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
     """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
-    backend = player.backend
-    if backend.answer_pool is not None and on_pool.get() is not player:
-        return False
-    if player.transcript.log is not None or not player.run.plain:
-        return False
-    options = op.expression.options
-    if op.expression.source is not None or (options is not NO_OPTIONS and _decides(options)):
+    backend, options = player.backend, op.expression.options
+    if not player.may_answer_now(op) or (options is not NO_OPTIONS and _decides(options)):
         return False
     reads = backend.capabilities.reads_prompts
     prompt = _prompt(player, op) if reads else _UNREAD
@@ -99,15 +90,13 @@ def take_answer(player: BasePlayer, op: GenOp, generations: Sequence[Generation]
     _accept(player, op, generations, values)
 
 
-def agenerate(player: BasePlayer, op: GenOp) -> Awaitable[None]:
+async def agenerate(player: BasePlayer, op: GenOp) -> None:
     """Plays a generation: asks until an answer is accepted, and appends it."""
-    source = op.expression.source
-    return _generate(player, op) if source is None else _generate_from(source, player, op)
-
-
-async def _generate_from(source: AnswerSource, player: BasePlayer, op: GenOp) -> None:
-    async with source.entered(player.transcript.text()):
+    if op.expression.source is None:
         await _generate(player, op)
+    else:
+        async with op.expression.source.entered(player.transcript.text()):
+            await _generate(player, op)
 
 
 async def _generate(player: BasePlayer, op: GenOp) -> None:

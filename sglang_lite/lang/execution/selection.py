@@ -12,7 +12,7 @@ from sglang_lite.lang.backend.base import ask_with_adapter
 from sglang_lite.lang.backend.planning import NodeQuestion, scores_needed
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.budget import max_selection_usage
-from sglang_lite.lang.execution.operations import SelectOp, asked, on_pool
+from sglang_lite.lang.execution.operations import SelectOp, asked
 from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import MULTI_END, MULTI_SEPARATOR, only_picks
 from sglang_lite.program.choosing import decide
@@ -24,11 +24,7 @@ from sglang_lite.protocol import Selection, SglError, Unset
 def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
     """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
     backend = player.backend
-    if backend.answer_pool is not None and on_pool.get() is not player:
-        return False
-    if player.transcript.log is not None or not player.run.plain:
-        return False
-    if op.expression.source is not None or op.expression.multi:
+    if op.expression.multi or not player.may_answer_now(op):
         return False
     unconditional = op.expression.choices_method.requires_unconditional_logprobs
     scores_needed.set(not only_picks(op.expression))
