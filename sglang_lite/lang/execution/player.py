@@ -243,23 +243,30 @@ class Player(BasePlayer):
         else:
             executor().post(self._start, op)
 
-    def _advance(self, op: Op) -> Op | None:
+    def _advance(self, op: Op, *, awaited: bool = False) -> Op | None:
         """Plays `op`, the current operation, and the queue up to the first one that has to wait, which it returns.
-        Returns None if the caller no longer owns the branch: nothing is left to play, or it was stopped."""
+        Returns None if the caller no longer owns the branch: nothing is left to play, or it was stopped.
+
+        Args:
+            awaited: whether `op` had to wait, and is played.
+        """
         while True:
             try:
                 if type(op) is Text:
                     self.transcript.append_text(op)
-                elif (isinstance(op, AnswerOp) and not self.backend.answers_now) or not IMMEDIATE[type(op)](self, op):
+                elif not awaited and (
+                    (isinstance(op, AnswerOp) and not self.backend.answers_now) or not IMMEDIATE[type(op)](self, op)
+                ):
                     return op
-                if type(op) is not ReadOp:
+                awaited = False
+                if type(op) is not ReadOp and type(op) is not EventOp:
                     self.played.append(op)
             except BaseException as error:  # whatever was raised, the branch has failed and its readers must know
                 self.fail(error, op)
                 if not isinstance(error, Exception):
                     raise
                 return None
-            with self._lock:  # as in _play_after: this is the hottest loop of the language
+            with self._lock:
                 if self._current is not op:
                     return None
                 if self.pushed is not None and self.pushed.judged:
@@ -268,18 +275,6 @@ class Player(BasePlayer):
                     self._current = None
                     return None
                 op = self._current = self._queue.popleft()
-
-    def _play_after(self, op: Op) -> Op | None:
-        """`_advance`, beginning with the operation behind `op`."""
-        if not isinstance(op, EventOp):
-            self.played.append(op)
-        following = None
-        with self._lock:
-            if self._current is op:
-                if self.pushed is not None and self.pushed.judged:
-                    self.pushed.settle(op, self.transcript.pieces)
-                following = self._current = self._queue.popleft() if self._queue else None
-        return None if following is None else self._advance(following)
 
     def _start(self, op: Op) -> None:
         task = asyncio.get_running_loop().create_task(self._play(op), context=self.run.context.copy())
@@ -295,7 +290,7 @@ class Player(BasePlayer):
         token = current_run.set(self.run)
         try:
             _take(self, op)
-            following = self._play_after(op)
+            following = self._advance(op, awaited=True)
         except BaseException as error:  # as in _advance
             self.fail(error, op)
             return
@@ -311,7 +306,7 @@ class Player(BasePlayer):
         while True:
             try:
                 await play_awaited(self, op)
-                following = self._play_after(op)
+                following = self._advance(op, awaited=True)
             except asyncio.CancelledError:
                 self.fail(RequestAbortedError("the program was cancelled."), op)
                 return
