@@ -214,7 +214,7 @@ def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> As
     repairs = bool(attempt) and shows(op)
     if op.pushed_node is not None and not op.has_own_prompt and not repairs:
         pushed, place = op.pushed_node
-        if attempt or not op.is_asked:
+        if attempt or player.run.kept is not None:  # else it was asked for when it was pushed down
             pushed.ask_again(op, msgspec.structs.replace(op.node, params=params), player.transcript.pieces)
         return pushed.events.answers((place, op.attempt), params.samples)
     asked.set((player, op))

@@ -45,7 +45,6 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     variable: Variable
     # Handed-over branch that receives the answer, and the node's index there.
     pushed_node: tuple[PushedBranch, int] | None = None
-    is_asked: bool = False  # whether its program was asked for it when it was pushed down
     attempt: int = 0  # number of times that its program was asked again
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed

@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from sglang_lite.lang.backend.base import Backend, ProgramAtBackend
+from sglang_lite.lang.backend.base import ProgramAtBackend
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import (
@@ -55,6 +55,9 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.protocol.anything import UserValue
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.execution.run import Run
 
 Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and number of the attempt at it
 
@@ -167,12 +170,6 @@ def priority_keywords(priority: int) -> dict[str, int]:
 class PushedProgram:
     """Program of a run that is pushed down to its backend.
 
-    Args:
-        stream: whether texts are read while they grow.
-        priority: priority of the program at its engine.
-        asks: whether all generations are asked for; False if a branch may have the answer of an earlier run, so that
-            it decides on each.
-
     Attributes:
         lock: lock of all its branches; a branch's own lock is taken before it.
         closed: True if no more nodes are accepted; later nodes need a new program.
@@ -180,8 +177,8 @@ class PushedProgram:
         outbox: nodes of branches, and verdicts on such, that are not sent yet, in order of submission.
     """
 
-    def __init__(self, backend: Backend, *, stream: bool, priority: int = 0, asks: bool = True) -> None:
-        self.backend, self.stream, self.priority, self.asks = backend, stream, priority, asks
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.lock = threading.RLock()
         self.closed = False
         self.count = 0
@@ -203,8 +200,9 @@ class PushedProgram:
             return
         try:
             if self._open is None:
-                self._open = self.backend.open_program(
-                    self._take, stream=self.stream, **priority_keywords(self.priority)
+                settings = self.run.settings
+                self._open = self.run.backend.open_program(
+                    self._take, stream=settings.stream, **priority_keywords(settings.priority)
                 )
         except SglError as error:
             executor().post(branch.events.end, error)
@@ -277,7 +275,7 @@ class PushedProgram:
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.events.take((event.path[-1], event.attempt), event.event)
             return
-        name = type(self.backend).__name__
+        name = type(self.run.backend).__name__
         error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
         with self.lock:
             self._ended, self._open = error, None
@@ -333,8 +331,7 @@ class PushedBranch:
 
     def _begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
         """The branch in a new program, which begins with a mark and the branch's text so far."""
-        old = self.program
-        pushed = PushedBranch(PushedProgram(old.backend, stream=old.stream, priority=old.priority, asks=old.asks))
+        pushed = PushedBranch(PushedProgram(self.program.run))
         pushed.add(MarkOp(BranchMark(), back=False), ())
         for span in spans_of(pieces):
             pushed.add(Text(span.text, span.ids, span.special), ())
@@ -402,11 +399,11 @@ class PushedBranch:
         """Appends a node that needs an answer; a pause if the program is not asked for it, or only later."""
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
-            asks = self.program.asks and isinstance(op, GenOp) and not op.has_own_prompt
+            asks = isinstance(op, GenOp) and not op.has_own_prompt and self.program.run.kept is None
             place = self._put_judged(op, op.node if asks else Pause()).place
         else:
             place = self._put(op.node)
-        op.pushed_node, op.is_asked = (self, place), asks
+        op.pushed_node = self, place
         return asks
 
     def claim(self, op: JoinOp) -> None:

@@ -214,8 +214,7 @@ class Run:
             )
         if not self.push_down or not backend.plays_programs:
             return None
-        asks = self.kept is None
-        return PushedBranch(PushedProgram(backend, stream=settings.stream, priority=settings.priority, asks=asks))
+        return PushedBranch(PushedProgram(self))
 
     def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""

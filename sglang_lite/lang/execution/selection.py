@@ -95,7 +95,7 @@ async def _ask_program(player: BasePlayer, op: SelectOp, texts: Sequence[str], a
     """Takes the scores from the pushed-down program."""
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
-    if not op.is_asked:
+    if op.node.judged:  # else it was asked for when it was pushed down
         unconditional = op.expression.choices_method.requires_unconditional_logprobs
         node = msgspec.structs.replace(op.node, choices=tuple(texts), method=None, unconditional=unconditional)
         pushed.ask_again(op, node, player.transcript.pieces)
