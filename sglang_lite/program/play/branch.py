@@ -164,7 +164,6 @@ class ProgramBranch(Generic[TextT, QueuedT]):
             played.
         quiet: True if its error is not told when it comes.
         untold: True if its error is told to who adds nodes, as nobody was told of it.
-        joining: True while it waits for other branches.
         forks: branches of its forks, by place.
         joins: places of its joins that append.
         joined: its claims on other branches, by the join's place; None if the join doesn't match the forks.
@@ -175,8 +174,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
     """
 
     __slots__ = (
-        "_totals", "ask", "attempt", "claims", "count", "error", "expected", "forks", "joined", "joining", "joins",
-        "lengths", "lost", "marks", "path", "paused", "played", "queue", "quiet", "refused", "rollbacks", "text",
+        "_totals", "ask", "attempt", "claims", "count", "error", "expected", "forks", "joined", "joins", "lengths",
+        "lost", "marks", "path", "paused", "played", "queue", "quiet", "refused", "rollbacks", "text",
         "untold", "verdicts",
     )  # fmt: skip
 
@@ -189,7 +188,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         self.paused: int | None = None
         self.attempt = 0
         self.verdicts: dict[int, deque[tuple[Sequence[object], QueuedT | None]]] = {}
-        self.lost = self.quiet = self.untold = self.joining = False
+        self.lost = self.quiet = self.untold = False
         self.error: SglError | None = None
         self.refused: SglError | None = None
         self.forks: dict[int, list[ProgramBranch[TextT, QueuedT]]] = {}
@@ -223,8 +222,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         self.expected += entry.expected
         self._totals.queued += 1
 
-    def pop(self) -> tuple[int, QueuedT]:
-        place, entry = self.queue.popleft()
+    def pop(self, *, last: bool = False) -> tuple[int, QueuedT]:
+        place, entry = self.queue.pop() if last else self.queue.popleft()
         self.expected -= entry.expected
         self._totals.queued -= 1
         return place, entry
@@ -244,9 +243,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         self.rollbacks = {at: mark for at, mark in self.rollbacks.items() if at < start}
         removed = []
         while self.queue and self.queue[-1][0] >= start:
-            removed.append(self.queue.pop())
-            self.expected -= removed[-1][1].expected
-            self._totals.queued -= 1
+            removed.append(self.pop(last=True))
         return removed
 
     def set_ask(self, ask: Ask[TextT, QueuedT] | None) -> None:

@@ -234,7 +234,9 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                 return
             if any(branch.paused is not None for branch in self._branches.by_path.values()):
                 return
-            waiting = next((branch for branch in self._branches.by_path.values() if branch.joining), None)
+            # No answer is missing: a branch that has begun and has a queue is at a join.
+            joining = (branch for branch in self._branches.by_path.values() if branch.queue and branch.text is not None)
+            waiting = next(joining, None)
             if waiting is None:
                 self._end(self.main.error or self._stray)
                 return
@@ -245,13 +247,11 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         text = branch.text
         if text is None or branch.ask is not None or branch.paused is not None:
             return
-        branch.joining = False
         while branch.queue:
             place, entry = branch.queue[0]
             node = entry.node
             try:
                 if isinstance(node, Join) and not branch.join(place, node):
-                    branch.joining = True
                     return
                 branch.pop()
                 if isinstance(node, Gen | Select | GrammarBegin | GrammarEnd | Pause):
@@ -452,7 +452,7 @@ class Branches(Generic[TextT, QueuedT]):
 
     def stop(self, branch: ProgramBranch[TextT, QueuedT]) -> list[tuple[int, QueuedT]]:
         """Discards what is asked and queued. Returns what was queued."""
-        branch.refused, branch.joining, branch.paused = None, False, None
+        branch.refused, branch.paused = None, None
         self.give_up_ask(branch)
         self.effects.append(Idle(branch))
         return branch.cut(0)
