@@ -7,6 +7,7 @@ several ways, the first one counts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -178,8 +179,7 @@ class _Counted:
     cached."""
 
     def __init__(self, counter: TokenCounter) -> None:
-        self._counter = counter
-        self._cache: dict[tuple[tuple[Span, ...], bool], Sequence[int]] = {}
+        self._tokens = functools.cache(counter.encode_spans)
         self._unknown: dict[_Unknown, int] = {}
 
     def items(self, segments: _Segments) -> list[int]:
@@ -195,12 +195,6 @@ class _Counted:
     def unknown(self, text: _Unknown) -> int:
         """Number of an unknown text."""
         return self._unknown.setdefault(text, -1 - len(self._unknown))
-
-    def _tokens(self, spans: tuple[Span, ...], *, first: bool) -> Sequence[int]:
-        key = spans, first
-        if key not in self._cache:
-            self._cache[key] = self._counter.encode_spans(spans, first=first)
-        return self._cache[key]
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
