@@ -140,7 +140,7 @@ def test_a_first_generation_takes_one_write_and_so_many_calls_on_its_own_thread(
             body.run(backend=engine).sync()
     assert sum(code is Connection.send.__code__ for code in made) == 1
     files = [code.co_filename for code in made]
-    assert len(made) <= 100  # 91 with Python 3.11
+    assert len(made) <= 98  # 89 with Python 3.11
     assert len(set(files)) <= 25  # 24 modules
     assert sum(before != after for before, after in itertools.pairwise(files)) <= 50
 
