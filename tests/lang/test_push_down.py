@@ -329,6 +329,8 @@ def test_what_is_added_after_the_body_has_ended_is_a_program_of_its_own(tiny):
     whole = run(lambda s: s.__iadd__("x" + sgl.gen("a") + " and " + sgl.gen("b")), tiny)
     assert state["b"] == whole["b"]
     assert tiny.stats()["programs_opened"] == before + 2
+    with pytest.raises(sgl.ParameterError):
+        state += sgl.gen("c") + sgl.image("/no/such.png")
     finished(state.branch.player).wait()
     assert tiny.stats()["programs_open"] <= left_open
 

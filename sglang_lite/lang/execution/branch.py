@@ -135,24 +135,26 @@ class Branch:
         later = not self.run.body_open
         if self.names.gone is not None or later:
             self.player.before_adding(where)
-        if isinstance(expr, str) and "<coroutine object " in expr:
-            check_awaited("+=", expr, where)
-        if type(expr) is str and self.blocks.matcher is None:  # fast path of _put_text, where most time is spent
-            self.player.put(Text(expr, None, self.blocks.role is None, where=where))
-        elif isinstance(expr, str):
-            self._put_text(expr, where)
-        elif not isinstance(expr, Expression):
-            raise not_addable("+=", expr, where)
-        elif self.planner is not None:
-            for expression in self.planner.plan(list(expr.walk()), self.blocks.role, where):
-                self.submit_one(expression, where)
-        elif isinstance(expr, Expressions):
-            for expression in expr.expr_list:
-                self.submit_one(expression, where)
-        else:
-            self.submit_one(expr, where)
-        if later and self.player.pushed is not None:
-            close_when_finished(self.player, self.player.pushed.program)
+        try:
+            if isinstance(expr, str) and "<coroutine object " in expr:
+                check_awaited("+=", expr, where)
+            if type(expr) is str and self.blocks.matcher is None:  # fast path of _put_text, where most time is spent
+                self.player.put(Text(expr, None, self.blocks.role is None, where=where))
+            elif isinstance(expr, str):
+                self._put_text(expr, where)
+            elif not isinstance(expr, Expression):
+                raise not_addable("+=", expr, where)
+            elif self.planner is not None:
+                for expression in self.planner.plan(list(expr.walk()), self.blocks.role, where):
+                    self.submit_one(expression, where)
+            elif isinstance(expr, Expressions):
+                for expression in expr.expr_list:
+                    self.submit_one(expression, where)
+            else:
+                self.submit_one(expr, where)
+        finally:
+            if later and self.player.pushed is not None:
+                close_when_finished(self.player, self.player.pushed.program)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:
         """Queues the operations of an elementary expression. Arguments as of `submit`."""

@@ -45,6 +45,7 @@ from sglang_lite.protocol import (
     Span,
     Unset,
     ValueValidationError,
+    total_usage,
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.reasoning import ReasoningParser
@@ -268,7 +269,10 @@ async def _checked_values(player: BasePlayer, op: GenOp, answers: Sequence[Gener
 
 def _record_failure(player: BasePlayer, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
     op.record_failure(error, answers)
-    player.run.account.failed(answer.usage for answer in answers)
+    usages = [answer.usage for answer in answers]
+    player.run.account.failed(usages)
+    if usages and isinstance(error, SglError) and error.usage is None:
+        error.usage = total_usage(usages)
 
 
 def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> list[Any]:

@@ -154,6 +154,9 @@ def test_an_answer_that_can_not_be_read_is_a_failed_attempt():
     assert node.error is not None
     assert node.attempts[0].answers[0].text == "no number"
     assert node.thrown_away == 2
+    with pytest.raises(sgl.ValueValidationError) as caught:
+        state["n"]
+    assert caught.value.usage.completion_tokens == 2
 
 
 def test_a_trace_in_the_body_is_of_what_was_played_so_far():

@@ -227,11 +227,12 @@ class RuntimeEndpoint(Backend):
             adapter = asked_adapter.get()
             lora_path = UNSET if adapter is None else (adapter,)
             node = Select(None, tuple(choices), None, unconditional=unconditional, special=special, lora_path=lora_path)
-            played = [event async for event in self._play_single_node(prompt, node)]
-            if not played or not isinstance(played[0], Selection):
-                raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
-            self.token_usage.add(played[0].usage)
-            return played[0]
+            async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
+                async for event in events:
+                    assert isinstance(event, Selection)
+                    self.token_usage.add(event.usage)
+                    return event
+            raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
         text = prompt.text
         prefilled = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
         prompt_tokens = usage_from_meta(prefilled["meta_info"]).prompt_tokens

@@ -181,12 +181,12 @@ class RemoteProgram:
         it, and not what comes after. Items for further requests remain: the others so far, and all that follow."""
         branches: dict[Path, list[Node]] = {}
         following = len(self._items[self._before_going_back :])
-        rest = self._unsent[len(self._unsent) - following :]
-        self._unsent = []
+        unsent, self._unsent = self._unsent, []
+        rest = unsent[len(unsent) - following :]
         for item in self._items[: self._before_going_back]:
             if "nodes" in item:
                 branches.setdefault(tuple(item["path"]), []).extend(item["nodes"])
-            else:
+            elif "pause" not in item or item in unsent:  # a pause that was told is over
                 self._unsent.append(item)
         self._unsent += rest
         return branches
