@@ -203,8 +203,9 @@ class ChoiceScoring:
             self._results[row] = event
             self._awaited.discard(row)
             if row == _PROMPT:
-                for choice in sorted(self._awaited & {*range(len(self._choices))}):
-                    self._context.loop.submit(self._requests[choice])
+                for choice, request in enumerate(self._requests[: len(self._choices)]):
+                    if choice in self._awaited:
+                        self._context.loop.submit(request)
             if not self._awaited:
                 self._end(self._selection())
 

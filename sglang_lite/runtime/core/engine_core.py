@@ -503,7 +503,7 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
 
 
 @contextmanager
-def _failing(
+def _fail_on_error(
     loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
 ) -> Iterator[None]:
     """Ends requests with any exception of what prepares them: nobody reads the future of that."""
@@ -517,7 +517,7 @@ def _failing(
 
 def _start_adapted(context: EngineContext, requests: Sequence[Request], of: GenerateRequest) -> None:
     """Reads the adapter of requests, and starts them."""
-    with _failing(context.loop, requests, "the adapter can't be read"):
+    with _fail_on_error(context.loop, requests, "the adapter can't be read"):
         first = requests[0]
         space = PrefixSpace.of(of.namespace, context.builder.adapter(first.params))
         for request in requests:
@@ -527,7 +527,7 @@ def _start_adapted(context: EngineContext, requests: Sequence[Request], of: Gene
 
 def _start_when_compiled(context: EngineContext, requests: Sequence[Request], constraint: Constraint | None) -> None:
     def compiled(grammar: Future[CompiledGrammar]) -> None:
-        with _failing(context.loop, requests, "no mask can be made", ConstraintError):
+        with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
             rules = repeat_rules(constraint, requests[0].params.repeats)
             for request in requests:
                 _start(context, request, request.matcher(grammar.result(), rules=rules))
@@ -551,7 +551,7 @@ def _start(context: EngineContext, request: Request, matcher: ClosingMatcher | N
 
 
 def _resume(loop: StepLoop, request: Request, matcher: ClosingMatcher | None) -> None:
-    with _failing(loop, [request], "the output can't be continued"):
+    with _fail_on_error(loop, [request], "the output can't be continued"):
         request.resume(matcher, jump=loop.jump)
         loop.submit(request)
 

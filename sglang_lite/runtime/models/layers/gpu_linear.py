@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 
@@ -12,7 +14,7 @@ from sglang_lite.runtime.kernels.gemv import MAX_ROWS, SPLIT_OUTPUTS, SmallBatch
 from sglang_lite.runtime.models.layers.linear import Linear
 
 
-class GpuProduct:
+class GpuProduct(ABC):
     """Linear layer on a GPU; this base computes everything by calls of the layer with rows in 16 bits.
 
     Attributes:
@@ -23,8 +25,9 @@ class GpuProduct:
     tiles = False
     fuses_one = False
 
+    @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """Product of rows in 16 bits."""
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
         """8-bit type that the layer multiplies so many input rows in, or None."""
