@@ -28,6 +28,7 @@ TYPES = {
     "strings": "tuple[str, ...]",
     "token ids": "tuple[int, ...]",
     "biases": "tuple[tuple[int, float], ...]",
+    "order": "SamplingOrder",
 }
 OPTION_TYPES = {
     "int": "int",
@@ -36,6 +37,7 @@ OPTION_TYPES = {
     "strings": "str | Sequence[str]",
     "token ids": "Sequence[int]",
     "biases": "Mapping[int, float]",
+    "order": "SamplingOrder",
 }
 # A value that is not the default, as a user may write it and as the record has it.
 SAID = {
@@ -44,6 +46,7 @@ SAID = {
     "strings": ("a", ("a",)),
     "token ids": ([np.int32(7), 8], (7, 8)),
     "biases": ({"4": 1, 5: np.float64(-2.5)}, ((4, 1.0), (5, -2.5))),
+    "order": ("sequential", "sequential"),
 }
 WRONG = {
     "int": ("is not a whole number", ["3", 1.5, True, [1]]),
@@ -57,6 +60,7 @@ WRONG = {
         "is not a (whole number|tuple or list of token ids)|outside its range",
         ["12", 12, ["a"], [True], [-1]],
     ),
+    "order": ("is neither 'joint' nor 'sequential'", ["", "Joint", "vllm", 1, True, ("joint",), ["joint"]]),
     "biases": ("is not a|outside its range", [{"a": 1}, {1: "x"}, {1: float("inf")}, [1], "x", {-1: 0}]),
 }
 
@@ -113,9 +117,11 @@ def test_generate_has_the_requests_fields():
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
 def test_records_have_a_field_of_its_type(parameter):
     kind = TYPES[parameter.kind]
-    assert SamplingParams.__annotations__[parameter.name] == f"{kind} | Unset"
+    expected = "_OrderField" if parameter.kind == "order" else f"{kind} | Unset"
+    assert SamplingParams.__annotations__[parameter.name] == expected
     assert getattr(SamplingParams(), parameter.name) is UNSET
-    others = {"stop_regex": "Mapping[str, regex.Pattern[str]]", **dict.fromkeys(("seed", "repeats"), "int | None")}
+    others = {"stop_regex": "Mapping[str, regex.Pattern[str]]", **dict.fromkeys(("seed", "repeats"), "int | None"),
+              "sampling_order": "SamplingOrder | None"}  # fmt: skip
     resolved = others.get(parameter.name, kind)
     assert ResolvedParams.__annotations__[parameter.name] == resolved
 
@@ -317,7 +323,7 @@ def table():
     assert openai | claude <= set(IDS)
     shown = {
         "int": "int", "float": "float", "bool": "bool", "strings": "str, or a list", "token ids": "list of ids",
-        "biases": "ids to floats",
+        "biases": "ids to floats", "order": '`"joint"` or `"sequential"`',
     }  # fmt: skip
     lines = [
         "| Parameter | Type | Default | Range | An engine takes | What it does | SGLang's name | Given to | Taken by |",

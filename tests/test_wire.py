@@ -20,7 +20,7 @@ from sglang_lite import errors, protocol, wire
 from sglang_lite.program import graph, nodes
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.recording import RecordedCall, RecordedEvent, RecordedRequest
-from sglang_lite.protocol.sampling import PARAMETERS, Deferred
+from sglang_lite.protocol.sampling import ORDERS, PARAMETERS, Deferred
 from sglang_lite.wire import failure, messages
 from sglang_lite.wire.scan import scan_json
 
@@ -103,6 +103,7 @@ def within(parameter):
     return {
         "int": whole, "float": real, "bool": st.booleans(), "strings": tuples(texts.filter(bool)),
         "token ids": tuples(whole), "biases": tuples(st.tuples(whole, st.floats(allow_nan=False, allow_infinity=False))),
+        "order": st.sampled_from(ORDERS),
     }[parameter.kind]  # fmt: skip
 
 

@@ -232,6 +232,8 @@ def gen(
         include_stop: keep the stop that ended the generation in its text (False).
         repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less likely (1.0; above 0,
             at most 2).
+        sampling_order: where `top_p` counts beside `top_k`: "joint" in all tokens, "sequential" in those that `top_k`
+            has left; without it joint, but with `min_p` sequential.
         repeats: maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums (at
             least 3).
         speculation: let an engine with `speculation` draft tokens; none changes by it (True).

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _OF_GEN = named("gen")
 _TYPES: Final = {
     "int": "int | None", "float": "float | None", "bool": "bool | None", "strings": "str | Sequence[str] | None",
-    "token ids": "Sequence[int] | None", "biases": "Mapping[int, float] | None",
+    "token ids": "Sequence[int] | None", "biases": "Mapping[int, float] | None", "order": "SamplingOrder | None",
 }  # fmt: skip
 
 

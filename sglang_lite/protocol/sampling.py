@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
@@ -52,7 +52,13 @@ def check_known(name: str, *values: object) -> None:
 
 # ------------------------------------------------------------------------------------------------------- the table
 
-Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases"]
+Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases", "order"]
+# Where top-p counts if top-k applies, too: in the mass of all tokens, or in the mass of those that top-k has left.
+SamplingOrder: TypeAlias = Literal["joint", "sequential"]
+if TYPE_CHECKING:
+    _OrderField: TypeAlias = SamplingOrder | Unset
+else:  # msgspec has no union of names and an enumeration of names. UNSET is the default, which records leave out.
+    _OrderField = SamplingOrder
 # Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks:
 # SGLang's blocking hooks of a backend, and `gen` by position. sampling_params: a key of the dictionary for
 # `Engine.generate`. request: a keyword of `Engine.generate`.
@@ -148,7 +154,7 @@ class Parameter:
             return tuple(map(_whole, value)) if listed else value
         if self.kind == "biases":
             return tuple(map(_bias, value.items())) if isinstance(value, Mapping) else value
-        if self.kind == "bool":
+        if self.kind in ("bool", "order"):
             return value
         return _whole(value) if self.kind == "int" else _real(value)
 
@@ -165,6 +171,9 @@ class Parameter:
         elif self.kind == "bool":
             if not isinstance(value, bool):
                 raise ParameterError(self.name, f"{shown(value)} is neither True nor False.")
+        elif self.kind == "order":
+            if value not in ORDERS:
+                raise ParameterError(self.name, f"{shown(value)} is neither {' nor '.join(map(repr, ORDERS))}.")
         elif not isinstance(value, tuple | list):
             raise ParameterError(self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}.")
         elif self.kind == "strings":
@@ -208,6 +217,7 @@ class Parameter:
             raise ParameterError(self.name, f"{shown(value)} is outside its range: {self.range}.")
 
 
+ORDERS: Final = get_args(SamplingOrder)
 _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}
 
 
@@ -335,6 +345,11 @@ PARAMETERS: Final = (
         Range(0, above=True), engine_range=Range(0, 2, above=True), places=_OURS,
     ),
     Parameter(
+        "sampling_order", "order", None,
+        "where `top_p` counts beside `top_k`: \"joint\" in all tokens, \"sequential\" in those that `top_k` has left; "
+        "without it joint, but with `min_p` sequential", places=("gen", "run", "sampling_params"),
+    ),
+    Parameter(
         "repeats", "int", None,
         "maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums",
         Range(3), engine_range=Range(3, _INT), places=_OURS,
@@ -393,6 +408,7 @@ class OneSampleOptions(TypedDict, total=False):
     return_prompt_token_ids: bool | None
     return_routed_experts: bool | None
     return_hidden_states: bool | None
+    sampling_order: SamplingOrder | None
     lora_path: str | Sequence[str] | None
 
 
@@ -443,6 +459,7 @@ class SamplingParams(Record, frozen=True):
     frequency_penalty: float | Unset = UNSET
     presence_penalty: float | Unset = UNSET
     repetition_penalty: float | Unset = UNSET
+    sampling_order: _OrderField = UNSET
     repeats: int | Unset = UNSET
     speculation: bool | Unset = UNSET
     logit_bias: tuple[tuple[int, float], ...] | Unset = UNSET

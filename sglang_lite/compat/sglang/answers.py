@@ -7,6 +7,7 @@ from typing import Literal, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar
 
 from sglang_lite.protocol import Generation
 from sglang_lite.protocol.anything import Json
+from sglang_lite.protocol.sampling import SamplingOrder
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 _One = TypeVar("_One", covariant=True)
@@ -101,6 +102,7 @@ class OneSample(TypedDict, total=False):
     frequency_penalty: float | None
     presence_penalty: float | None
     repetition_penalty: float | None
+    sampling_order: SamplingOrder | None
     repeats: int | None
     speculation: bool | None
     logit_bias: Mapping[str, float] | Mapping[int, float] | None

@@ -55,8 +55,8 @@ class GpuSlots:
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._no_adapter = 0 if memory is None else memory.slots
         self._adapters = np.full(slots + 1, self._no_adapter, dtype=np.int32)
-        self._parameters = torch.zeros(7 * (slots + 1), dtype=torch.int32, device=device)
-        self.adapters = self._parameters[6 * (slots + 1) :]
+        self._parameters = torch.zeros(8 * (slots + 1), dtype=torch.int32, device=device)
+        self.adapters = self._parameters[7 * (slots + 1) :]
         self.adapters.fill_(self._no_adapter)
         self.sampling = _views(self._parameters, slots + 1)
 
@@ -96,11 +96,12 @@ def _packed(sampling: SamplingTable) -> Ints:
     """Returns the sampling parameters of all slots and of the dummy slot in one int32 array, in the layout of
     `_views`."""
     count = len(sampling.seed)
-    packed = np.zeros((6, count + 1), dtype=np.int32)
+    packed = np.zeros((7, count + 1), dtype=np.int32)
     packed[:2].reshape(-1)[: 2 * count] = np.ascontiguousarray(sampling.seed).view(np.int32)
     floats = packed[2:5, :count].view(np.float32)
     floats[0] = np.where(sampling.greedy, np.float32(0), sampling.temperature)
     floats[1], floats[2], packed[5, :count] = sampling.top_p, sampling.min_p, sampling.top_k
+    packed[6, :count] = sampling.sequential
     return packed.reshape(-1)
 
 
@@ -111,5 +112,6 @@ def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
         top_p=floats[slots : 2 * slots],
         min_p=floats[2 * slots :],
         top_k=packed[5 * slots : 6 * slots],
+        sequential=packed[6 * slots : 7 * slots],
         seed=packed[: 2 * slots].view(torch.int64),
     )

@@ -38,6 +38,7 @@ class SamplingTable:
         self._rows = rows
         self.greedy, self.seed, self.top_k = rows["greedy"], rows["seed"], rows["top_k"]
         self.temperature, self.top_p, self.min_p = rows["temperature"], rows["top_p"], rows["min_p"]
+        self.sequential = rows["sequential"]
         self.greedy[:] = self.temperature[:] = self.top_p[:] = 1
 
     def set(self, slots: Ints, rows: NDArray[np.void]) -> None:
@@ -268,24 +269,26 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
     """
     probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
     top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
+    sequential = table.sequential[slots]
     for row in ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[0].tolist():
-        _filter(probs[row].numpy(), int(top_k[row]), top_p[row], min_p[row])
+        _filter(probs[row].numpy(), int(top_k[row]), top_p[row], min_p[row], sequential=bool(sequential[row]))
     mass = probs.double().cumsum(-1)
     target = torch.from_numpy(uniforms(table.seed[slots], positions, forbidden)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
     return picked.squeeze(1)
 
 
-def _filter(probs: NDArray[np.float32], top_k: int, top_p: np.float32, min_p: np.float32) -> None:
+def _filter(probs: NDArray[np.float32], top_k: int, top_p: np.float32, min_p: np.float32, *, sequential: bool) -> None:
     """Sets the probabilities [V] of a row that its filters drop to 0, in place: first top-k, then top-p of what all
-    tokens have, then min-p. Of equal probabilities those with lower ids are kept.
+    tokens have, or of what top-k has left if `sequential`, then min-p. Of equal probabilities those with lower ids are
+    kept.
 
     Without a sort of the vocabulary: top-k and top-p only need the least probability that they keep.
     """
     lowest = probs.max() * min_p
     if 0 < top_k < len(probs):
         values = torch.from_numpy(probs).topk(top_k).values.numpy()
-        kept = values[: _nucleus(values, top_p)]
+        kept = values[: _nucleus(values, top_p, float(values.sum(dtype=np.float64)) if sequential else 1.0)]
     elif top_p < 1:
         kept = _top_p(probs, top_p)
     else:
@@ -312,9 +315,9 @@ def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]
     return values[:count]
 
 
-def _nucleus(values: NDArray[np.float32], top_p: np.float32) -> int:
-    """Returns how many of the descending `values` top-p keeps: those behind no more than `top_p`."""
+def _nucleus(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) -> int:
+    """Returns how many of the descending `values` top-p keeps: those behind no more than `top_p` of `mass`."""
     if top_p >= 1:
         return len(values)
-    over = values.cumsum(dtype=np.float64).astype(np.float32) - values > top_p
+    over = values.cumsum(dtype=np.float64).astype(np.float32) - values > np.float32(float(top_p) * mass)
     return int(over.argmax()) if over.any() else len(values)

@@ -29,7 +29,7 @@ _TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of a
 # Parameters that every draw needs, of one slot.
 SAMPLING = np.dtype([
     ("seed", np.uint64), ("top_k", np.int64), ("temperature", np.float32), ("top_p", np.float32), ("min_p", np.float32),
-    ("greedy", np.bool_),
+    ("sequential", np.bool_), ("greedy", np.bool_),
 ])  # fmt: skip
 
 
@@ -41,9 +41,12 @@ _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
 _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 
-def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, int, float, float, float, bool]:
+def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, int, float, float, float, bool, bool]:
     """One element of an array of SAMPLING."""
-    return seed % 2**64, max(params.top_k, 0), params.temperature, params.top_p, params.min_p, params.greedy
+    return (
+        seed % 2**64, max(params.top_k, 0), params.temperature, params.top_p, params.min_p, params.sequential,
+        params.greedy,
+    )  # fmt: skip
 
 
 class PromptScores(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ class DeviceSampling:
         temperature: float32, 0 for greedy.
         top_p, min_p: float32; 1 and 0 disable the filters.
         top_k: int32, 0 disables the filter.
+        sequential: int32, 1 if top-p counts in the mass that top-k has left, 0 if in that of all tokens.
         seed: int64.
     """
 
@@ -49,6 +50,7 @@ class DeviceSampling:
     top_p: torch.Tensor
     min_p: torch.Tensor
     top_k: torch.Tensor
+    sequential: torch.Tensor
     seed: torch.Tensor
 
     @staticmethod
@@ -57,7 +59,7 @@ class DeviceSampling:
             return torch.full((slots,), value, device=device)
 
         return DeviceSampling(
-            floats(0.0), floats(1.0), floats(0.0),
+            floats(0.0), floats(1.0), floats(0.0), torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device), torch.zeros(slots, dtype=torch.int64, device=device),
         )  # fmt: skip
 
@@ -146,9 +148,49 @@ def _unkey(key):
 
 
 @triton.jit
+def _mass_from(
+    logits, lowest, temperature, highest, mask_row, has_mask, size, softcap, blocks,
+    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the mass of the logits from `lowest` on, as a multiple of the highest one's."""
+    at = tl.arange(0, BLOCK)
+    total = tl.full((), 0.0, tl.float32)
+    for block in range(0, blocks):
+        x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+        total += tl.sum(tl.where(x >= lowest, tl.exp((x - highest) / temperature), 0.0), 0)
+    return total
+
+
+@triton.jit
+def _lowest_kept(
+    logits, top_k, most, temperature, highest, mask_row, has_mask, size, softcap, blocks,
+    SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the lowest logit that fewer than `top_k` logits are above (any number if it is 0), with a mass of at most
+    `most`. Finds it by bisection over all float32 values, between one that is surely kept and one too low to matter."""
+    at = tl.arange(0, BLOCK)
+    high = _key(highest)
+    low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        limit = _unkey(middle)
+        above = 0
+        mass = 0.0
+        for block in range(0, blocks):
+            x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
+            more = x > limit
+            above += tl.sum(more.to(tl.int32), 0)
+            mass += tl.sum(tl.where(more, tl.exp((x - highest) / temperature), 0.0), 0)
+        enough = ((top_k > 0) & (above >= top_k)) | (mass > most)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return _unkey(high)
+
+
+@triton.jit
 def _draw_filtered(
-    logits, row, seed, position, temperature, top_k, top_p, min_p, highest, masks, mask_rows, words, size, softcap,
-    blocks, SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
+    logits, row, seed, position, temperature, top_k, top_p, min_p, sequential, highest, masks, mask_rows, words, size,
+    softcap, blocks, SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Returns the token that a row draws among those that its filters leave."""
     token = tl.full((), 0, tl.int32)
@@ -163,28 +205,20 @@ def _draw_filtered(
     if min_p > 0:
         floor = highest + tl.log(min_p) * temperature
     if (top_k > 0) | (top_p < 1.0):
-        total = tl.full((), 0.0, tl.float32)
-        for block in range(0, blocks):
-            x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
-            total += tl.sum(tl.exp((x - highest) / temperature), 0)
-        # A logit is kept if fewer than k logits, with at most p of the mass, are above it. Finds the lowest one by
-        # bisection over all float32 values, between one that is surely kept and one too low to matter.
-        high = _key(highest)
-        low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            limit = _unkey(middle)
-            above = 0
-            mass = 0.0
-            for block in range(0, blocks):
-                x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
-                more = x > limit
-                above += tl.sum(more.to(tl.int32), 0)
-                mass += tl.sum(tl.where(more, tl.exp((x - highest) / temperature), 0.0), 0)
-            enough = ((top_k > 0) & (above >= top_k)) | (mass > top_p * total)
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-        floor = tl.maximum(floor, _unkey(high))
+        lowest = tl.full((), float("-inf"), tl.float32)
+        if sequential & (top_k > 0) & (top_p < 1.0):
+            lowest = _lowest_kept(
+                logits, top_k, float("inf"), temperature, highest, mask_row, has_mask, size, softcap, blocks,
+                SOFTCAP, BLOCK,
+            )  # fmt: skip
+        most = top_p * _mass_from(
+            logits, lowest, temperature, highest, mask_row, has_mask, size, softcap, blocks, SOFTCAP, BLOCK
+        )
+        floor = tl.maximum(floor, lowest)
+        both = _lowest_kept(
+            logits, top_k, most, temperature, highest, mask_row, has_mask, size, softcap, blocks, SOFTCAP, BLOCK
+        )
+        floor = tl.maximum(floor, both)
     best = tl.full((), float("-inf"), tl.float32)
     for block in range(0, blocks):
         x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
@@ -200,8 +234,8 @@ def _draw_filtered(
 @cached_launch
 @triton.jit(do_not_specialize=["words", "blocks", "part_blocks", "part_stride"])
 def _pick(
-    logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, masks, mask_rows, words, size,
-    softcap, block_best, block_at, block_max, block_bad, blocks, part_blocks, part_stride, last_tokens, tokens,
+    logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, sequentials, masks, mask_rows, words,
+    size, softcap, block_best, block_at, block_max, block_bad, blocks, part_blocks, part_stride, last_tokens, tokens,
     SOFTCAP: tl.constexpr, MASKS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
@@ -227,8 +261,8 @@ def _pick(
         if WHOLE:
             token = _draw_filtered(
                 logits + row.to(tl.int64) * row_stride, row, tl.load(seeds + slot), tl.load(positions + row) + 1,
-                temperature, top_k, top_p, min_p, highest, masks, mask_rows, words, size, softcap, blocks,
-                SOFTCAP, MASKS, BLOCK, FAST,
+                temperature, top_k, top_p, min_p, tl.load(sequentials + slot) > 0, highest, masks, mask_rows, words,
+                size, softcap, blocks, SOFTCAP, MASKS, BLOCK, FAST,
             )  # fmt: skip
     tl.store(tokens + row, token)
     tl.store(last_tokens + slot, tl.maximum(token, 0))
@@ -258,7 +292,8 @@ def draw(
         softcap: if given, logits become softcap * tanh(logits / softcap).
 
     Filters are those of `executor.sampler`: keeps the k largest logits, those with at most `top_p` of the mass before
-    them, and those with at least `min_p` of the largest probability. All logits equal to the lowest kept one are kept,
+    them (of all tokens' mass, or of the k largest ones' if the row is sequential), and those with at least `min_p` of
+    the largest probability. All logits equal to the lowest kept one are kept,
     too.
     """
     rows, size = logits.shape
@@ -267,8 +302,8 @@ def draw(
     words, mask_rows = masks or (tokens, None)
     _pick[(rows,)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
-        sampling.top_p, sampling.min_p, words, mask_rows, words.stride(0) if masks else 0, size, softcap or 0.0,
-        *_columns(found), blocks, blocks, 0, last_tokens, tokens,
+        sampling.top_p, sampling.min_p, sampling.sequential, words, mask_rows, words.stride(0) if masks else 0, size,
+        softcap or 0.0, *_columns(found), blocks, blocks, 0, last_tokens, tokens,
         SOFTCAP=softcap is not None, MASKS=masks is not None, WHOLE=True, BLOCK=BLOCK, BLOCKS=power_of_2(blocks),
         FAST=_is_gpu(logits), num_warps=16,
     )  # fmt: skip
@@ -321,7 +356,7 @@ def pick_winner(
     all_blocks = len(parts) * blocks
     _pick[(len(slots),)](
         parts, 0, slots, slots, sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p, sampling.min_p,
-        tokens, None, 0, 0, 0.0, *_columns(parts[0]), all_blocks, blocks, parts.stride(0), last_tokens, tokens,
+        sampling.sequential, tokens, None, 0, 0, 0.0, *_columns(parts[0]), all_blocks, blocks, parts.stride(0), last_tokens, tokens,
         SOFTCAP=False, MASKS=False, WHOLE=False, BLOCK=BLOCK, BLOCKS=power_of_2(all_blocks), FAST=_is_gpu(parts),
         num_warps=1,
     )  # fmt: skip

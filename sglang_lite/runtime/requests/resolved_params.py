@@ -11,7 +11,7 @@ import regex
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, RecordName, SamplingParams
-from sglang_lite.protocol.sampling import PARAMETERS, Parameter, given_values
+from sglang_lite.protocol.sampling import PARAMETERS, Parameter, SamplingOrder, given_values
 from sglang_lite.text.stop import compiled_stop
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class ResolvedParams:
     frequency_penalty: float
     presence_penalty: float
     repetition_penalty: float
+    sampling_order: SamplingOrder | None
     logit_bias: tuple[tuple[int, float], ...]
     repeats: int | None
     speculation: bool
@@ -61,6 +62,11 @@ class ResolvedParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5 or self.top_k == 1
+
+    @property
+    def sequential(self) -> bool:
+        """True if top-p counts in the mass that top-k has left, as by default in SGLang where min-p applies."""
+        return self.sampling_order == "sequential" or (self.sampling_order is None and self.min_p > 0)
 
     @property
     def scores_next_token(self) -> bool:

@@ -14,7 +14,7 @@ _TABLE = {each.name: each for each in PARAMETERS}
 
 
 class OpenAiSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Sampling parameters that all of OpenAI's protocols have, those of SGLang, and `speculation`."""
+    """Sampling parameters that all of OpenAI's protocols have, those of SGLang, `sampling_order` and `speculation`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -31,6 +31,7 @@ class OpenAiSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
+    sampling_order: str | None = None
     speculation: bool | None = None
 
 

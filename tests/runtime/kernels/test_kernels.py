@@ -502,13 +502,14 @@ def test_masks_and_broken_rows():
     assert tokens == [67, NOT_FINITE, NOTHING_ALLOWED, NOT_FINITE, int(logits[4].argmax())]
 
 
-def kept(logits, temperature, top_k, top_p, min_p):
+def kept(logits, temperature, top_k, top_p, min_p, sequential=False):
     """The tokens that filters leave, by sorting."""
     probs = torch.softmax(logits.double() / temperature, -1)
     order = probs.argsort(descending=True)
     before = probs[order].cumsum(0) - probs[order]
     ranks = torch.arange(len(probs), device=probs.device)
-    keep = (before <= top_p) & (probs[order] >= probs.max() * min_p)
+    total = probs[order][:top_k].sum() if sequential and top_k else 1.0
+    keep = (before <= top_p * total) & (probs[order] >= probs.max() * min_p)
     if top_k:
         keep &= ranks < top_k
     return {int(t) for t in order[keep]}
@@ -516,17 +517,19 @@ def kept(logits, temperature, top_k, top_p, min_p):
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
-    "filters", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (8, 0.8, 0.05)], ids=str
+    "filters",
+    [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (8, 0.8, 0.05), (4, 0.7, 0.05, True)],
+    ids=str,
 )
 def test_draws_follow_the_probabilities_that_filters_leave(block, filters):
-    top_k, top_p, min_p = filters
+    (top_k, top_p, min_p), sequential = filters[:3], len(filters) > 3
     count = 4000 if GPU else 20 if top_k or top_p < 1 else 50  # each row of those is read 32 times
     size, temperature = 20, 0.7
     one = normal(size) * 2
     logits = one.repeat(count, 1)
     table = sampling(
         count, temperature=[temperature] * count, top_k=[top_k] * count, top_p=[top_p] * count, min_p=[min_p] * count,
-        seed=list(range(count)),
+        sequential=[int(sequential)] * count, seed=list(range(count)),
     )  # fmt: skip
     tokens = drawn(logits, table).cpu()
     allowed = kept(one, temperature, *filters)
@@ -539,6 +542,31 @@ def test_draws_follow_the_probabilities_that_filters_leave(block, filters):
     chi2 = float(((seen - expected)[likely] ** 2 / expected[likely]).sum())
     degrees = int(likely.sum())
     assert chi2 < degrees + 5 * (2 * degrees) ** 0.5 + 5
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("filters", [(3, 0.75, 0.0), (4, 0.6, 0.05), (0, 0.75, 0.0), (3, 1.0, 0.0)], ids=str)
+def test_both_orders_leave_what_their_definitions_leave(block, filters):
+    """In plain Python, of five tokens; the fourth is in another block. Each token that is left is drawn."""
+    top_k, top_p, min_p = filters
+    shares = {3: 0.4, block + 1: 0.3, 0: 0.2, 7: 0.06, 5: 0.04}
+    one = torch.full((block + 2,), float("-inf"), device=DEVICE)
+    one[list(shares)] = torch.tensor([*shares.values()], device=DEVICE).log()
+    ranked = list(shares)
+    for sequential in (0, 1):
+        most = top_p * (sum(sorted(shares.values())[-top_k:]) if sequential and top_k else 1)
+        left, before = set(), 0.0
+        for token in ranked[: top_k or len(ranked)]:
+            left |= {token} if before <= most and shares[token] >= min_p * 0.4 else set()
+            before += shares[token]
+        rows = 40
+        table = sampling(
+            rows, temperature=[1.0] * rows, top_k=[top_k] * rows, top_p=[top_p] * rows, min_p=[min_p] * rows,
+            sequential=[sequential] * rows, seed=list(range(rows)),
+        )  # fmt: skip
+        found = {int(token) for token in drawn(one.repeat(rows, 1), table)}
+        assert found <= left
+        assert len(left) > 4 or found == left
 
 
 def test_a_draw_depends_on_seed_and_position_alone():

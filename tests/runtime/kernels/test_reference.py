@@ -397,6 +397,7 @@ def drawn(run):
         "top_k": [0, 0, 5, 0, 0, 40, 0, 0],
         "top_p": [1.0, 1.0, 1.0, 0.4, 1.0, 0.8, 1.0, 1.0],
         "min_p": [0.0, 0.0, 0.0, 0.0, 0.3, 0.01, 0.0, 0.0],
+        "sequential": [0, 0, 1, 1, 0, 1, 0, 0],
         "seed": [0, 1, 2, 2**40 + 3, -5, 6, 7, 8],
     }
     table, masks = sampling(count, **parameters), torch.randint(-(2**31), 2**31, (2, -(-size // 32)), device=DEVICE)

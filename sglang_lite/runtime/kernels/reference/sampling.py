@@ -104,21 +104,27 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
     temperature = float(sampling.temperature[slot])
     if temperature == 0:
         return int(x.argmax())
-    x = _filtered(x, temperature, int(sampling.top_k[slot]), float(sampling.top_p[slot]), float(sampling.min_p[slot]))
+    x = _filtered(
+        x, temperature, int(sampling.top_k[slot]), float(sampling.top_p[slot]), float(sampling.min_p[slot]),
+        sequential=bool(sampling.sequential[slot]),
+    )  # fmt: skip
     return int((x / temperature - _exponentials(int(sampling.seed[slot]), position + 1, x).log()).argmax())
 
 
-def _filtered(x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all tokens."""
+def _filtered(
+    x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *, sequential: bool
+) -> torch.Tensor:
+    """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all tokens, but top-p to
+    those that top-k has left if `sequential`."""
     weights = torch.exp((x - x.max()) / temperature)
     kept = weights >= min_p
     if top_k > 0 or top_p < 1:
         ordered, order = x.sort(descending=True)
         above = torch.searchsorted(-ordered, -x)  # number of larger logits
         before = torch.nn.functional.pad(weights[order].cumsum(0), (1, 0))[above]  # mass of larger logits
-        kept &= before <= top_p * weights.sum()
-        if top_k > 0:
-            kept &= above < top_k
+        largest = above < top_k if top_k > 0 else torch.ones_like(kept)
+        total = weights[largest].sum() if sequential else weights.sum()
+        kept &= largest & (before <= top_p * total)
     return x.masked_fill(~kept, -math.inf)
 
 
