@@ -1,13 +1,16 @@
 """`sampling_order` has the same effect through each door: the library, a run's settings, SGLang's dictionary, and HTTP."""
 
+from typing import Any
+
 import httpx2
 import pytest
 
 import sglang_lite as sgl
 
-SEED, ENDLESS = 5, {"ignore_eos": True}
+SEED = 5
+ENDLESS: dict[str, Any] = {"ignore_eos": True}
 # Of the model's 20 likeliest tokens, which are nearly as likely as all others, top-p leaves all or about half.
-FILTERS = {"top_k": 20, "top_p": 0.5}
+FILTERS: dict[str, Any] = {"top_k": 20, "top_p": 0.5}
 
 
 def gen(engine, url, options):

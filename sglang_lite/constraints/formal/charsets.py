@@ -76,11 +76,16 @@ def python_class(expression: str) -> Ranges:
     return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
 
 
-_LONG_NAMES = {
-    "Letter": "L", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt",
-    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "Decimal_Number": "Nd",
-    "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P", "Symbol": "S", "Math_Symbol": "Sm",
-    "Currency_Symbol": "Sc", "Separator": "Z", "Space_Separator": "Zs", "Other": "C", "Control": "Cc",
+_LONG_NAMES = {  # all of Unicode's, with its aliases, as ECMA-262 has them
+    "Letter": "L", "Cased_Letter": "LC", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt",
+    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Combining_Mark": "M", "Nonspacing_Mark": "Mn",
+    "Spacing_Mark": "Mc", "Enclosing_Mark": "Me", "Number": "N", "Decimal_Number": "Nd", "digit": "Nd",
+    "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P", "punct": "P", "Connector_Punctuation": "Pc",
+    "Dash_Punctuation": "Pd", "Open_Punctuation": "Ps", "Close_Punctuation": "Pe", "Initial_Punctuation": "Pi",
+    "Final_Punctuation": "Pf", "Other_Punctuation": "Po", "Symbol": "S", "Math_Symbol": "Sm", "Currency_Symbol": "Sc",
+    "Modifier_Symbol": "Sk", "Other_Symbol": "So", "Separator": "Z", "Space_Separator": "Zs", "Line_Separator": "Zl",
+    "Paragraph_Separator": "Zp", "Other": "C", "Control": "Cc", "cntrl": "Cc", "Format": "Cf", "Surrogate": "Cs",
+    "Private_Use": "Co", "Unassigned": "Cn",
 }  # fmt: skip
 
 
@@ -90,7 +95,8 @@ def unicode_category(name: str) -> Ranges:
     ranges if the name is unknown.
     """
     name = _LONG_NAMES.get(name, name)
-    codes = [ord(c) for c in _every_character() if unicodedata.category(c).startswith(name)]
+    wanted = ("Lu", "Ll", "Lt") if name == "LC" else (name,)
+    codes = [ord(c) for c in _every_character() if unicodedata.category(c).startswith(wanted)]
     return union((code, code) for code in codes)
 
 

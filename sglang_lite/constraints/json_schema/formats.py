@@ -69,6 +69,10 @@ _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _IPV6_TAG = "[iI][pP][vV]6:"
 _LITERAL = rf"\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\]"
 _EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|{_LITERAL})'
+MAX_LOCAL = 64  # octets before the @ (RFC 5321, 4.5.3.1.1)
+_SHORT_LOCAL = f"(?s).{{1,{MAX_LOCAL}}}@[^@]*"  # no domain has an @
+# In UTF-8. Longer ones that mix characters of few and of many octets are valid, too, but not generated.
+_SHORT_IDN_LOCAL = rf"[\0-\x7f]{{1,{MAX_LOCAL}}}|[\0-\U0010ffff]{{1,{MAX_LOCAL // 4}}}"
 _IDN_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010FFFF-]+"
 _IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*")'  # RFC 6531, 3.3
 
@@ -132,12 +136,15 @@ ASSERTED = frozenset({*_FORMATS, *GENERATED_IN_PART})
 def language_of(name: str) -> Node:
     """Strings of an asserted format; for host names and regular expressions, only the subset that is generated."""
     match name:
+        case "email":
+            return intersection(parse(_EMAIL), parse(_SHORT_LOCAL))
         case "hostname":
             return intersection(parse(_FORMATS[name]), Repeat(ANY_CHAR, 1, 253))
         case "idn-hostname":
             return idn.hostnames()
         case "idn-email":
-            return concat(parse(f"{_IDN_LOCAL}@"), alternation([idn.hostnames(), parse(_LITERAL)]))
+            local = intersection(parse(_IDN_LOCAL), parse(_SHORT_IDN_LOCAL))
+            return concat(local, parse("@"), alternation([idn.hostnames(), parse(_LITERAL)]))
         case "regex":
             return ecma_regex.patterns()
     return parse(f"(?s){_FORMATS[name]}")
@@ -153,10 +160,15 @@ def is_valid(name: str, text: str) -> bool:
         case "idn-email":
             local, _, domain = text.rpartition("@")
             valid_domain = idn.is_hostname(domain) or accepts(parse(_LITERAL), domain)
-            return valid_domain and accepts(parse(_IDN_LOCAL), local)
+            return valid_domain and _octets(local) <= MAX_LOCAL and accepts(parse(_IDN_LOCAL), local)
         case "regex":
             return ecma_regex.is_pattern(text)
     return accepts(language_of(name), text)
+
+
+def _octets(text: str) -> int:
+    """Returns the length of a text in UTF-8, with lone surrogates as if they could be written."""
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _has_a_labels(text: str) -> bool:

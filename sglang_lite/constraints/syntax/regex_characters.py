@@ -106,6 +106,9 @@ class CharacterReader:
             return charsets.complement(ranges) if (char == "P") != bool(match[1]) else ranges
         if char in "xuU":
             return self._code_point(char, start)
+        if self._ecma and char == "c" and (letter := cursor.match("[A-Za-z]")):
+            cursor.at = letter.end()
+            return ((ord(letter[0]) % 32,) * 2,)
         if char == "b" and in_class:
             return ((8, 8),)
         if char in _ESCAPES:

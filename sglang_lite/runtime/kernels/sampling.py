@@ -234,8 +234,9 @@ def _draw_filtered(
 @cached_launch
 @triton.jit(do_not_specialize=["words", "blocks", "part_blocks", "part_stride"])
 def _pick(
-    logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, sequentials, masks, mask_rows, words,
-    size, softcap, block_best, block_at, block_max, block_bad, blocks, part_blocks, part_stride, last_tokens, tokens,
+    logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, sequentials, masks, mask_rows,
+    words, size, softcap, block_best, block_at, block_max, block_bad, blocks, part_blocks, part_stride,
+    last_tokens, tokens,
     SOFTCAP: tl.constexpr, MASKS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip
@@ -356,7 +357,8 @@ def pick_winner(
     all_blocks = len(parts) * blocks
     _pick[(len(slots),)](
         parts, 0, slots, slots, sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p, sampling.min_p,
-        sampling.sequential, tokens, None, 0, 0, 0.0, *_columns(parts[0]), all_blocks, blocks, parts.stride(0), last_tokens, tokens,
+        sampling.sequential, tokens, None, 0, 0, 0.0, *_columns(parts[0]), all_blocks, blocks, parts.stride(0),
+        last_tokens, tokens,
         SOFTCAP=False, MASKS=False, WHOLE=False, BLOCK=BLOCK, BLOCKS=power_of_2(all_blocks), FAST=_is_gpu(parts),
         num_warps=1,
     )  # fmt: skip

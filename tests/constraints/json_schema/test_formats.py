@@ -12,6 +12,8 @@ from sglang_lite.constraints.json_schema import idn
 from sglang_lite.constraints.json_schema.formats import ASSERTED, is_valid, language_of
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema
+from tests.constraints.engine import accepts as engine_accepts
+from tests.constraints.engine import compiled
 
 EXAMPLES = {
     "date-time": (
@@ -35,8 +37,30 @@ EXAMPLES = {
         ["PT1D", "4DT12H", "P", "P1YT", "P2D1Y", "P1", "P1Y2W", ""],
     ),
     "email": (
-        ["joe.bloggs@example.com", '"joe bloggs"@example.com', "te~st@example.com", "joe@[127.0.0.1]", "a@[IPv6:::1]"],
-        ["2962", ".test@example.com", "te..st@example.com", "a@b@c.d", ""],
+        [
+            "joe.bloggs@example.com",
+            '"joe bloggs"@example.com',
+            "te~st@example.com",
+            "joe@[127.0.0.1]",
+            "a@[IPv6:::1]",
+            "a" * 64 + "@b.c",
+            "a.b" * 21 + "c@b",
+            '"' + "@" * 62 + '"@b.c',
+            "a@" + "b" * 63 + ".c",
+        ],
+        [
+            "2962",
+            ".test@example.com",
+            "te..st@example.com",
+            "a@b@c.d",
+            "",
+            "a" * 65 + "@b.c",
+            "a.b" * 21 + "cd@b",
+            '"' + "@" * 63 + '"@b.c',
+            "a@" + "b" * 64 + ".c",
+            "a@[IPv6:" + "::1",
+            "a" * 70 + "@[127.0.0.1]",
+        ],
     ),
     "hostname": (
         ["www.example.com", "a.b-c", "0", "xn--4gbwdl.xn--wgbh1c", "XN--4gbwdl.com", "xn", "xnn--a", "a" * 63 + ".b"],
@@ -101,8 +125,33 @@ EXAMPLES = {
         ],
     ),
     "idn-email": (
-        ["실례@실례.테스트", "jörg@münchen.de", "joe@example.com", '"ä b"@a.b', "é@[127.0.0.1]", "a@xn--mnchen-3ya"],
-        ["2962", "@a", "é..b@c", "a@b_c", "a@é-", "é@[300.0.0.1]"],
+        [
+            "실례@실례.테스트",
+            "jörg@münchen.de",
+            "joe@example.com",
+            '"ä b"@a.b',
+            "é@[127.0.0.1]",
+            "a@xn--mnchen-3ya",
+            "a" * 64 + "@b.c",
+            "é" * 32 + "@b",
+            "례" * 21 + "@b",
+            "😀" * 16 + "@b",
+            "a" * 30 + "é" * 17 + "@b",
+        ],
+        [
+            "2962",
+            "@a",
+            "é..b@c",
+            "a@b_c",
+            "a@é-",
+            "é@[300.0.0.1]",
+            "a" * 65 + "@b.c",
+            "é" * 32 + "a@b",
+            "례" * 22 + "@b",
+            "😀" * 17 + "@b",
+            "a" * 32 + "é" * 17 + "@b",
+            "a@" + "b" * 64,
+        ],
     ),
     "regex": (
         [
@@ -195,12 +244,33 @@ def test_examples(name):
 NOT_GENERATED = {
     "hostname": ["xn--4gbwdl.xn--wgbh1c", "XN--4gbwdl.com"],
     "idn-hostname": ["नमस्ते", "xn--mnchen-3ya"],
-    "idn-email": ["a@xn--mnchen-3ya"],
+    "idn-email": ["a@xn--mnchen-3ya", "é" * 32 + "@b", "례" * 21 + "@b", "a" * 30 + "é" * 17 + "@b"],
     "regex": [
         r"[^\]\-&]", r"(a)\1", r"(?<n>a)\k<n>", r"(?<!a)b", r"\p{L}\P{Script=Greek}", r"\u{1F600}\x41\cA\0", "[]", "[^]", "((((a))))",
         r"[A-\]]", "[-a-]",
     ],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"format": "regex", "minLength": 5}, ["^a+b$", "(a|(b))", "x{2,3}?" * 9], ["", "^a+$", "(a|(b)", "a**bc"]),
+        ({"format": "regex", "minLength": 50}, ["a" * 50, "(a|b)*" * 10], ["a" * 49, "(" * 50]),
+        ({"format": "regex", "minLength": 5, "maxLength": 8}, ["[a-z]+", "\\d{2,3}?"], ["abcd", "abcdefghi", "[a-z"]),
+        ({"format": "regex", "pattern": "^a.*b$"}, ["a(c|d)b", "ab"], ["a(cb", "(a)b"]),
+        ({"format": "email", "minLength": 60}, ["a" * 64 + "@b.c", "a@" + "b.c" * 20], ["a@b.c", "a" * 65 + "@b.c"]),
+        ({"format": "email", "maxLength": 5}, ["a@b.c"], ["a@bc.d", "abcde"]),
+        ({"format": "idn-email", "minLength": 20}, ["é" * 16 + "@bcdef", "a" * 64 + "@b"], ["é@b", "é" * 33 + "@b"]),
+    ],
+    ids=str,
+)
+def test_a_format_combines_with_lengths_and_patterns(schema, valid, invalid):
+    grammar, refusal = compiled(json_schema(schema))
+    assert refusal is None
+    assert [text for text in valid if not engine_accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+    assert [text for text in invalid if engine_accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+    assert engine_accepts(grammar, "17")
 
 
 @pytest.mark.parametrize("name", ["idn-hostname", "idn-email", "regex"])
