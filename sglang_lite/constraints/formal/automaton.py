@@ -39,7 +39,7 @@ from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms,
 from sglang_lite.constraints.memo import memoized
 
 MAX_TRANSITIONS = 100_000
-_MAX_IN_DEPTH = 20_000  # steps that are looked at in depth before all are in breadth
+_MAX_IN_DEPTH = 5_000  # moves of the search in depth, which comes before the one in breadth
 _MAX_STACKED = 100_000  # states of a context-free language: one for each stack of open rules
 
 Symbol: TypeAlias = "int | str"  # number of a character class, or name of a rule
@@ -170,7 +170,7 @@ class Automaton:
         not followed.
         """
         if state not in self._nonempty:
-            if self._soon_accepts(state):
+            if _accepts_in_depth(self, state, self._nonempty):
                 return True
             seen = {state}
             for each in (queue := [state]):
@@ -185,26 +185,6 @@ class Automaton:
             else:
                 self._nonempty |= dict.fromkeys(seen, False)
         return self._nonempty[state]
-
-    def _soon_accepts(self, state: State) -> bool:
-        """Returns True if one of a few states, looked for in depth, accepts: texts of a minimum length are found so, of
-        which a search in breadth would first see all shorter ones. States on the way to it are known to accept then."""
-        seen, path = {state}, [(state, iter(self.classes))]
-        most = len(self._steps) + _MAX_IN_DEPTH
-        while path and len(self._steps) < min(most, MAX_TRANSITIONS // 2):
-            each, symbols = path[-1]
-            if self._terms.nullable[each] or self._nonempty.get(each):
-                self._nonempty |= dict.fromkeys((passed for passed, _ in path), True)
-                return True
-            for symbol in symbols:
-                after = self.step(each, symbol)
-                if after != DEAD and after not in seen and self._nonempty.get(after, True):
-                    seen.add(after)
-                    path.append((after, iter(self.classes)))
-                    break
-            else:
-                path.pop()
-        return False
 
     def references(self, state: State) -> frozenset[str]:
         """Names of the rules that may come next."""
@@ -520,3 +500,29 @@ def emptiness(node: Node) -> tuple[bool, int]:
         return False, 1
     found = Automaton(node)
     return not found.nonempty(found.start), found.work
+
+
+def _accepts_in_depth(automaton: Automaton, state: State, nonempty: dict[State, bool]) -> bool:
+    """Returns True if one of a few states, looked for in depth, accepts: texts of a minimum length are found so, of
+    which a search in breadth would first see all shorter ones.
+
+    Args:
+        nonempty: whether states accept some text, of those that are known; gets the states on the way.
+    """
+    seen, path = {state}, [(state, iter(automaton.classes))]
+    for _ in range(_MAX_IN_DEPTH):
+        if not path or automaton.full:
+            return False
+        each, symbols = path[-1]
+        if automaton.accepting(each) or nonempty.get(each):
+            nonempty |= dict.fromkeys((passed for passed, _ in path), True)
+            return True
+        for symbol in symbols:
+            after = automaton.step(each, symbol)
+            if after != DEAD and after not in seen and nonempty.get(after, True):
+                seen.add(after)
+                path.append((after, iter(automaton.classes)))
+                break
+        else:
+            path.pop()
+    return False

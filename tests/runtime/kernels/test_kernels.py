@@ -548,18 +548,16 @@ def test_draws_follow_the_probabilities_that_filters_leave(block, filters):
 @pytest.mark.parametrize("filters", [(3, 0.75, 0.0), (4, 0.6, 0.05), (0, 0.75, 0.0), (3, 1.0, 0.0)], ids=str)
 def test_both_orders_leave_what_their_definitions_leave(block, filters):
     """In plain Python, of five tokens; the fourth is in another block. Each token that is left is drawn."""
-    top_k, top_p, min_p = filters
+    (top_k, top_p, min_p), rows = filters, 40
     shares = {3: 0.4, block + 1: 0.3, 0: 0.2, 7: 0.06, 5: 0.04}
     one = torch.full((block + 2,), float("-inf"), device=DEVICE)
     one[list(shares)] = torch.tensor([*shares.values()], device=DEVICE).log()
-    ranked = list(shares)
     for sequential in (0, 1):
         most = top_p * (sum(sorted(shares.values())[-top_k:]) if sequential and top_k else 1)
         left, before = set(), 0.0
-        for token in ranked[: top_k or len(ranked)]:
+        for token in [*shares][: top_k or 5]:
             left |= {token} if before <= most and shares[token] >= min_p * 0.4 else set()
             before += shares[token]
-        rows = 40
         table = sampling(
             rows, temperature=[1.0] * rows, top_k=[top_k] * rows, top_p=[top_p] * rows, min_p=[min_p] * rows,
             sequential=[sequential] * rows, seed=list(range(rows)),
