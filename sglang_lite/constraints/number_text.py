@@ -56,8 +56,8 @@ class NumberText:
         self._ends: list[int] = []  # end offset of each token in the text
         self.finished = False
         self.committed = ""
+        self._before = len(before)
         self._look()
-        self._returned = len(before)
 
     def copy(self) -> NumberText:
         """The same text, which grows by itself."""
@@ -82,15 +82,22 @@ class NumberText:
         else:
             self.close()
 
-    def close(self) -> None:
-        """Marks the text as finished, so that `committed` becomes the number it begins with."""
+    def close(self, kept: int | None = None) -> None:
+        """Marks the text as finished, so that `committed` becomes the number it begins with.
+
+        Args:
+            kept: number of tokens that belong to the text; None for all.
+        """
         self.finished = True
+        if kept is not None and kept < len(self._ends):
+            self._text = self._text[: [self._before, *self._ends][kept]]
+            del self._ends[kept:]
         self.committed = first_number(self._number, self._text)
 
-    def take(self) -> str:
-        """Returns the part of `committed` that is new since the last call."""
-        new, self._returned = self.committed[self._returned :], max(self._returned, len(self.committed))
-        return new
+    @property
+    def certain(self) -> str:
+        """Part of `committed` that the tokens have written."""
+        return self.committed[self._before :]
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Confidence of a model in a generated value: in each part, from the scores of its tokens, and in choices, scored anew.
 
 A choice is scored as `select` scores it, since the tokens that were drawn may spell it in one of several ways, and end
-it together with what follows.
+it together with what follows. One that other choices begin with counts with its end: where none of them follows.
 """
 
 from __future__ import annotations
@@ -243,8 +243,21 @@ class _Reader:
         logprob, mass = math.fsum(each for each, _ in own), math.fsum(each for _, each in own)
         if value.parts is None and value.start in self._choices:
             choice, selection = self._choices[value.start]
-            shares = dict(zip(choice.texts, selection.probs.values(), strict=True))
+            shares = dict(zip(choice.texts, _shares(selection), strict=True))
             key = next(key for key, each in choice.texts.items() if each == text)
             return Confidence(text, math.log(shares[key]) if shares[key] else -math.inf, mass, shares)
         parts = {name: self.confidence(part) for name, part in (value.parts or {}).items()}
         return Confidence(text, logprob, mass, parts=parts)
+
+
+def _shares(selection: Selection) -> list[float]:
+    """Probability of each choice with its end: of its tokens, less that of the choices that go on from there."""
+    weights = selection.probs
+    tokens = {score.text: score.token_ids for score in selection.scores}
+    ended = dict(weights)
+    for text, ids in tokens.items():
+        beginnings = [each for each, first in tokens.items() if len(first) < len(ids) and ids[: len(first)] == first]
+        if beginnings:  # the longest has taken what this one goes on with from the shorter ones
+            ended[max(beginnings, key=lambda each: len(tokens[each]))] -= weights[text]
+    left = [max(each, 0.0) for each in ended.values()]
+    return [each / math.fsum(left) for each in left]

@@ -38,20 +38,21 @@ def test_the_number_that_a_text_begins_with(text, integer, floating):
 def test_a_growing_text_says_what_is_certain(number, pieces):
     """The certain part never shrinks, and the whole text begins with it; before the end something was open."""
     growing, text, shown = NumberText(number), "", ""
+    assert growing.certain == ""
     whole = first_number(number, "".join(pieces))
     for piece in pieces:
         assert not growing.finished
         assert any(first_number(number, text + more) not in ("", first_number(number, text)) for more in MORE)
         growing.push(piece)
         text += piece
-        shown += growing.take()
+        assert growing.certain.startswith(shown)
+        shown = growing.certain
         assert whole.startswith(shown)
         assert growing.committed == shown
         if growing.finished:
             break
     growing.close()
-    shown += growing.take()
-    assert shown == first_number(number, text) == whole
+    assert growing.certain == first_number(number, text) == whole
     kept = growing.tokens
     assert len("".join(pieces[:kept])) <= len(whole)
     assert kept == len(pieces) or len("".join(pieces[: kept + 1])) > len(whole)
@@ -75,14 +76,23 @@ def test_the_language_of_a_number_is_the_texts_that_are_one(number, text):
 @given(st.sampled_from([INTEGER, FLOAT]), st.text("0123456789,.e", max_size=5), PIECES)
 def test_a_number_that_has_begun_goes_on(number, before, pieces):
     growing = NumberText(number, before)
-    shown = growing.take()
+    shown = growing.certain
     for piece in pieces:
         if growing.finished:
             break
         growing.push(piece)
-        shown += growing.take()
+        assert growing.certain.startswith(shown)
+        shown = growing.certain
     growing.close()
-    assert shown + growing.take() == first_number(number, before + "".join(pieces))[len(before) :]
+    assert growing.certain == first_number(number, before + "".join(pieces))[len(before) :]
+
+
+def test_a_token_that_has_stopped_it_is_no_part_of_a_number():
+    growing = NumberText(INTEGER, "1")
+    for piece in ("2", "3"):
+        growing.push(piece)
+    growing.close(1)
+    assert (growing.certain, growing.tokens) == ("2", 1)
 
 
 @pytest.mark.parametrize("kind", ["int", "", None, 3, ["integer"]])

@@ -106,7 +106,7 @@ LANGUAGES = {
     "numbers in a list": json_schema(
         {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 12}, "maxItems": 1, "minItems": 1}
     ),
-    "texts": Regex("[ab]{1,2}"),
+    "texts": Regex("[ab]{2}|c"),
     "strings": json_schema({"type": "string", "pattern": "^[ab]?$"}),
 }
 

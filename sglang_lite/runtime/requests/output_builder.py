@@ -28,7 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
-from sglang_lite.runtime.structured_output.base import Matcher, NumberSoFar
+from sglang_lite.runtime.structured_output.base import Matcher, TextSoFar
 from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans
@@ -163,6 +163,7 @@ class OutputBuilder:
         self._scores: list[tuple[float, float]] = []
         self._unsent: list[int] = []
         self._sent = 0
+        self._length = 0  # number of characters that were decoded
         for byte in _last_bytes(params):  # cached per byte, and slow for a new one: done here, off the loop's thread
             tokenizer.tokens_with(byte)
 
@@ -195,7 +196,9 @@ class OutputBuilder:
         complete = self.matcher is not None and _accept(self.matcher, (token,))
         if ends:
             return Finish("stop", token)
-        piece = self._decoder.push(tokens) if self._number is None else self._number.take()
+        text = self._open_text
+        piece = self._decoder.push(tokens) if text is None else text.certain[self._length :]
+        self._length += len(piece)
         stops, early = self._stops, self.decoded_count < self.params.min_tokens
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
         self.decoded_count += len(tokens)
@@ -351,10 +354,9 @@ class OutputBuilder:
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
 
     @property
-    def _number(self) -> NumberSoFar | None:
-        """Text of the number that the output is, or None if the constraint is not a number. The number ends before the
-        token that ends it."""
-        return None if self.matcher is None else self.matcher.number
+    def _open_text(self) -> TextSoFar | None:
+        """Text of the output if a token outside it may end it or has ended it, else None."""
+        return None if self.matcher is None else self.matcher.open_text
 
     # --------------------------------------------------------------------------------------------- results
 
@@ -380,16 +382,16 @@ class OutputBuilder:
             miss: reason why tokens of the prompt were not cached.
             jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
-        params, number = self.params, None if self.params.scores_next_token else self._number
+        params, open_text = self.params, None if self.params.scores_next_token else self._open_text
         written, logprobs = output, self._logprobs
-        if number is not None:
-            number.close()
-            written, logprobs = output[: number.tokens], logprobs[: max(number.tokens - self.replayed_count, 0)]
-            rest = number.take()
+        if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
+            stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
+            written = output if stop and params.include_stop else output[:-1]
+        if open_text is not None:
+            open_text.close(len(written))
+            written, logprobs = output[: open_text.tokens], logprobs[: max(open_text.tokens - self.replayed_count, 0)]
+            rest = open_text.certain[self._length :]
         else:
-            if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
-                stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
-                written = output if stop and params.include_stop else output[:-1]
             rest = self._decoder.push(written[self.decoded_count :])  # an incomplete character at the end is left out
         if self._stops.matched is None:
             self._add(self._stops.flush() + rest)
@@ -423,14 +425,14 @@ class OutputBuilder:
             output_logprobs=tuple(logprobs),
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta=meta,
-            scores=self._token_scores(written if number is not None else output, len(text)),
+            scores=self._token_scores(written if open_text is not None else output, len(text)),
             routed_experts=self.recorded.get("routed_experts"),
             hidden_states=self.recorded.get("hidden_states"),
         )
 
     def _token_scores(self, ids: Sequence[int], length: int) -> TokenScores | None:
-        """Scores of the tokens of a text of `length` characters and, unless it is a number, of those that end it; None
-        if none were recorded."""
+        """Scores of the tokens of a text of `length` characters and of the end of sequence behind it, if
+        no other token may end it; None if none were recorded."""
         if not self._scores or not ids:
             return None
         decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
@@ -452,7 +454,8 @@ class OutputBuilder:
             self._send_delta(text)
 
     def _send_delta(self, text: str) -> None:
-        count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
+        text_so_far = self._open_text
+        count = len(self._unsent) if text_so_far is None else text_so_far.tokens - self._sent
         ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
         known, self._sent = self._sent, self._sent + len(ids)
         # Replayed ids have no log-probabilities.

@@ -30,22 +30,22 @@ class MaskMaker(Protocol):
         ...
 
 
-class NumberSoFar(Protocol):
-    """Number at the beginning of a growing text.
+class TextSoFar(Protocol):
+    """Text that a token outside it may end, at the beginning of what a model writes.
 
     Attributes:
-        tokens: how many of the text's tokens certainly belong to the number so far.
+        tokens: how many of the tokens certainly lie in the text as a whole.
+        certain: the part of the text that is certain so far.
     """
 
     @property
     def tokens(self) -> int: ...
 
-    def take(self) -> str:
-        """Returns the part of the number's text that has become certain since the last call."""
-        ...
+    @property
+    def certain(self) -> str: ...
 
-    def close(self) -> None:
-        """Ends the text: no more tokens follow."""
+    def close(self, kept: int) -> None:
+        """Ends the text: no more tokens follow, and only the first `kept` ones may belong to it."""
         ...
 
 
@@ -131,8 +131,7 @@ class Matcher(Protocol):
         parts: matchers whose masks are combined to this one's; usually only the matcher itself.
         lock_key: key of matchers that share a parser resource; their masks must not be computed concurrently.
         state_key: key of the grammar state; matchers with equal keys have equal masks.
-        number: number that the text begins with, which ends before the token that ends it, or None if the text is not a
-            number in free text.
+        open_text: text that ends before the token that ends it; None as long as all tokens belong to the text.
     """
 
     @property
@@ -148,7 +147,7 @@ class Matcher(Protocol):
     def state_key(self) -> Hashable: ...
 
     @property
-    def number(self) -> NumberSoFar | None: ...
+    def open_text(self) -> TextSoFar | None: ...
 
     def cached_mask(self) -> Mask | None:
         """Returns the mask of the current position (bit i: token i may come next), or None if it must be computed."""
@@ -201,7 +200,7 @@ class LoneMatcher:
     """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached,
     no text is forced, and they can't be copied."""
 
-    number: NumberSoFar | None = None
+    open_text: TextSoFar | None = None
 
     @property
     def parts(self) -> tuple[Self]:
@@ -256,8 +255,8 @@ class DelegatingMatcher:
         return id(self)
 
     @property
-    def number(self) -> NumberSoFar | None:
-        return self._inner.number
+    def open_text(self) -> TextSoFar | None:
+        return self._inner.open_text
 
     def set_mask(self, mask: Mask) -> None:
         self._inner.set_mask(mask)

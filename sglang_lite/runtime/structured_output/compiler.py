@@ -32,8 +32,8 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarE
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.grammar_cache import GrammarCache, without_blanks
-from sglang_lite.runtime.structured_output.json_number import JsonNumberGrammar, may_be_number
 from sglang_lite.runtime.structured_output.number import NumberGrammar
+from sglang_lite.runtime.structured_output.open_end import EndTokens, OpenEndGrammar, begins_with_any, end_rule
 from sglang_lite.runtime.structured_output.prefixed import ContinuedGrammar
 from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, unpacked, with_mask_rules
@@ -186,8 +186,7 @@ class Compiler:
             if self._closed:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
-            if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
-                grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
+            grammar = self._with_open_end(key, grammar)
             closing.prepare(grammar)
         except Exception as error:  # of any kind: it must not vanish in the pool
             self._fail(key, future, error)
@@ -196,6 +195,13 @@ class Compiler:
             future.set_result(grammar)
             if (endings := grammar.endings()) is not None:
                 closing.prepare_states(endings)  # behind the result: most texts need them much later
+
+    def _with_open_end(self, constraint: Constraint, grammar: CompiledGrammar) -> CompiledGrammar:
+        """Returns a grammar whose texts other tokens may end, if any of them can be complete and go on."""
+        rule = end_rule(constraint)
+        if rule is None or (isinstance(constraint, JsonSchema) and not begins_with_any(grammar, self._digits)):
+            return grammar
+        return OpenEndGrammar(grammar, self._end_tokens, rule)
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
         if self._closed:
@@ -282,6 +288,10 @@ class Compiler:
     def _digits(self) -> Mask:
         """Mask of the tokens that begin with a digit."""
         return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
+
+    @cached_property
+    def _end_tokens(self) -> EndTokens:
+        return EndTokens(self._vocabulary)
 
     @cached_property
     def _ending_tokens(self) -> EndingTokens:

@@ -27,39 +27,39 @@ _NOTHING = "\0"  # stands for the text of tokens without text, which are no part
 
 
 class NumberMatcher(LoneMatcher):
-    number: NumberText
+    open_text: NumberText
 
     def __init__(self, grammar: NumberGrammar) -> None:
         self.engine = grammar
-        self.number = NumberText(grammar.number)
+        self.open_text = NumberText(grammar.number)
         self.error = ""
 
     def cached_mask(self) -> Mask:
-        return self.engine.mask(self.number.text)
+        return self.engine.mask(self.open_text.text)
 
     def copy(self) -> NumberMatcher:
         copied = copy(self)
-        copied.number = self.number.copy()
+        copied.open_text = self.open_text.copy()
         return copied
 
     def accept(self, token: int) -> bool:
         if self.finished or not self.cached_mask()[token >> 5] >> (token & 31) & 1:
             self.error = f"token {token} is not the beginning of a number"
             return False
-        self.number.push(self.engine.text_of(token))
+        self.open_text.push(self.engine.text_of(token))
         return True
 
     def advance(self, text: bytes) -> bool:
-        self.number = NumberText(self.engine.number, self.number.text + text.decode("latin-1"))
-        return not self.number.finished
+        self.open_text = NumberText(self.engine.number, self.open_text.text + text.decode("latin-1"))
+        return not self.open_text.finished
 
     @property
     def complete(self) -> bool:
-        return self.number.is_number
+        return self.open_text.is_number
 
     @property
     def finished(self) -> bool:
-        return self.number.finished
+        return self.open_text.finished
 
 
 class NumberGrammar:

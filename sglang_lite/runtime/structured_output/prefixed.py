@@ -18,6 +18,7 @@ from sglang_lite.runtime.structured_output.base import (
     Matcher,
     next_mask,
 )
+from sglang_lite.runtime.structured_output.open_end import OpenEndMatcher
 from sglang_lite.runtime.structured_output.part_endings import PartEndings
 
 
@@ -105,7 +106,8 @@ class ContinuedMatcher(DelegatingMatcher):
             return False
         self._finished = self._inner.finished
         if self._inner.complete and not self._finished:
-            self._finished = not (next_mask(self) & ~self._end).any()
+            going_on = self._inner.going_on if isinstance(self._inner, OpenEndMatcher) else self._inner
+            self._finished = not (next_mask(self._whole) & next_mask(going_on) & ~self._end).any()
         return True
 
     def advance(self, text: bytes) -> bool:

@@ -59,9 +59,18 @@ def test_an_end_of_sequence_that_is_text_of_the_grammar_is_text(jump, logprobs):
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_it_ends_a_text_that_is_complete(temperature):
-    generation = generate(engine_for(), Regex("[ab]{2,}"), temperature=temperature, seed=1)
-    assert (generation.finish_reason, generation.matched) == ("stop", END)
-    assert re.fullmatch("[ab]{2,}", generation.text)
+    """As may any token that does not go on, and no letter, which would go on with the word."""
+    ends = set()
+    for seed in range(1 if temperature == 0 else 20):
+        generation = generate(engine_for(), Regex("[ab]{2,}"), temperature=temperature, seed=seed)
+        assert generation.finish_reason == "stop"
+        assert re.fullmatch("[ab]{2,}", generation.text)
+        last = generation.token_ids[-1]
+        assert generation.matched == (END if last == END else None)
+        assert len(generation.text) == len(generation.token_ids) - 1
+        assert not TOKENS[last][0].isalpha() or TOKENS[last] in "ĀĠ"
+        ends.add(last)
+    assert ends == {END} if temperature == 0 else len(ends) > 3
 
 
 @pytest.mark.parametrize(("backend", "constraint"), [

@@ -1,7 +1,9 @@
 """Draws under a constraint are those of the masked distribution: against brute force over small languages.
 
-The distribution of a text: at each place, the model's probabilities of the characters (and of the end) that some text of
-the language has there, scaled up to 1. Forced text takes no draw.
+The distribution of a text: at each place, the model's probabilities of the characters that some text of the language has
+there, and of what may end it there, scaled up to 1. Forced text takes no draw. Where a text is complete, all but its
+own characters end it, except for a letter behind a letter and a digit behind a digit; unless it is a grammar's, so does
+what follows behind such an end, as far as it is no beginning of a text.
 """
 
 import collections
@@ -11,6 +13,7 @@ import math
 import random
 import re
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,14 +36,17 @@ DRAWS = some(2000, 4000)
 EOS = 256  # after a token for each byte
 LEAST = 1e-3  # p of the chi-square test
 PROMPT = "x"
+LIKELY = [*"abcdenortuwxyé0123456789.-,!".encode(), EOS]
 
 
 def logits_of(states):
-    """float32 [R, 257]: some 0 to 5, a function of all tokens before."""
+    """float32 [R, 257]: some 0 to 5, a function of all tokens before, and more for what the languages have."""
     with np.errstate(over="ignore"):
         odd = np.arange(1, EOS + 2, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         mixed = (np.asarray(states, dtype=np.uint64)[:, None] ^ np.uint64(0x5DEECE66D)) * odd
-    return ((mixed >> np.uint64(40)) % np.uint64(1009)).astype(np.float32) / 200
+    logits = ((mixed >> np.uint64(40)) % np.uint64(1009)).astype(np.float32) / 200
+    logits[:, LIKELY] += 3
+    return logits
 
 
 class ByteModel(ScriptedModel):
@@ -123,26 +129,57 @@ LANGUAGES = list(languages())
 # ------------------------------------------------------------------------------------------------------ distributions
 
 
-def masked_distribution(texts):
-    """Probability of each text."""
-    encoded, found = [text.encode() for text in texts], {}
+def kind(char):
+    """Whether a character is a digit or a letter, which a word or number goes on with; else None. A byte of a letter
+    with case counts as one."""
+    if len(char) == 1 and 0xC3 <= char[0] <= 0xD6:
+        return "letter"
+    text = char.decode("utf-8", "ignore")
+    return "digit" if text.isdigit() else "letter" if text.upper() != text.lower() else None
+
+
+def last_kind(text):
+    return kind(text.decode()[-1:].encode())
+
+
+def masked_distribution(texts, reads):
+    """Probability of each text.
+
+    Args:
+        texts: all texts of a language.
+        reads: whether a text may end further back.
+    """
+    encoded, found = [text.encode() for text in texts], collections.Counter()
     whole = set(encoded)
-    queue = [(b"", 1.0)]
+    queue: list[Any] = [(b"", None, 1.0)]  # with the end further back
     while queue:
-        text, p = queue.pop()
+        text, end, p = queue.pop()
         following = {each[len(text)] for each in encoded if each.startswith(text) and each != text}
-        allowed = sorted(following | ({EOS} if text in whole else set()))
-        if allowed == [EOS]:
-            found[text.decode()] = p
+        complete = text in whole
+        last = last_kind(text) if complete else None
+        ending = set()
+        if complete:
+            end = text
+            ending = {i for i in range(256) if last is None or kind(bytes([i])) != last} | {EOS}
+        elif end is not None:
+            ending = set(range(EOS + 1))
+        if not following:
+            found[text.decode()] += p
             continue
+        allowed = sorted(following | ending)
         logits = logits_of(hashes([*PROMPT.encode(), *text])[-1:])[0, allowed].astype(np.float64)
         shares = np.exp(logits - logits.max())
         for token, share in zip(allowed, shares / shares.sum()):
-            if token == EOS:
-                found[text.decode()] = p * share
+            if token in following:
+                goes_back = reads and end is not None and (not complete or token in ending)
+                queue.append((text + bytes([token]), end if goes_back else None, p * share))
             else:
-                queue.append((text + bytes([token]), p * share))
+                found[end.decode()] += p * share
     return found
+
+
+def distribution(constraint, texts):
+    return masked_distribution(texts, not isinstance(constraint, Ebnf | Lark))
 
 
 def p_value(counts, probabilities, draws):
@@ -188,9 +225,9 @@ def engine(request):
 def test_the_test_itself():
     """Brute force sums to 1, the test accepts its own draws and refuses a distribution that is a little off."""
     assert len(LANGUAGES) == 30
-    for _, texts in LANGUAGES:
+    for constraint, texts in LANGUAGES:
         assert len(set(texts)) == len(texts)
-        probabilities = masked_distribution(texts)
+        probabilities = distribution(constraint, texts)
         assert probabilities.keys() == set(texts)
         assert math.fsum(probabilities.values()) == pytest.approx(1)
         draws = random.Random(0).choices(list(probabilities), list(probabilities.values()), k=DRAWS)
@@ -208,7 +245,7 @@ def test_texts_are_drawn_from_the_masked_distribution(engine, number, closing):
     constraint, texts = LANGUAGES[number]
     limit = 400 if closing == "far away" else max(len(text.encode()) for text in texts)
     counts = drawn(engine, constraint, limit)
-    probabilities = masked_distribution(texts)
+    probabilities = distribution(constraint, texts)
     assert counts.keys() <= probabilities.keys()
     assert p_value(counts, probabilities, DRAWS) > LEAST
 
@@ -224,7 +261,7 @@ def test_a_token_that_is_drawn_again_has_the_probabilities_without_the_refused_o
     engine, constraint, texts, limit, options
 ):
     counts = drawn(engine, constraint, limit, (True, False, "unknown"), **options)
-    probabilities = masked_distribution(texts)
+    probabilities = distribution(constraint, texts)
     assert counts.keys() <= probabilities.keys()
     assert p_value(counts, probabilities, DRAWS) > LEAST
 
@@ -256,4 +293,4 @@ def test_wrong_drafts_do_not_bias_what_is_drawn(constraint, texts, monkeypatch):
         counts = drawn(engine, constraint, 400)
         counted = engine.core.scheduler.drafts.drafting.counts["prompt"]
     assert counted.drafted > counted.accepted > 0
-    assert p_value(counts, masked_distribution(texts), DRAWS) > 0.01
+    assert p_value(counts, distribution(constraint, texts), DRAWS) > 0.01

@@ -39,7 +39,7 @@ class SlowEngine:
 class Parity:
     """Tokens must be odd and even by turns; from the token `slow_at` on its masks are slow."""
 
-    number, finished, complete, error = None, False, True, ""
+    open_text, finished, complete, error = None, False, True, ""
 
     def __init__(self, engine, slow_at=None):
         self.engine, self.slow_at, self.count, self.kept = engine, slow_at, 0, None

@@ -1,0 +1,384 @@
+"""Constrained texts that are complete and could go on: what the model writes next tells whether they end.
+
+The grammar alone would leave only more of the text, and the end of the sequence, to a model that wants to write
+something else, and most models then write more. So the text ends where a reader of the model's free text would end it:
+
+- Where the text is complete, any token may come. One that the grammar does not allow ends the text.
+- A letter does not end a text whose last character is a letter, nor a digit one whose last is a digit: " blueish" is
+  not read as " blue", nor 47 as 4. Scripts without case, which have no blanks between words, know no such rule.
+- The text is the longest beginning that is complete, whatever token its end lies in: the rest is not part of it.
+- Choices, regexes and JSON scalars are read: behind a possible end any token may come, so "24. The" is read as 24.
+  Grammars and repetitions are written instead: what has been begun is finished, and may end only where it is complete.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from copy import copy
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from sglang_lite.protocol import Choices, Constraint, Ebnf, InOrder, JsonSchema, Lark, OneOf, Regex, Repeated
+from sglang_lite.runtime.structured_output.base import (
+    CompiledGrammar,
+    DelegatingMatcher,
+    Endings,
+    Mask,
+    Matcher,
+    next_mask,
+)
+from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
+
+# Whether a text may go back to an end that lies further back ("read"), or ends only where it is complete ("written").
+EndRule: TypeAlias = Literal["read", "written"]
+Kind: TypeAlias = Literal["letter", "digit", "other"]
+
+_CACHED = 512  # maximum number of masks that are kept
+_LEADS = range(0xC3, 0xD7)  # first bytes of characters of two bytes, of the blocks that have letters with case
+
+
+def end_rule(constraint: Constraint) -> EndRule | None:
+    """Returns how texts of a constraint end that are complete and can go on, or None if nothing but the end of the
+    sequence ends them: free text with tags, which is never left, and numbers, which have a grammar of their own."""
+    match constraint:
+        case Choices() | Regex() | JsonSchema():
+            return "read"
+        case Lark() | Ebnf() | Repeated():
+            return "written"
+        case InOrder(parts):
+            last = next((part for part in reversed(parts) if part != Choices(("",))), None)
+            return None if last is None else end_rule(last)
+        case OneOf(options):
+            rules = set(map(end_rule, options))
+            if None in rules:
+                return None
+            return "written" if "written" in rules else "read"
+    return None
+
+
+def kind_of(char: str) -> Kind:
+    """Returns what a character is for the question whether a word or a number goes on with it."""
+    if char.isdecimal():
+        return "digit"
+    return "letter" if char.isupper() or char.islower() or char.istitle() else "other"
+
+
+def first_kind(text: bytes) -> Kind:
+    """Kind of a text's first character. Half a character counts as a letter if most that begin so are letters."""
+    found = text[:4].decode("utf-8", "ignore")
+    if found and text.startswith(found[0].encode()):
+        return kind_of(found[0])
+    return "letter" if text and text[0] in _LEADS else "other"
+
+
+def last_kind(text: bytes) -> Kind:
+    """Kind of the last character of a text, which ends with a whole one."""
+    return kind_of(text[-4:].decode("utf-8", "ignore")[-1:] or " ")
+
+
+def may_end_before(text: bytes, following: bytes) -> bool:
+    """True if a text may end where other text follows: not within a word or a number."""
+    last = last_kind(text)
+    return last == "other" or last != first_kind(following)
+
+
+class EndTokens:
+    """Tokens of a model that may end texts, and the masks with them. Shared by all its grammars.
+
+    Args:
+        vocabulary: vocabulary of the model.
+
+    Attributes:
+        tokens: bytes of each token.
+        all: mask of all tokens.
+        silent: tokens without text that end a sequence.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.tokens
+        kinds = list(map(first_kind, vocabulary.tokens))
+        self._behind = {
+            kind: ~mask_of((token for token, each in enumerate(kinds) if each == kind), vocabulary.size)
+            for kind in ("letter", "digit")
+        }
+        self.all: Mask = np.full_like(self._behind["digit"], -1)
+        self._behind["other"] = self.all
+        self._eos = vocabulary.eos_mask()
+        self.silent = [token for token in vocabulary.eos_ids if not vocabulary.tokens[token]]
+        # By id of a mask, which the entry keeps alive, and kind: rows with the same mask share this one, too.
+        self._joined: dict[tuple[int, Kind], tuple[Mask, Mask]] = {}
+        self._lock = threading.Lock()
+
+    def ends_sequence(self, token: int) -> bool:
+        return allows(self._eos, token)
+
+    def behind(self, mask: Mask, text: bytes) -> Mask:
+        """Returns a mask with the tokens that may end a complete text.
+
+        Args:
+            mask: tokens with which the text goes on.
+            text: the text.
+        """
+        kind = last_kind(text)
+        if kind == "other":
+            return self.all
+        with self._lock:
+            known = self._joined.get((id(mask), kind))
+            if known is None:
+                known = self._joined[id(mask), kind] = mask, mask | self._behind[kind]
+                if len(self._joined) > _CACHED:
+                    del self._joined[next(iter(self._joined))]
+            return known[1]
+
+
+class OpenText:
+    """Text that other tokens may end, with the part of it that is certain.
+
+    Attributes:
+        text: all of the text, and of that before it.
+        count: number of its tokens.
+        end: number of bytes and of tokens up to which it is certain, if that is not all.
+    """
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.count = 0
+        self.end: tuple[int, int] | None = None
+        self._start = 0  # bytes before the first token
+        self._before = (0, 0)  # bytes and tokens before the last token
+
+    def precede(self, text: bytes) -> None:
+        """Puts text before the first token, or before the next one."""
+        self.text += text
+        self._start = len(self.text)
+
+    def push(self, pieces: Sequence[bytes]) -> None:
+        """Appends tokens."""
+        for piece in pieces:
+            self._before = len(self.text), self.count
+            self.text += piece
+            self.count += 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that certainly belong to the text as a whole."""
+        return self.count if self.end is None else self.end[1]
+
+    @property
+    def certain(self) -> str:
+        """Text that is certain."""
+        end = len(self.text) if self.end is None else self.end[0]
+        return self.text[self._start : end].decode("utf-8", "ignore")
+
+    def close(self, kept: int) -> None:
+        """Ends the text: no more tokens follow, and all of it stays if no token has ended it.
+
+        Args:
+            kept: number of tokens of the output without one that has stopped it.
+        """
+        if self.end is None and self.count > kept:
+            self.end = self._before
+
+
+class OpenEndMatcher(DelegatingMatcher):
+    """Matcher of texts that other tokens may end where they are complete.
+
+    Args:
+        grammar: grammar that made the matcher.
+        inner: matcher of its texts.
+    """
+
+    def __init__(self, grammar: OpenEndGrammar, inner: Matcher) -> None:
+        super().__init__(inner)
+        self._grammar, self._ends = grammar, grammar.ends
+        self._text = OpenText()
+        self._may_go_back = False  # whether the text has an end further back that it may go back to
+        self._is_open = False  # whether it ever had one, or a token outside it has ended it
+        self._ended = False
+        self._complete: bool | None = None  # None if it is not known here
+        self._own: Mask | None = None  # the inner matcher's mask here, once it is known
+        self._mask: Mask | None = None
+
+    @property
+    def going_on(self) -> Matcher:
+        """Matcher of the text that goes on, at the same position."""
+        return self._inner
+
+    @property
+    def open_text(self) -> OpenText | None:
+        if not self._is_open:
+            return None
+        if self._may_go_back and not self._ended and self._is_complete():
+            self._text.end, self._may_go_back = None, False
+        return self._text
+
+    @property
+    def state_key(self) -> Hashable:
+        return self._inner.state_key, self._may_go_back, self._text.text[-1:]
+
+    def _is_complete(self) -> bool:
+        if self._complete is None:
+            own = self._own = self._inner.cached_mask()
+            if own is None or not self._ends.silent:
+                self._complete = self._inner.complete
+            else:
+                self._complete = any(allows(own, token) for token in self._ends.silent)
+        return self._complete
+
+    @property
+    def _may_end(self) -> bool:
+        """True if a token that does not go on may come here."""
+        return self._is_complete() or self._may_go_back
+
+    def cached_mask(self) -> Mask | None:
+        if self._mask is None:
+            own = self._own = self._inner.cached_mask()
+            if own is not None:
+                self._mask = own
+                if self._is_complete():
+                    self._mask = self._ends.behind(own, self._text.text)
+                elif self._may_go_back:
+                    self._mask = self._ends.all
+        return self._mask
+
+    def copy(self) -> OpenEndMatcher | None:
+        inner = self._inner.copy()
+        if inner is None:
+            return None
+        copied = copy(self)
+        vars(copied).update(_inner=inner, _text=copy(self._text))
+        return copied
+
+    def accept(self, token: int) -> bool:
+        piece = self._ends.tokens[token] if token < len(self._ends.tokens) else b""
+        complete, moved = self._is_complete(), False
+        if complete and self._ends.ends_sequence(token):
+            self._text.end = len(self._text.text), self._text.count
+            self._ended = self._is_open = True
+            return True
+        if self._may_end and not allows(next_mask(self._inner), token):
+            copied = self._go_on(piece)
+            if copied is None:
+                return self._ended
+            self._inner, moved = copied, True
+        if not moved and not self._inner.accept(token):
+            return False
+        if complete:
+            self._text.end, self._may_go_back = None, False
+            if self._grammar.rule == "read" and may_end_before(self._text.text, piece):
+                self._text.end, self._may_go_back = (len(self._text.text), self._text.count), True
+                self._is_open = True
+        self._push((piece,))
+        return True
+
+    def _push(self, pieces: Sequence[bytes]) -> None:
+        self._text.push(pieces)
+        self._complete = self._own = self._mask = None
+
+    def _go_on(self, piece: bytes) -> Matcher | None:
+        """Returns a matcher behind a token that the inner mask lacks, if the text goes on with it all the same: a mask
+        has only one spelling of text that is forced. Else ends the text, if it may end there.
+
+        Args:
+            piece: text of the token.
+        """
+        text, at, end = self._text, 0, None
+        copied = self._inner.copy() or self._grammar.matcher_behind(text.text)
+        for char in _characters(piece):
+            if copied is None or not copied.advance(char):
+                break
+            at += len(char)
+            if copied.complete and may_end_before(text.text + piece[:at], piece[at:]):
+                end = at
+        else:
+            if piece:
+                return copied
+        if end is not None:
+            text.text += piece[:end]
+            text.end = len(text.text), text.count
+        elif self._is_complete():
+            if not may_end_before(text.text, piece):
+                return None
+            text.end = len(text.text), text.count
+        text.push((b"",))
+        self._ended = self._is_open = True
+        return None
+
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        if self._may_go_back:
+            return super().accept_all(tokens)
+        if not self._inner.accept_all(tokens):  # forced text, which has no possible end within
+            return False
+        self._push([self._ends.tokens[token] for token in tokens])
+        return True
+
+    def advance(self, text: bytes) -> bool:
+        self._text.precede(text)
+        self._complete = self._own = self._mask = None
+        return self._inner.advance(text)
+
+    def forced(self) -> list[int]:
+        forced = [] if self._may_go_back else self._inner.forced()
+        return [] if forced and self._is_complete() else forced
+
+    @property
+    def complete(self) -> bool:
+        return not self._ended and self._inner.complete
+
+    @property
+    def finished(self) -> bool:
+        return self._ended or self._inner.finished
+
+
+class OpenEndGrammar:
+    """Grammar whose complete texts other tokens may end.
+
+    Args:
+        inner: grammar of the texts.
+        ends: tokens that may end them.
+        rule: how they end.
+    """
+
+    def __init__(self, inner: CompiledGrammar, ends: EndTokens, rule: EndRule) -> None:
+        self._inner, self.ends, self.rule = inner, ends, rule
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def sources(self) -> Sequence[str]:
+        return self._inner.sources
+
+    def matcher(self) -> OpenEndMatcher:
+        return OpenEndMatcher(self, self._inner.matcher())
+
+    def matcher_behind(self, text: bytes) -> Matcher | None:
+        """Returns a matcher of the texts behind the beginning of one, or None if it can't be spelled."""
+        matcher = self._inner.matcher()
+        return matcher if not text or matcher.advance(text) else None
+
+    def combinable(self) -> CompiledGrammar:
+        return self._inner.combinable()
+
+    def endings(self) -> Endings | None:
+        return self._inner.endings()
+
+
+def begins_with_any(grammar: CompiledGrammar, tokens: Mask) -> bool:
+    """True if a text of the grammar may begin with one of the tokens of a mask."""
+    return bool((next_mask(grammar.matcher()) & tokens).any())
+
+
+def allows(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> (token & 31) & 1)
+
+
+def _characters(text: bytes) -> list[bytes]:
+    """Splits text into its characters; bytes that form none stand alone."""
+    try:
+        return [char.encode() for char in text.decode()]
+    except UnicodeDecodeError:
+        return [text[at : at + 1] for at in range(len(text))]
