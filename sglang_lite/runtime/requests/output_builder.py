@@ -163,7 +163,6 @@ class OutputBuilder:
         self._scores: list[tuple[float, float]] = []
         self._unsent: list[int] = []
         self._sent = 0
-        self._length = 0  # number of characters that were decoded
         for byte in _last_bytes(params):  # cached per byte, and slow for a new one: done here, off the loop's thread
             tokenizer.tokens_with(byte)
 
@@ -197,8 +196,7 @@ class OutputBuilder:
         if ends:
             return Finish("stop", token)
         text = self._open_text
-        piece = self._decoder.push(tokens) if text is None else text.certain[self._length :]
-        self._length += len(piece)
+        piece = self._decoder.push(tokens) if text is None else self._decoder.rest_of(text.certain)
         stops, early = self._stops, self.decoded_count < self.params.min_tokens
         certain = stops.append_unmatched(piece) if early else stops.push(piece)
         self.decoded_count += len(tokens)
@@ -390,7 +388,7 @@ class OutputBuilder:
         if open_text is not None:
             open_text.close(len(written))
             written, logprobs = output[: open_text.tokens], logprobs[: max(open_text.tokens - self.replayed_count, 0)]
-            rest = open_text.certain[self._length :]
+            rest = self._decoder.rest_of(open_text.certain)
         else:
             rest = self._decoder.push(written[self.decoded_count :])  # an incomplete character at the end is left out
         if self._stops.matched is None:

@@ -17,6 +17,7 @@ from sglang_lite.constraints.json_schema.mask_rules import RulePosition
 from sglang_lite.constraints.memo import trim
 from sglang_lite.constraints.number_text import PATTERNS
 from sglang_lite.protocol import (
+    Choices,
     Constraint,
     ConstraintError,
     Continuation,
@@ -197,10 +198,12 @@ class Compiler:
                 closing.prepare_states(endings)  # behind the result: most texts need them much later
 
     def _with_open_end(self, constraint: Constraint, grammar: CompiledGrammar) -> CompiledGrammar:
-        """Returns a grammar whose texts other tokens may end, if any of them can be complete and go on."""
+        """Returns a grammar whose texts other tokens may end, unless all of them end by themselves."""
         rule = end_rule(constraint)
         if rule is None or (isinstance(constraint, JsonSchema) and not begins_with_any(grammar, self._digits)):
             return grammar
+        if isinstance(constraint, Choices):
+            grammar = grammar.combinable()  # else "J" could go on to "Java", and not in one token to "JavaScript"
         return OpenEndGrammar(grammar, self._end_tokens, rule)
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:

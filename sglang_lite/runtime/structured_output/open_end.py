@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -40,9 +41,12 @@ _LEADS = range(0xC3, 0xD7)  # first bytes of characters of two bytes, of the blo
 
 
 def end_rule(constraint: Constraint) -> EndRule | None:
-    """Returns how texts of a constraint end that are complete and can go on, or None if nothing but the end of the
-    sequence ends them: free text with tags, which is never left, and numbers, which have a grammar of their own."""
+    """Returns how texts of a constraint end that are complete and can go on, or None if there are none, or nothing but
+    the end of the sequence ends them: free text with tags, which is never left, and numbers, whose grammar has ends of
+    its own."""
     match constraint:
+        case Choices(options) if not _any_begins_another(options):
+            return None
         case Choices() | Regex() | JsonSchema():
             return "read"
         case Lark() | Ebnf() | Repeated():
@@ -52,10 +56,15 @@ def end_rule(constraint: Constraint) -> EndRule | None:
             return None if last is None else end_rule(last)
         case OneOf(options):
             rules = set(map(end_rule, options))
-            if None in rules:
-                return None
-            return "written" if "written" in rules else "read"
+            if all(isinstance(option, Choices | Regex | JsonSchema) for option in options):
+                return "read"  # one may go on where another ends
+            return None if None in rules else "written" if "written" in rules else "read"
     return None
+
+
+def _any_begins_another(options: Sequence[str]) -> bool:
+    ordered = sorted(set(options))
+    return any(after.startswith(before) for before, after in pairwise(ordered))
 
 
 def kind_of(char: str) -> Kind:

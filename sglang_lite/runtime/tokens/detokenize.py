@@ -21,9 +21,18 @@ class IncrementalDecoder:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0  # number of characters so far
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._utf8.decode(self._tokenizer.decode_bytes(ids, skip_special=self._skip_special))
+        text = self._utf8.decode(self._tokenizer.decode_bytes(ids, skip_special=self._skip_special))
+        self._length += len(text)
+        return text
+
+    def rest_of(self, text: str) -> str:
+        """Returns what is new of a text that was decoded elsewhere, and begins with all text so far."""
+        new = text[self._length :]
+        self._length += len(new)
+        return new
 
     @property
     def pending(self) -> bool:

@@ -12,15 +12,37 @@ import numpy as np
 import pytest
 import regex
 import torch
+from msgspec.structs import replace
 
 from sglang_lite.constraints.schema import json_schema
-from sglang_lite.protocol import Choices, Constraint, Ebnf, Generation, InOrder, Lark, Regex, SamplingParams
+from sglang_lite.program.nodes import Gen, GrammarBegin, GrammarEnd, Program, Text
+from sglang_lite.protocol import (
+    Choices,
+    Constraint,
+    Delta,
+    Ebnf,
+    Generation,
+    InOrder,
+    Lark,
+    Number,
+    OneOf,
+    Played,
+    Prompt,
+    Regex,
+    Repeated,
+    SamplingParams,
+    Span,
+    StructuralTag,
+)
+from sglang_lite.runtime.structured_output.open_end import end_rule
 from tests.counts import some
+from tests.runtime.scripted import ended
 from tests.runtime.structured_output.test_distribution import p_value
+from tests.runtime.structured_output.test_numbers import TOKENS, asked, engine_for
 
 DRAWS = some(200, 400)
 LEAST = 1e-4  # p of the chi-square test
-SEEN = 2e-3  # probability below which the beginning of a text is not followed further
+SEEN = 3e-3  # probability below which the beginning of a text is not followed further
 
 
 @dataclass
@@ -88,103 +110,137 @@ def kind(char):
     return "digit" if char.isdigit() else "letter" if char.upper() != char.lower() else None
 
 
+class Vocabulary:
+    """Texts of a model's tokens, "" for one without and for half a character, by the first character and its kind."""
+
+    def __init__(self, texts):
+        self.texts = texts
+        self.by_first = collections.defaultdict(list)
+        for token, text in enumerate(texts):
+            self.by_first[text[:1]].append(token)
+        kinds = np.array([kind(text[:1]) or "" for text in texts])
+        self.all = np.ones(len(texts), dtype=bool)
+        self.behind = {None: self.all, "digit": kinds != "digit", "letter": kinds != "letter"}
+
+
+@dataclass
+class Place:
+    """Beginning of a text.
+
+    Attributes:
+        ids, text: its tokens, and what they say.
+        end: text further back that it may end as, if any.
+        p: its probability.
+    """
+
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    end: str | None = None
+    p: float = 1.0
+
+
 class BruteForce:
     """The masked process over a model's tokens.
 
     Args:
         model: model of transformers.
-        tokens: text of each token; "" for one without, and for half a character.
+        vocabulary: its tokens.
         language: the language.
         ids: the prompt.
     """
 
-    def __init__(self, model, tokens, language, ids):
-        self.model, self.tokens, self.language, self.prompt = model, tokens, language, list(ids)
-        self.pattern = regex.compile(language.pattern)
-        self.begins = cache(lambda text: self.pattern.fullmatch(text, partial=True) is not None)
-        self.is_whole = cache(lambda text: self.pattern.fullmatch(text) is not None)
+    def __init__(self, model, vocabulary, language, ids):
+        self.model, self.vocabulary, self.language, self.prompt = model, vocabulary, language, list(ids)
+        pattern = regex.compile(language.pattern)
+        self.begins = cache(lambda text: pattern.fullmatch(text, partial=True) is not None)
+        self.is_whole = cache(lambda text: pattern.fullmatch(text) is not None)
 
-    def logits(self, ids):
+    def logits(self, places):
         with torch.no_grad():
-            return self.model(torch.tensor([[*self.prompt, *ids]])).logits[0, -1].double().numpy()
+            ids = torch.tensor([[*self.prompt, *place.ids] for place in places])
+            return self.model(ids, logits_to_keep=1).logits[:, -1].double().numpy()
 
-    def places(self, text, end):
-        """Texts that begin with a text and a token, for tokens that go on; and whole texts, for those that end it."""
-        on, ends = {}, {}
-        whole = self.is_whole(text)
-        goes_on = cache(lambda char: self.begins(text + char))
-        last = kind(text[-1:]) if whole and text else None
-        for token, piece in enumerate(self.tokens):
-            if piece and goes_on(piece[0]) and self.begins(text + piece):
-                on[token] = piece
+    def steps(self, place, logits):
+        """Returns the places behind the tokens that go on, and the probability of each text that others end."""
+        vocabulary, text = self.vocabulary, place.text
+        whole, last = self.is_whole(text), kind(text[-1:]) if self.is_whole(text) else None
+        allowed = vocabulary.behind[last].copy() if whole else place.end is not None and vocabulary.all.copy()
+        allowed = np.zeros(len(logits), dtype=bool) if allowed is False else allowed
+        on, ends = [], {}
+        for first, tokens in vocabulary.by_first.items():
+            if not first or not self.begins(text + first):
                 continue
-            if piece and goes_on(piece[0]):
-                inner = [
-                    at for at in range(1, len(piece))
-                    if self.is_whole(text + piece[:at])
-                    and (kind(piece[at - 1]) is None or kind(piece[at - 1]) != kind(piece[at]))
-                ]  # fmt: skip
-            else:
-                inner = []
-            if whole and not (last and piece and kind(piece[0]) == last):
-                ends[token] = text + piece[: max(inner, default=0)]
-            elif not whole and end is not None:
-                ends[token] = text + piece[: max(inner)] if inner else end
-        return on, ends, whole, last
+            for token in tokens:
+                piece = vocabulary.texts[token]
+                if self.begins(text + piece):
+                    on.append(token)
+                elif allowed[token] and (inner := self.end_within(text, piece)) is not None:
+                    ends[token] = inner
+        going = np.zeros(len(logits), dtype=bool)
+        going[on] = True
+        shares = np.where(allowed | going, np.exp(logits - logits.max()), 0)
+        shares *= place.p / shares.sum()
+        found = collections.defaultdict(float)
+        for token, within in ends.items():
+            found[within] += shares[token]
+        allowed[[*on, *ends]] = False
+        if allowed.any():
+            found[text if whole else place.end] += shares[allowed].sum()
+        after = []
+        for token in on:
+            piece, end = vocabulary.texts[token], place.end
+            if whole:
+                end = text if self.language.reads and (last is None or kind(piece[0]) != last) else None
+            after.append(Place((*place.ids, token), text + piece, end, shares[token]))
+        return after, found, shares
 
-    def step(self, ids, text, end):
-        """Yields tokens with their probabilities, and the text that each ends or else (None, the end further back)."""
-        on, ends, whole, last = self.places(text, end)
-        allowed = np.array(sorted({*on, *ends}))
-        logits = self.logits(ids)[allowed]
-        shares = np.exp(logits - logits.max())
-        for token, share in zip(allowed.tolist(), shares / shares.sum()):
-            if token in on:
-                piece, kept = on[token], end
-                if whole:
-                    kept = text if self.language.reads and (last is None or kind(piece[0]) != last) else None
-                yield token, share, None, kept
-            else:
-                yield token, share, ends[token], None
+    def end_within(self, text, piece):
+        """Text that ends within a token, the longest one, or None."""
+        for at in range(len(piece) - 1, 0, -1):
+            before = kind(piece[at - 1])
+            if self.is_whole(text + piece[:at]) and (before is None or before != kind(piece[at])):
+                return text + piece[:at]
+        return None
 
     def is_over(self, text):
         return self.is_whole(text) and not any(self.begins(text + chr(code)) for code in range(32, 127))
 
     def distribution(self):
         """Probability of each text, and of those that were not followed to their end."""
-        found: dict[str, float] = collections.defaultdict(float)
-        queue: list[Any] = [((), "", None, 1.0)]
-        left = 0.0
-        while queue:
-            ids, text, end, p = queue.pop()
-            if self.is_over(text):
-                found[text] += p
-                continue
-            if p < SEEN:
-                left += p
-                continue
-            for token, share, ended, kept in self.step(ids, text, end):
-                if ended is not None:
-                    found[ended] += p * share
-                elif p * share < SEEN / 100:
-                    left += p * share
+        found, left, level = collections.defaultdict(float), 0.0, [Place()]
+        while level:
+            after = []
+            for start in range(0, len(level), 16):
+                some_places = level[start : start + 16]
+                for place, logits in zip(some_places, self.logits(some_places), strict=True):
+                    more, ends, _ = self.steps(place, logits)
+                    after += more
+                    for text, p in ends.items():
+                        found[text] += p
+            level = []
+            for place in after:
+                if self.is_over(place.text):
+                    found[place.text] += place.p
+                elif place.p < SEEN:
+                    left += place.p
                 else:
-                    queue.append(((*ids, token), text + self.tokens[token], kept, p * share))
+                    level.append(place)
         return found, left
 
     def greedy(self, limit):
         """The likeliest token in each place; None if two are alike, or the limit comes first."""
-        ids: tuple[int, ...] = ()
-        text, end = "", None
+        place = Place()
         for _ in range(limit):
-            if self.is_over(text):
-                return text
-            best, second = sorted(self.step(ids, text, end), key=lambda each: -each[1])[:2]
-            if best[1] < 1.001 * second[1]:
+            if self.is_over(place.text):
+                return place.text
+            after, ends, shares = self.steps(place, self.logits([place])[0])
+            second, best = np.argsort(shares)[-2:]
+            if shares[best] < 1.001 * shares[second]:
                 return None
-            if best[2] is not None:
-                return best[2]
-            ids, text, end = (*ids, best[0]), text + self.tokens[best[0]], best[3]
+            goes_on = [each for each in after if each.ids[-1] == best]
+            if not goes_on:
+                return next(iter(ends)) if len(ends) == 1 else None
+            place = Place(goes_on[0].ids, goes_on[0].text, goes_on[0].end)
         return None
 
 
@@ -197,10 +253,10 @@ def reference(model_file):
 
 
 @pytest.fixture(scope="module")
-def tokens(smollm):
+def vocabulary(smollm):
     table = smollm.tokenizer
     texts = [table.decode((token,)) for token in range(table.vocab_size)]
-    return ["" if "\ufffd" in text else text for text in texts]
+    return Vocabulary(["" if "\ufffd" in text else text for text in texts])
 
 
 def drawn(engine, ids, constraint):
@@ -226,10 +282,10 @@ def prompt_of(language, chat):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "turn"])
 @pytest.mark.parametrize("number", range(len(LANGUAGES)))
-def test_texts_are_drawn_as_by_brute_force(smollm, reference, tokens, number, chat):
+def test_texts_are_drawn_as_by_brute_force(smollm, reference, vocabulary, number, chat):
     language = LANGUAGES[number]
     ids = smollm.tokenizer.encode(prompt_of(language, chat))
-    brute = BruteForce(reference, tokens, language, ids)
+    brute = BruteForce(reference, vocabulary, language, ids)
     probabilities, left = brute.distribution()
     counts = drawn(smollm, ids, language.constraint)
     assert all(regex.fullmatch(language.pattern, text) for text in counts if text is not None)
@@ -247,3 +303,126 @@ def test_texts_are_drawn_as_by_brute_force(smollm, reference, tokens, number, ch
     if best is not None:
         greedy = smollm.complete(ids, SamplingParams(max_tokens=24, temperature=0), language.constraint)
         assert (greedy.text, greedy.finish_reason) == (best, "stop")
+
+
+# ---------------------------------------------------------------------- ends in streams, programs, blocks and drafts
+
+
+def free_reading(pattern, written):
+    """Text that Python's `re` reads from what was written: the longest that ends neither in a word nor in a number."""
+    for at in range(len(written), -1, -1):
+        before, after = kind(written[at - 1 : at] or " "), kind(written[at : at + 1] or " ")
+        if re.fullmatch(pattern, written[:at]) and (before is None or before != after):
+            return written[:at]
+    return None
+
+
+OPEN: list[tuple[Constraint, str]] = [
+    (Choices(("4", "42", "400", "4.5")), r"4|42|400|4\.5"), (Regex(r"\d+"), r"\d+"),
+    (Regex(r"-?\d+(\.\d+)?"), r"-?\d+(\.\d+)?"), (Regex(r"a( a+)?"), r"a( a+)?"), (Regex(r"[0-9]{1,2}(,8)*"), r"[0-9]{1,2}(,8)*"),
+    (json_schema({"enum": [7, 24, 2400, 1.5]}), r"7|24|2400|1\.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overlap", "page", "chunk", "retract", "backend"), [
+    (True, 1, 7, 0, "llguidance"), (True, 4, 64, 3, "llguidance"), (False, 16, 7, 3, "xgrammar"), (True, 4, 64, 3, "outlines"),
+], ids=str)  # fmt: skip
+def test_what_ends_a_text_is_outside_of_it(overlap, page, chunk, retract, backend):
+    """With every engine and schedule, in streams and out of them."""
+    engine = engine_for(overlap=overlap, page_size=page, step_tokens=chunk, retract_every=retract, max_running=3,
+                        constraint_backend=backend)  # fmt: skip
+    started = []
+    for i, (prompt, params, _) in enumerate(asked(90)):
+        constraint, pattern = OPEN[i % len(OPEN)]
+        engine.compile_grammar(constraint)
+        params = replace(params, max_tokens=20)
+        started.append((params, pattern, engine.start(prompt, params, constraint=constraint, stream=i % 3 == 0)[1]))
+    engine.drain()
+    engine.check_empty()
+    seen = set()
+    for params, pattern, events in started:
+        generation = ended(events)
+        tokens = [TOKENS[i] for i in generation.token_ids]
+        written = "".join(tokens).removesuffix("\x00")
+        assert generation.usage.completion_tokens == len(tokens)
+        kept = sum(len(span.ids or ()) for span in generation.spans)
+        if generation.finish_reason == "stop":
+            assert generation.text == free_reading(pattern, written)
+            assert "".join(tokens[:kept]) == generation.text[: len("".join(tokens[:kept]))]
+            seen.add(written[len(generation.text) :][:1])
+        else:
+            assert generation.text == written
+        assert "".join(span.text for span in generation.spans) == generation.text
+        if params.return_logprob:
+            assert [each.token_id for each in generation.output_logprobs] == [*generation.token_ids[:kept]]
+        deltas = [event for event in events if isinstance(event, Delta)]
+        if deltas:
+            assert "".join(delta.text for delta in deltas) == generation.text
+            assert [entry for delta in deltas for entry in delta.logprobs] == [*generation.output_logprobs]
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_program_goes_on_behind_the_text(overlap):
+    """Programs as wholes give what call by call gives, whose prompts have the text's own tokens and no others."""
+    engine = engine_for(overlap=overlap, page_size=4, step_tokens=16, max_running=4)
+    for i, (prompt, params, _) in enumerate(asked(30, seed=1)):
+        constraint, _ = OPEN[i % len(OPEN)]
+        engine.compile_grammar(constraint)
+        text = "".join(TOKENS[i] for i in prompt)
+        params = replace(params, return_logprob=False)
+        free = Gen("b", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        played: list[Any] = []
+        engine.run_program(text, Program((Gen("a", params, constraint), Text(" a"), free)), sink=played.append)
+        engine.drain()
+        first, second = (event.event for event in played if isinstance(event, Played))
+        _, events = engine.start(text, params, constraint=constraint)
+        engine.drain()
+        assert ended(events).text == first.text
+        spans = (Span(text), *first.spans, Span(" a"))
+        _, events = engine.start(Prompt(spans), free.params)
+        engine.drain()
+        assert ended(events).token_ids == second.token_ids
+        assert played[-1].text == first.text + " a" + second.text
+    engine.check_empty()
+
+
+def test_in_a_grammar_only_what_it_allows_ends_a_text():
+    grammar = Regex("[0-9]{1,4}(,8)? a{1,3}")
+    engine = engine_for()
+    for each in (grammar, Regex(r"\d+"), Regex("a+")):
+        engine.compile_grammar(each)
+    for prompt, params, _ in asked(16, seed=3):
+        params = SamplingParams(temperature=params.temperature, max_tokens=12, seed=params.seed)
+        program = Program((GrammarBegin(grammar), Gen("n", params, Regex(r"\d+")), Text(" "),
+                           Gen("rest", params, Regex("a+")), GrammarEnd()))  # fmt: skip
+        played: list[Any] = []
+        engine.run_program("".join(TOKENS[i] for i in prompt), program, sink=played.append)
+        engine.drain()
+        assert re.fullmatch(grammar.pattern, played[-1].text), played[-1]
+
+
+def test_a_stream_holds_back_what_may_not_belong_to_the_text():
+    """Behind "24" a point may belong to a number, or to what follows it."""
+    engine = engine_for()
+    constraint = Regex(r"\d+(\.\d+)?")
+    engine.compile_grammar(constraint)
+    bias = ((TOKENS.index("."), 40.0), (TOKENS.index("4"), 20.0))
+    params = SamplingParams(temperature=0, max_tokens=9, logit_bias=bias)
+    _, events = engine.start([5, 6], params, constraint=constraint, stream=True)
+    engine.drain()
+    generation = ended(events)
+    assert [TOKENS[i] for i in generation.token_ids] == ["4", ".", "."]
+    assert (generation.text, generation.finish_reason) == ("4", "stop")
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == generation.text
+
+
+@pytest.mark.parametrize(("constraint", "rule"), [
+    (Choices(("a", "b")), None), (Choices(("a", "ab")), "read"), (Regex("a"), "read"), (Lark('start: "a"'), "written"),
+    (Ebnf('root ::= "a"'), "written"), (Number("integer"), None), (StructuralTag((), ()), None),
+    (InOrder((StructuralTag((), ()), Regex("a+"))), "read"), (InOrder((Regex("a+"), StructuralTag((), ()))), None),
+    (InOrder((Repeated(Regex("a")), Choices(("",)))), "written"), (OneOf((Choices(("a",)), Choices(("ab",)))), "read"),
+    (OneOf((Regex("a"), Lark('start: "a"'))), "written"), (OneOf((Regex("a"), StructuralTag((), ()))), None),
+], ids=str)  # fmt: skip
+def test_which_texts_end_so(constraint, rule):
+    assert end_rule(constraint) == rule
