@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from typing import Annotated, Literal
 
 import pytest
@@ -100,6 +101,30 @@ def test_a_bare_choice_is_select(engine):
     confidence, selection = both.run(backend=engine)["pair"]
     assert confidence.probs == pytest.approx(selection.probs, abs=1e-4)
     assert confidence.prob == pytest.approx(confidence.probs[confidence.text])
+
+
+def test_a_choice_that_others_begin_with_counts_with_its_end(engine):
+    """What the model gives it, less what it gives to the tokens that go on from there."""
+    options = (" blue", " blue and green", " red")
+
+    @sgl.function
+    def both(s):
+        s += "The sky is"
+        a, b = s.fork(2)
+        a += sgl.gen("x", constraint=sgl.Choices(options), confidence=True, seed=1)
+        b += sgl.select("x", options)
+        a.sync(), b.sync()
+        s.set_var("pair", (a.confidence("x"), b.selection("x")))
+
+    confidence, selection = both.run(backend=engine)["pair"]
+    blue, green, red = selection.scores
+    assert green.token_ids[: len(blue.token_ids)] == blue.token_ids
+    goes_on = math.exp(sum(green.logprobs[len(blue.logprobs) :]))
+    own = math.exp(sum(blue.logprobs)) * (1 - goes_on)
+    others = [math.exp(sum(each.logprobs)) for each in (green, red)]
+    total = own + sum(others)
+    shares = [each / total for each in (own, *others)]
+    assert [confidence.probs[each] for each in options] == pytest.approx(shares, abs=1e-4)
 
 
 LANGUAGES = {

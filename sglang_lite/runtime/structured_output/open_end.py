@@ -6,7 +6,8 @@ something else, and most models then write more. So the text ends where a reader
 - Where the text is complete, any token may come. One that the grammar does not allow ends the text.
 - A letter does not end a text whose last character is a letter, nor a digit one whose last is a digit: " blueish" is
   not read as " blue", nor 47 as 4. Scripts without case, which have no blanks between words, know no such rule.
-- The text is the longest beginning that is complete, whatever token its end lies in: the rest is not part of it.
+- The text is the longest beginning that is complete, and may end within the token that ends it: the rest is not part
+  of it. Within tokens that go on, no end is looked for.
 - Choices, regexes and JSON scalars are read: behind a possible end any token may come, so "24. The" is read as 24.
   Grammars and repetitions are written instead: what has been begun is finished, and may end only where it is complete.
 """
@@ -209,6 +210,7 @@ class OpenEndMatcher(DelegatingMatcher):
         self._complete: bool | None = None  # None if it is not known here
         self._own: Mask | None = None  # the inner matcher's mask here, once it is known
         self._mask: Mask | None = None
+        self._error = ""
 
     @property
     def going_on(self) -> Matcher:
@@ -309,6 +311,7 @@ class OpenEndMatcher(DelegatingMatcher):
             text.end = len(text.text), text.count
         elif self._is_complete():
             if not may_end_before(text.text, piece):
+                self._error = f"{piece!r} goes on with a word or number, and is not allowed"
                 return None
             text.end = len(text.text), text.count
         text.push((b"",))
@@ -339,6 +342,10 @@ class OpenEndMatcher(DelegatingMatcher):
     @property
     def finished(self) -> bool:
         return self._ended or self._inner.finished
+
+    @property
+    def error(self) -> str:
+        return self._error or self._inner.error
 
 
 class OpenEndGrammar:
