@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         TemplateError,
         ToolError,
         TraceError,
+        TruncatedError,
         UnknownVariableError,
         ValueValidationError,
     )
@@ -109,7 +110,7 @@ _HOMES = {
         "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
         "DownloadError", "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError",
         "RefusalError", "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "ToolError",
-        "TraceError", "UnknownVariableError", "ValueValidationError",
+        "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError",
     ),
     "lang.agent": ("use_tools",),
     "lang.api": (
@@ -161,7 +162,7 @@ __all__ = [  # a literal, for type checkers
     "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "OpenAI", "OverloadedError", "ParameterError", "Price",
     "ProgramError", "ProgramState", "ProgramStateGroup", "RateLimit", "RefusalError", "Regex", "Replay",
     "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
-    "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError",
+    "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError", "TruncatedError",
     "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
     "assistant_end", "audio", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info",
     "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "quote", "record", "select",

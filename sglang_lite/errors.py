@@ -200,6 +200,33 @@ class ValueValidationError(SglError, ValueError):
         self.value = value
 
 
+class TruncatedError(ValueValidationError):
+    """Raised if a limit cut an answer before its value was whole. See `gen(shortened=…)`.
+
+    Attributes:
+        text: the answer: a shorter value if brackets alone could close it, else the text as it was cut.
+        value: what is known of the value: of the requested type if it is one, else plain data; None if nothing is
+            known. Each number, string … in it is as the model wrote it.
+        left_out: JSON Pointers of the first values that are missing; "" if there is no value.
+        max_tokens: a limit that is likely to suffice, or None if it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        text: str,
+        value: object = None,
+        left_out: tuple[str, ...] = ("",),
+        max_tokens: int | None = None,
+        hint: str = "",
+        where: Location | None = None,
+    ) -> None:
+        super().__init__(message, text=text, value=value, hint=hint, where=where)
+        self.left_out = left_out
+        self.max_tokens = max_tokens
+
+
 class BudgetError(SglError):
     """Raised instead of making a call that could exceed a limit of its run: `max_cost` or `max_total_tokens`.
 

@@ -186,9 +186,8 @@ def explain(
     if report.refused:
         return replace(found, mode="refused", refused=report.refused)
     grammar = _compiled(known, model)
-    endings, limits = grammar.endings(), tuple(_limits(known))
-    fewest = None if endings is None else endings.fewest(endings.start)
-    if fewest is None and model is not None and not isinstance(known, Number):
+    fewest, limits = None if model is None else grammar.lengths().fewest, tuple(_limits(known))
+    if fewest is None and model is not None:
         limits += ("the fewest tokens are not known: max_tokens may cut a text",)
     by = "number" if isinstance(known, Number) else grammar.matcher().engine.name
     return replace(found, by=by, checked=report.checked, limits=limits, fewest_tokens=fewest)

@@ -29,6 +29,7 @@ TYPES = {
     "token ids": "tuple[int, ...]",
     "biases": "tuple[tuple[int, float], ...]",
     "order": "SamplingOrder",
+    "budget": "int | tuple[str, ...]",
 }
 OPTION_TYPES = {
     "int": "int",
@@ -38,6 +39,7 @@ OPTION_TYPES = {
     "token ids": "Sequence[int]",
     "biases": "Mapping[int, float]",
     "order": "SamplingOrder",
+    "budget": "int | str",
 }
 # A value that is not the default, as a user may write it and as the record has it.
 SAID = {
@@ -45,6 +47,7 @@ SAID = {
     "float": (np.float32(0.5), 0.5),
     "strings": ("a", ("a",)),
     "token ids": ([np.int32(7), 8], (7, 8)),
+    "budget": ("30s", ("30s",)),
     "biases": ({"4": 1, 5: np.float64(-2.5)}, ((4, 1.0), (5, -2.5))),
     "order": ("sequential", "sequential"),
 }
@@ -61,6 +64,7 @@ WRONG = {
         ["12", 12, ["a"], [True], [-1]],
     ),
     "order": ("is neither 'joint' nor 'sequential'", ["", "Joint", "vllm", 1, True, ("joint",), ["joint"]]),
+    "budget": ("is not a whole number|is neither seconds|outside its range", [1.5, True, -1, "long", "-3s", "120%"]),
     "biases": ("is not a|outside its range", [{"a": 1}, {1: "x"}, {1: float("inf")}, [1], "x", {-1: 0}]),
 }
 
@@ -121,7 +125,7 @@ def test_records_have_a_field_of_its_type(parameter):
     assert SamplingParams.__annotations__[parameter.name] == expected
     assert getattr(SamplingParams(), parameter.name) is UNSET
     others = {"stop_regex": "Mapping[str, regex.Pattern[str]]", **dict.fromkeys(("seed", "repeats"), "int | None"),
-              "sampling_order": "SamplingOrder | None"}  # fmt: skip
+              "sampling_order": "SamplingOrder | None", "thinking": "int | tuple[str, ...] | None"}  # fmt: skip
     resolved = others.get(parameter.name, kind)
     assert ResolvedParams.__annotations__[parameter.name] == resolved
 
@@ -324,6 +328,7 @@ def table():
     shown = {
         "int": "int", "float": "float", "bool": "bool", "strings": "str, or a list", "token ids": "list of ids",
         "biases": "ids to floats", "order": '`"joint"` or `"sequential"`',
+        "budget": "int, or str",
     }  # fmt: skip
     lines = [
         "| Parameter | Type | Default | Range | An engine takes | What it does | SGLang's name | Given to | Taken by |",

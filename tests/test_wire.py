@@ -104,6 +104,7 @@ def within(parameter):
         "int": whole, "float": real, "bool": st.booleans(), "strings": tuples(texts.filter(bool)),
         "token ids": tuples(whole), "biases": tuples(st.tuples(whole, st.floats(allow_nan=False, allow_infinity=False))),
         "order": st.sampled_from(ORDERS),
+        "budget": st.one_of(st.integers(0, 100), st.sampled_from([("30s",), ("50%",)])),
     }[parameter.kind]  # fmt: skip
 
 

@@ -199,7 +199,7 @@ class Engine:
                 seed the output continues as that stream would have. The first Delta repeats the given ids; the
                 Generation has the complete output, except for `output_logprobs`, which begin after the given ids
                 (`meta["continued_from"]`).
-            timeout: seconds after which the caller gives up: a constrained output is completed before.
+            timeout: seconds after which the caller gives up: JSON that brackets can close is cut before.
 
         Raises:
             ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy knows no priorities.

@@ -18,7 +18,7 @@ from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
-from sglang_lite.lang.checks import check_flags, check_limits
+from sglang_lite.lang.checks import check_flags, check_limits, check_policy
 from sglang_lite.lang.expressions import DTYPES, NO_OPTIONS, GenOptions, SglAudio, SglGen, SglImage, SglSelect, SglVideo
 from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReasoning
 from sglang_lite.lang.function import SglFunction
@@ -95,6 +95,7 @@ class _GenOptions(OneSampleGenOptions, total=False):
     backend: BackendLike | None
     reasoning: str | None
     repair: bool | None
+    shortened: Literal["raise", "warn", "keep"] | None
 
 
 @overload
@@ -194,6 +195,7 @@ def gen(
     backend: BackendLike | None = None,
     reasoning: str | None = None,
     repair: bool | None = None,
+    shortened: Literal["raise", "warn", "keep"] | None = None,
     parallel_tool_calls: bool | None = None,
     **sampling: Unpack[GenSamplingOptions],
 ) -> SglGen | SglSelect:
@@ -236,6 +238,8 @@ def gen(
             has left; without it joint, but with `min_p` sequential.
         repeats: maximum number of equal items in a row in a list of JSON, but for numbers, booleans, null and enums (at
             least 3).
+        thinking: tokens that the model may think, after which its thought ends with the sentence; `"30s"`: seconds
+            instead; `"50%"`: share of `max_tokens` (at least 0).
         speculation: let an engine with `speculation` draft tokens; none changes by it (True).
         logit_bias: added to the logits of these token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
@@ -267,6 +271,9 @@ def gen(
             the answer, else to the whole text.
         repair: whether `retries` show the model its refused answer and the fault (False), in turns that are not part of
             the text. Possible only in an assistant turn, with one sample.
+        shortened: what happens if `max_tokens`, the context or `timeout` cuts a constrained answer: "raise"
+            TruncatedError (the default with `type` and `tools`), "warn" and keep it (the default of others), or "keep"
+            it. What is kept is a shorter value if brackets alone can close it, else the text as it was cut.
 
     Raises:
         ParameterError: a parameter can't be honoured, or two parameters exclude each other.
@@ -284,6 +291,7 @@ def gen(
     if choices is not None:
         _refuse_beside_choices(
             timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning, repair=repair,
+            shortened=shortened,
             **{key: value for key, value in sampling.items() if key not in (*_IN_ORDER, "lora_path")},
         )  # fmt: skip
         temperature = sampling.get("temperature") or 0.0
@@ -294,8 +302,8 @@ def gen(
             "choices_method", "it is given without choices.", hint="Pass choices=[…], or leave choices_method out."
         )
     plain = timeout is None and retries is None and check is None and backend is None  # any() would take seven calls
-    plain = plain and reasoning is None and repair is None
-    options = NO_OPTIONS if plain else _options(timeout, retries, check, backend, reasoning, repair)
+    plain = plain and reasoning is None and repair is None and shortened is None
+    options = NO_OPTIONS if plain else _options(timeout, retries, check, backend, reasoning, repair, shortened)
     if kind is None:
         return SglGen(Gen(name, params, timeout=timeout), None, options)
     if tools is not None:
@@ -337,7 +345,9 @@ def _refuse_beside_choices(**given: Any) -> None:
             raise ParameterError(parameter, f"{value!r:.60} has no effect with choices=.", hint="Leave it out.")
 
 
-def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any) -> GenOptions:
+def _options(
+    timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any, shortened: Any
+) -> GenOptions:
     check_limits(timeout, retries)
     if check is not None and not callable(check):
         raise ParameterError("check", f"{check!r} is not a function.")
@@ -345,8 +355,10 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
         ReasoningParser(reasoning)
     if repair is not None:
         check_flags(repair=repair)
+    if shortened is not None:
+        check_policy(shortened)
     own_backend = None if backend is None else as_backend(backend)
-    return GenOptions(timeout, retries, check, own_backend, reasoning, bool(repair))
+    return GenOptions(timeout, retries, check, own_backend, reasoning, bool(repair), shortened)
 
 
 def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType | None]:

@@ -46,3 +46,12 @@ def check_no_offset(offset: UserValue, where: Location | None) -> None:
     """Raises ParameterError if `position_ids_offset`, which SGLang's `fork` and `copy` take and don't use, is given."""
     if offset is not None:
         raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=where)
+
+
+_POLICIES = ("raise", "warn", "keep")
+
+
+def check_policy(value: object) -> None:
+    """Raises ParameterError if a value of `shortened` is not valid."""
+    if value not in _POLICIES:
+        raise ParameterError("shortened", f"{value!r:.60} is not one of {', '.join(map(repr, _POLICIES))}.")

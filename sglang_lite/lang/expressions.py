@@ -82,6 +82,7 @@ class GenOptions:
         reasoning: type of the model, whose reasoning is split off into a separate variable; None to keep it in the
             text.
         repair: whether an attempt after a refused answer shows the model that answer and the fault.
+        shortened: what happens to an answer that a limit cuts, "raise", "warn" or "keep"; None for what the run says.
     """
 
     timeout: float | None = None
@@ -90,6 +91,7 @@ class GenOptions:
     backend: Any = None
     reasoning: str | None = None
     repair: bool = False
+    shortened: str | None = None
 
 
 NO_OPTIONS: Final = GenOptions()
@@ -112,6 +114,11 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):  # most of th
     options: GenOptions = NO_OPTIONS
     tools: Toolbox | None = None
     source: AnswerSource | None = None
+
+    @property
+    def is_typed(self) -> bool:
+        """True if the value is one of a type that `type=` names, not a text or a call of a tool."""
+        return self.value_type is not None and self.value_type.annotation is not None
 
     def __post_init__(self) -> None:
         if type(self.node) is not Gen:

@@ -7,11 +7,11 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import lru_cache
-from typing import ParamSpec, TypeVar, Unpack
+from typing import Literal, ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, backend_for, identity_for
-from sglang_lite.lang.checks import check_flags, check_limits, check_whole
+from sglang_lite.lang.checks import check_flags, check_limits, check_policy, check_whole
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import written_out
@@ -51,6 +51,7 @@ def run_options(
     priority: int = 0,
     max_cost: float | None = None,
     max_total_tokens: int | None = None,
+    shortened: Literal["raise", "warn", "keep"] | None = None,
     max_new_tokens: int | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> None:
@@ -71,6 +72,7 @@ def run_keywords(
     priority: int = 0,
     max_cost: float | None = None,
     max_total_tokens: int | None = None,
+    shortened: Literal["raise", "warn", "keep"] | None = None,
     **kwargs: UserValue,
 ) -> None:
     """Declares what `run` and `arun` take. They receive only what the caller gives, which may be the program's own."""
@@ -143,4 +145,6 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
         check_limits(settings.timeout, settings.retries)
         check_flags(stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread)
         check_whole("priority", settings.priority)
+        if settings.shortened is not None:
+            check_policy(settings.shortened)
     return settings

@@ -19,6 +19,7 @@ _OF_GEN = named("gen")
 _TYPES: Final = {
     "int": "int | None", "float": "float | None", "bool": "bool | None", "strings": "str | Sequence[str] | None",
     "token ids": "Sequence[int] | None", "biases": "Mapping[int, float] | None", "order": "SamplingOrder | None",
+    "budget": "int | str | None",
 }  # fmt: skip
 
 

@@ -261,7 +261,7 @@ class Gen(BaseNode, frozen=True, eq=False):
         judged: True if the caller decides on the answer: nothing is appended, and the branch waits for the verdict.
         stream: True if deltas are sent even if its program is not streamed.
         timeout: seconds that the caller waits for the answer, from when the node is played, or None for no limit. An
-            engine completes a constrained answer before they have passed.
+            engine cuts JSON that brackets can close before they have passed.
     """
 
     name: str | None

@@ -186,6 +186,11 @@ class Generation(Variant, frozen=True):
     routed_experts: TokenArray | None = None
     hidden_states: TokenArray | None = None
 
+    @property
+    def shortened(self) -> tuple[str, ...]:
+        """JSON Pointers of what is missing in a constrained answer that a limit has cut; "" is the whole value."""
+        return tuple(self.meta.get("shortened") or ())
+
     def __repr__(self) -> str:
         return f"Generation({cut(repr(self.text), 200)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"
 
@@ -273,6 +278,8 @@ class Failure(Variant, frozen=True, tag="Error"):
     partial: Generation | None = None
     results: tuple[Failure | None, ...] | None = None
     limit: str | None = None
+    left_out: tuple[str, ...] | None = None
+    max_tokens: int | None = None
 
 
 class Played(Record, frozen=True, gc=True):  # an error's traceback has frames, which may hold the event

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import numbers
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ def check_known(name: str, *values: object) -> None:
 
 # ------------------------------------------------------------------------------------------------------- the table
 
-Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases", "order"]
+# A budget is a number of tokens, or text, which records have as a tuple of one: seconds ("30s"), or a share of
+# `max_tokens` ("50%").
+Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases", "order", "budget"]
 # Where top-p counts if top-k applies, too: in the mass of all tokens, or in the mass of those that top-k has left.
 SamplingOrder: TypeAlias = Literal["joint", "sequential"]
 if TYPE_CHECKING:
@@ -156,7 +159,9 @@ class Parameter:
             return tuple(map(_bias, value.items())) if isinstance(value, Mapping) else value
         if self.kind in ("bool", "order"):
             return value
-        return _whole(value) if self.kind == "int" else _real(value)
+        if self.kind == "budget" and isinstance(value, str | list):
+            return (value,) if isinstance(value, str) else tuple(value)
+        return _real(value) if self.kind == "float" else _whole(value)
 
     def check(self, value: object) -> None:
         """Checks a value against its kind and range. Deferred values are not checked.
@@ -174,6 +179,8 @@ class Parameter:
         elif self.kind == "order":
             if value not in ORDERS:
                 raise ParameterError(self.name, f"{shown(value)} is neither {' nor '.join(map(repr, ORDERS))}.")
+        elif self.kind == "budget":
+            self._budget(value)
         elif not isinstance(value, tuple | list):
             raise ParameterError(self.name, f"{shown(value)} is not a tuple or list of {_ENTRIES[self.kind]}.")
         elif self.kind == "strings":
@@ -204,9 +211,19 @@ class Parameter:
             raise ParameterError(self.name, f"{len(value):,} entries, the limit is {self.max_entries:,}.")
         if self.engine_range is not None:
             for number in (bias for _, bias in value) if self.kind == "biases" else (value,):
-                if number not in self.engine_range:
+                if not isinstance(number, tuple) and number not in self.engine_range:
                     problem = f"{shown(number)} is outside an engine's range: {self.engine_range}."
                     raise ParameterError(self.name, problem, hint=self.hint)
+
+    def _budget(self, value: object) -> None:
+        if not isinstance(value, tuple):
+            self._number(value, "int")
+            return
+        text = value[0] if len(value) == 1 else value  # a record's
+        found = _BUDGET.fullmatch(text) if isinstance(text, str) else None
+        if found is None or (found[2] == "%" and float(found[1]) > 100):
+            problem = f"{shown(text)} is neither seconds, such as '30s', nor a share of max_tokens, such as '50%'."
+            raise ParameterError(self.name, problem, hint="A number of tokens is a whole number.")
 
     def _number(self, value: Any, kind: Kind) -> None:
         if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
@@ -218,6 +235,7 @@ class Parameter:
 
 
 ORDERS: Final = get_args(SamplingOrder)
+_BUDGET = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|%)", re.ASCII)
 _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}
 
 
@@ -355,6 +373,12 @@ PARAMETERS: Final = (
         Range(3), engine_range=Range(3, _INT), places=_OURS,
     ),
     Parameter(
+        "thinking", "budget", None,
+        'tokens that the model may think, after which its thought ends with the sentence; `"30s"`: seconds instead; '
+        '`"50%"`: share of `max_tokens`',
+        Range(0), engine_range=Range(0, _INT), alias="max_think_tokens", places=_OURS,
+    ),
+    Parameter(
         "speculation", "bool", True,
         "let an engine with `speculation` draft tokens; none changes by it", places=_OURS,
     ),
@@ -368,6 +392,11 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "skip_special_tokens", "bool", True, "leave special tokens out of the text", places=("sampling_params",)
+    ),
+    Parameter(
+        "reasoning_format", "strings", (),
+        "type of the model (`qwen3` …), which tells the marks of its thoughts; without it the chat template does",
+        max_entries=1, places=("sampling_params",),
     ),
     Parameter(
         "token_ids_logprob", "token ids", (), "with log-probabilities, also of these ids at each position",
@@ -428,6 +457,7 @@ class OneSampleGenOptions(OneSampleOptions, total=False):
     include_stop: bool | None
     repetition_penalty: float | None
     repeats: int | None
+    thinking: int | str | None
     speculation: bool | None
     logit_bias: Mapping[int, float] | None
 
@@ -461,6 +491,8 @@ class SamplingParams(Record, frozen=True):
     repetition_penalty: float | Unset = UNSET
     sampling_order: _OrderField = UNSET
     repeats: int | Unset = UNSET
+    thinking: int | tuple[str, ...] | Unset = UNSET
+    reasoning_format: tuple[str, ...] | Unset = UNSET
     speculation: bool | Unset = UNSET
     logit_bias: tuple[tuple[int, float], ...] | Unset = UNSET
     seed: int | Unset = UNSET

@@ -44,7 +44,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by `sglang_lite.wire`
     without an envelope. They take the place of text, and of a grammar in `sampling_params`. The answer to a request
     with `prompt` has the `generation`, too, in the same encoding. `timeout` is the time in seconds after which the
-    client gives up: a constrained answer is completed before.
+    client gives up: JSON that brackets can close is cut before.
     """
 
     text: str | list[str] | None = None

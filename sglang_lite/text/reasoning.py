@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sglang_lite.protocol import Choices, Constraint, InOrder, ParameterError, Regex, Repeated, StructuralTag, Tag
 from sglang_lite.text.stop import partial_match_start
@@ -76,6 +79,58 @@ def model_type_of(template: str) -> str | None:
         return "qwen3"
     others = (name for name, candidate in FORMATS.items() if candidate.start != _THINK.start)
     return next((n for n in others if FORMATS[n].start.strip() in template and FORMATS[n].end in template), None)
+
+
+_NEWLINES = r"((?:\\n|\n)*)"  # in a template's source, also as Jinja's strings spell them
+
+# Shares of `max_tokens`, in per cent, that a `reasoning_effort` lets a model think. OpenRouter has the same:
+# https://openrouter.ai/docs/use-cases/reasoning-tokens
+EFFORTS: Final[Mapping[str, int]] = {
+    "none": 0, "minimal": 10, "low": 20, "medium": 50, "high": 80, "xhigh": 95, "max": 95,
+}  # fmt: skip
+
+
+def thinking_of_effort(effort: str) -> str | None:
+    """Value of the parameter `thinking` for a `reasoning_effort`, or None if the effort is unknown: then only the
+    model's template may know it."""
+    return f"{EFFORTS[effort]}%" if effort in EFFORTS else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingText:
+    """Text that a model writes to end a thought, in parts.
+
+    Attributes:
+        before: newlines before the end mark.
+        end: the end mark.
+        after: newlines behind it, at most two.
+        mark: mark of the answer behind these, which a model with several kinds of messages needs.
+    """
+
+    before: str
+    end: str
+    after: str
+    mark: str
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return f"{self.before}{self.end}{self.after}{self.mark}"
+
+
+def closing_text(found: ReasoningFormat, template: str) -> ClosingText:
+    """Text by which a model ends a thought.
+
+    Args:
+        found: its format.
+        template: its chat template, which shows the newlines around the end mark; empty for none.
+    """
+    ending = _NEWLINES + re.escape(found.end) + _NEWLINES
+    template = re.sub(re.escape(found.start.strip()) + ending, "", template)  # a thought without text
+    shown = ([len(side.replace("\\n", "\n")) for side in each] for each in re.findall(ending, template))
+    before, after = max(shown, key=sum, default=(0, 0))
+    mark = found.dropped[0] if found.dropped else ""
+    return ClosingText("\n" * before, found.end, "\n" * min(after, 2), mark)
 
 
 def with_reasoning(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:

@@ -19,6 +19,7 @@ _OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # members that a class a
     errors.ConstraintError: {"pointer": False},
     WireError: {"pointer": True},
     errors.ValueValidationError: {"text": True, "value": False},
+    errors.TruncatedError: {"text": True, "value": False, "left_out": True, "max_tokens": False},
     errors.RequestAbortedError: {"partial": False},
     errors.BatchError: {"results": True},
     errors.BudgetError: {"limit": True},
@@ -76,7 +77,7 @@ def as_error(failure: Failure) -> SglError:
         raise WireError(what, pointer="/data/type", hint=f"Use {', '.join(ERRORS)}.")
     names = _OWN.get(kind, {})
     own: dict[str, Any] = {}
-    for name in ("parameter", "pointer", "text", "value", "partial", "results", "limit"):
+    for name in ("parameter", "pointer", "text", "value", "partial", "results", "limit", "left_out", "max_tokens"):
         value = getattr(failure, name)
         if value is not None and name not in names:
             raise WireError(f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}", hint="Leave it out.")

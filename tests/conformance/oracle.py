@@ -141,9 +141,9 @@ def letters(least: int, most: int) -> frozenset[str]:
 
 # The texts of each pattern that a program may have.
 LANGUAGES: dict[str, frozenset[str]] = {
-    "[ab]{1,3}": letters(1, 3),
+    "[ab]{3}": letters(3, 3),
     "[ab]{2}": letters(2, 2),
-    "a|bb|ab": frozenset({"a", "bb", "ab"}),
+    "aa|bb|ab": frozenset({"aa", "bb", "ab"}),
     "[0-9]": frozenset("0123456789"),
     "aaaab|aaaba": frozenset({"aaaab", "aaaba"}),
     "[ab]{0,9}[.]": frozenset(word + "." for word in letters(0, 9)),

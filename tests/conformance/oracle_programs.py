@@ -28,7 +28,7 @@ from tests.conformance.steps import (
 )
 
 JOINS = (None, "gather_variable", "concate_and_append", "concate_and_append")
-REGEXES = ("[ab]{1,3}", "[ab]{2}", "a|bb|ab", "[0-9]", "aaaab|aaaba")
+REGEXES = ("[ab]{3}", "[ab]{2}", "aa|bb|ab", "[0-9]", "aaaab|aaaba")
 
 
 class OracleDrawing(Drawing):
@@ -132,13 +132,13 @@ class OracleDrawing(Drawing):
         draw, body, room = self.draw, list[Step](), 9
         while room >= 3 and draw.random() < 0.7:
             step = draw.choice((
-                Text("ab"), Gen(self.name(), (("regex", "[ab]{1,3}"),)), Gen(self.name(), (("regex", "[ab]{2}"),)),
+                Text("ab"), Gen(self.name(), (("regex", "[ab]{3}"),)), Gen(self.name(), (("regex", "[ab]{2}"),)),
                 Select(self.name(), ("a", "b", "c")), Read(None, False),
             ))  # fmt: skip
             body.append(step)
             room -= 3
             if room >= 6 and draw.random() < 0.2:
-                parts = tuple((Gen(self.name(), (("regex", "[ab]{1,3}"),)),) for _ in range(2))
+                parts = tuple((Gen(self.name(), (("regex", "[ab]{3}"),)),) for _ in range(2))
                 body.append(Fork((), parts, (), draw.choice(JOINS), False, ()))
                 room -= 6
         if self.bad():

@@ -25,9 +25,9 @@ PROMPTS = [
 def asks(s, prompt):
     s += prompt
     free, whole, floating = s.fork(3)
-    free += sgl.gen("free", max_tokens=8)
-    whole += sgl.gen("n", type=int, max_tokens=8) + " and"
-    floating += sgl.gen("x", dtype=float, max_tokens=8)
+    free += sgl.gen("free", max_tokens=24)
+    whole += sgl.gen("n", type=int, max_tokens=24) + " and"
+    floating += sgl.gen("x", dtype=float, max_tokens=24)
     s["answers"] = [free["free"], whole["n"], floating["x"], whole.text()]
 
 

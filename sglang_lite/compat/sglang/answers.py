@@ -104,6 +104,8 @@ class OneSample(TypedDict, total=False):
     repetition_penalty: float | None
     sampling_order: SamplingOrder | None
     repeats: int | None
+    max_think_tokens: int | str | None
+    reasoning_format: str | Sequence[str] | None
     speculation: bool | None
     logit_bias: Mapping[str, float] | Mapping[int, float] | None
     sampling_seed: int | None

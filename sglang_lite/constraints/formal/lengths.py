@@ -1,10 +1,11 @@
-"""Lengths of the texts of regular nodes, and restriction to a range of lengths without an intersection, which is
+"""Lengths of the texts of nodes, and restriction to a range of lengths without an intersection, which is
 expensive for engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 from sglang_lite.constraints.formal.nodes import (
     NOTHING,
@@ -14,6 +15,7 @@ from sglang_lite.constraints.formal.nodes import (
     Intersection,
     LiteralText,
     Node,
+    Ref,
     Repeat,
     Substring,
     alternation,
@@ -24,6 +26,8 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.memo import memoized
 
 MAX_MIN_LENGTH = 100_000  # characters of a shortest text: more than is ever generated; engines expand forced text
+
+_ROUNDS = 30  # rounds in which the lengths of rules that contain themselves may settle
 
 Lengths = tuple[int, int | None]  # least and greatest length in characters; None for no upper limit
 
@@ -85,3 +89,53 @@ def limited(node: Node, least: int, most: int | None) -> Node | None:
             part = limited(parts[i], max(0, least - rest), None if most is None else most - rest)
             return None if part is None else concat(*parts[:i], part, *parts[i + 1 :])
     return None
+
+
+def most_bytes(rules: Mapping[str, Node], start: str) -> int | None:
+    """Number of bytes that no text of a rule has more of; None if no limit is known.
+
+    Args:
+        rules: bodies of the rules by name, each of which has a text.
+        start: name of the rule.
+    """
+    found = dict.fromkeys(rules, 0.0)
+    names = list(rules)[::-1]  # mostly those that are used first
+    growing = names
+    for _ in range(_ROUNDS):  # from below
+        growing = _grown(rules, names, found)
+        if not growing:
+            break
+    while growing:  # also those that would settle later
+        found |= dict.fromkeys(growing, math.inf)
+        growing = _grown(rules, names, found)
+    return None if found[start] == math.inf else int(found[start])
+
+
+def _grown(rules: Mapping[str, Node], names: list[str], found: dict[str, float]) -> list[str]:
+    """Names of the rules whose texts are found to be longer than before."""
+    grown = []
+    for name in names:
+        most = folded(rules[name], lambda node, parts: _most_bytes(node, parts, found))
+        if most > found[name]:
+            found[name] = most
+            grown.append(name)
+    return grown
+
+
+def _most_bytes(node: Node, parts: list[float], rules: Mapping[str, float]) -> float:
+    match node:
+        case CharSet(ranges):
+            return len(chr(ranges[-1][1]).encode()) if ranges else 0
+        case LiteralText(text) | Substring(text):
+            return len(text.encode())
+        case Ref(name):
+            return rules[name]
+        case Concat():
+            return sum(parts)
+        case Alternation():
+            return max(parts, default=0)
+        case Intersection():
+            return min(parts)
+        case Repeat(_, _, most):
+            return 0 if not parts[0] or most == 0 else math.inf if most is None else parts[0] * most
+    return math.inf

@@ -31,22 +31,8 @@ _PLAIN = [(ord(first), ord(last)) for first, last in ("az", "09", "AZ")]
 _SOME = 4  # characters of a set to choose from
 _TRIED = 50  # characters of a source that are tried
 _LONGEST = 100_000  # characters of a text that is written out
-_REGULAR = 32  # characters of a rest that only states of an intersection or complement could tell
 
 _Parts: TypeAlias = "str | tuple[_Parts, ...]"
-
-
-class LongestRest(NamedTuple):
-    """Rest that a text may still need, wherever it stands.
-
-    Attributes:
-        length: about the most characters of a shortest completion; if rules nest, of each level. Rests of intersections
-            and complements are guessed.
-        nests: whether rules contain themselves, so that each level that a text opens may add as much.
-    """
-
-    length: float
-    nests: bool
 
 
 class _Found(NamedTuple):
@@ -54,14 +40,12 @@ class _Found(NamedTuple):
 
     Attributes:
         length: least number of characters; infinite if there is no text, or none was found.
-        rest: most characters of a shortest completion of a text that has begun.
         forced: least number of literal characters in a text; of a rule 1, wherever it is referred to.
         most_forced: the most of a part; of a rule 1.
         parts: a shortest text, which may be long: its parts, which other texts share.
     """
 
     length: float
-    rest: float
     forced: int
     most_forced: int
     parts: _Parts = ""
@@ -72,13 +56,10 @@ class _Found(NamedTuple):
         return _written(self.parts) if self.length <= _LONGEST else None
 
     def referred_to(self) -> _Found:
-        return _Found(self.length, self.rest, 1, 1, self.parts)
-
-    def with_rest(self, rest: float) -> _Found:
-        return _Found(self.length, rest, 1, 1, self.parts)
+        return _Found(self.length, 1, 1, self.parts)
 
 
-_NOT_FOUND = _Found(UNKNOWN, 0, 1, 1)
+_NOT_FOUND = _Found(UNKNOWN, 1, 1)
 
 
 class ShortestTexts:
@@ -90,14 +71,12 @@ class ShortestTexts:
     Attributes:
         longest_forced: characters of the longest text that the language may force, that is, leave no choice about, at
             most.
-        longest_rest: longest of the shortest completions from all places of the first rule's texts.
     """
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._found = dict.fromkeys(rules, _NOT_FOUND)
         self.longest_forced = 0
-        nests = self._solve(rules)
-        self.longest_rest = LongestRest(self._found[next(iter(rules))].rest, nests)
+        self._solve(rules)
 
     @property
     def lengths(self) -> dict[str, float]:
@@ -108,9 +87,9 @@ class ShortestTexts:
         """Shortest text of a rule, or None if there is none, none was found, or it has more than 100,000 characters."""
         return self._found[name].text
 
-    def _solve(self, rules: Mapping[str, Node]) -> bool:
+    def _solve(self, rules: Mapping[str, Node]) -> None:
         """Finds the texts: the least fixed point, from above. One round finds it for all rules whose references are
-        found before them, and is enough without recursion. Returns True if there is recursion."""
+        found before them, and is enough without recursion."""
         found = self._found
         used = {name: references(body) & rules.keys() for name, body in rules.items()}
         order = _used_first(used)
@@ -123,8 +102,6 @@ class ShortestTexts:
             if not used[name] <= done:
                 nested.append(name)
             done.add(name)
-        if not nested:
-            return False
         users: dict[str, list[str]] = {name: [] for name in rules}
         for name in order:
             for each in used[name]:
@@ -135,12 +112,6 @@ class ShortestTexts:
             shorter = {name: new for name, new in now.items() if new.length < found[name].length}
             found |= shorter
             changed = list(dict.fromkeys(user for name in shorter for user in users[name]))
-        # A rest is infinite if it was looked for before the lengths of the rules that it has in it.
-        again = [name for name in order if found[name].rest == UNKNOWN]
-        found |= {name: found[name].with_rest(0) for name in again}
-        for name in again:
-            found[name] = found[name].with_rest(_of(rules[name], found, {}).rest)
-        return True
 
 
 def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
@@ -153,7 +124,7 @@ def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _F
     """
     if isinstance(node, LiteralText):
         length = len(node.text)
-        return _Found(length, length, length, length, node.text)
+        return _Found(length, length, length, node.text)
     if isinstance(node, Ref):
         return rules.get(node.name, _NOT_FOUND)
     if rules and not node.refers:
@@ -170,16 +141,14 @@ def _of_regular(node: Node) -> _Found:
 
 
 def _of_concat(parts: list[_Found]) -> _Found:
-    length, rest, forced, most_forced = 0.0, 0.0, 0, 0
-    for least, begun, literal, most, _ in reversed(parts):
-        if begun + length > rest:
-            rest = begun + length
+    length, forced, most_forced = 0.0, 0, 0
+    for least, literal, most, _ in parts:
         length += least
         forced += literal
         if most > most_forced:
             most_forced = most
     texts: _Parts = tuple([part.parts for part in parts]) if length else ""
-    return _Found(length, rest, forced, max(forced, most_forced), texts)
+    return _Found(length, forced, max(forced, most_forced), texts)
 
 
 def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
@@ -188,7 +157,7 @@ def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found])
             return _of_concat([_of(part, rules, known) for part in parts])
         case CharSet(ranges):
             single = int(len(ranges) == 1 and ranges[0][0] == ranges[0][1])
-            return _Found(1, 1, single, single, preferred(ranges)[0]) if ranges else _NOT_FOUND
+            return _Found(1, single, single, preferred(ranges)[0]) if ranges else _NOT_FOUND
         case Alternation(options):
             return _of_alternation([_of(option, rules, known) for option in options])
         case Repeat(inner, least, _):
@@ -198,21 +167,20 @@ def _of_parts(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found])
                 node, {part: _of(part, rules, known) for part in parts if not isinstance(part, Complement)}
             )
         case Complement():
-            return _with_text(_searched(node), _REGULAR, 0, 0)
-    return _Found(0, _REGULAR, 0, 0)  # of a substring
+            return _with_text(_searched(node), 0, 0)
+    return _Found(0, 0, 0)  # of a substring
 
 
 def _of_alternation(options: list[_Found]) -> _Found:
     shortest = min(options, key=itemgetter(0))
-    rest, forced = max([each.rest for each in options]), min([each.forced for each in options])
-    return _Found(shortest.length, rest, forced, max([each.most_forced for each in options]), shortest.parts)
+    forced = min([each.forced for each in options])
+    return _Found(shortest.length, forced, max([each.most_forced for each in options]), shortest.parts)
 
 
 def _of_repeat(each: _Found, least: int) -> _Found:
     length = each.length * least if least else 0
-    rest = each.rest + each.length * (least - 1) if least > 1 else each.rest
     parts: _Parts = (each.parts,) * least if 0 < length <= _LONGEST else ""
-    return _Found(length, rest, each.forced * least, max(each.forced * least, each.most_forced), parts)
+    return _Found(length, each.forced * least, max(each.forced * least, each.most_forced), parts)
 
 
 def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
@@ -228,14 +196,13 @@ def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found
     each = found.values()
     return _with_text(
         _searched(node) if text is None else text,
-        sum(one.rest for one in each) + _REGULAR * (1 + len(node.parts) - len(found)),
         max((one.forced for one in each), default=0),
         max((one.most_forced for one in each), default=0),
     )
 
 
-def _with_text(text: str | None, rest: float, forced: int, most_forced: int) -> _Found:
-    return _Found(UNKNOWN if text is None else len(text), rest, forced, most_forced, text or "")
+def _with_text(text: str | None, forced: int, most_forced: int) -> _Found:
+    return _Found(UNKNOWN if text is None else len(text), forced, most_forced, text or "")
 
 
 def _searched(node: Intersection | Complement) -> str | None:

@@ -6,6 +6,7 @@ from sglang_lite.constraints.json_schema.applicators import APPLICATORS
 from sglang_lite.constraints.json_schema.document import Document
 from sglang_lite.constraints.json_schema.formats import ASSERTED
 from sglang_lite.constraints.json_schema.keywords import READERS, REPEATS
+from sglang_lite.constraints.json_schema.prose import PROSE
 from sglang_lite.constraints.json_schema.quotes import SOURCES
 
 ASSERTING = {
@@ -14,6 +15,7 @@ ASSERTING = {
 _NO_ASSERTIONS = {  # keywords that obviously assert nothing
     "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "default",
     "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly", SOURCES, REPEATS,
+    PROSE,
 }  # fmt: skip
 
 

@@ -176,7 +176,11 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
                 hint="Move the text before the value to the user's turn.",
             )
         arguments["messages"].append({"role": "assistant", "content": prefill})
-    own, extra = named_parameters(request.params, {"max_tokens": "max_tokens", "stop": "stop_sequences"})
+    own, extra = named_parameters(
+        request.params, {"max_tokens": "max_tokens", "stop": "stop_sequences", "thinking": "thinking"}
+    )
+    if "thinking" in own:
+        own["thinking"] = {"type": "enabled", "budget_tokens": own["thinking"]}
     # The SDK has no keyword for parameters that only older models accept.
     arguments |= own | ({"extra_body": extra} if extra else {}) | _shape(request)
     return with_marks(arguments, request.prompt) if request.target.cache_hints else arguments

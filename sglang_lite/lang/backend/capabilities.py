@@ -94,6 +94,7 @@ class Capabilities:
         reads_prompts: True if answers depend on the prompt that is given. SGLang's hooks look at the branch itself, so
             that they can't be recorded, shown a repair, or asked in a rerun.
         adapters: True if selections read `asked_adapter` (base.py), as generations read `lora_path`.
+        sizes_answers: True if a generation with `type=` and no `max_tokens` is given the limit that its values need.
         caches_prompts: True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the
             first token of an answer has arrived.
     """
@@ -112,6 +113,7 @@ class Capabilities:
     priority: bool = False
     reads_prompts: bool = True
     adapters: bool = False
+    sizes_answers: bool = False
     caches_prompts: bool = False
 
     def takes(self, kind: MediaKind) -> bool:

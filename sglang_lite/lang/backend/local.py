@@ -46,7 +46,7 @@ class LocalBackend(Backend):
         token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, fetches_images=False, priority=True, adapters=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, fetches_images=False, priority=True, adapters=True, sizes_answers=True)
     enforces = True
 
     def __init__(self, engine: Engine) -> None:

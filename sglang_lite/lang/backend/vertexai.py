@@ -145,6 +145,7 @@ _NAMES = {  # our names of parameters, and the API's
     "max_tokens": "max_output_tokens", "stop": "stop_sequences", "temperature": "temperature", "top_p": "top_p",
     "top_k": "top_k", "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "return_logprob": "response_logprobs", "top_logprobs_num": "logprobs",
+    "thinking": "thinking",
 }  # fmt: skip
 _CUT = "MAX_TOKENS"
 _REFUSED = frozenset({
@@ -162,6 +163,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     messages = request.prompt.messages
     system = list(itertools.takewhile(lambda message: message.role == "system", messages))
     parameters, _ = named_parameters(request.params, _NAMES)
+    budget = parameters.pop("thinking", None)
     if "seed" in parameters:
         parameters["seed"] %= 2**31  # the API's seeds are signed 32-bit integers
     config: dict[str, Any] = {**request.target.settings, **parameters, **_shape(request)}
@@ -169,6 +171,8 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         config["system_instruction"] = "\n\n".join(_text(message) for message in system)
     if request.target.effort is not None:
         config["thinking_config"] = {"thinking_level": request.target.effort.upper()}
+    if budget is not None:
+        config["thinking_config"] = {**config.get("thinking_config", {}), "thinking_budget": budget}
     contents = _contents(request, len(system))
     return {"model": request.target.model, "contents": contents, "config": config}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sglang_lite.constraints.answer_limit import answer_limit
 from sglang_lite.constraints.number_text import TERMINATORS
 from sglang_lite.lang.backend.base import Backend, check_adapter, refused_medium
 from sglang_lite.lang.backend.capabilities import EVERYTHING, Demands
@@ -67,6 +68,7 @@ from sglang_lite.program.nodes import (
 from sglang_lite.protocol import (
     UNSET,
     Choices,
+    Constraint,
     Continuation,
     InOrder,
     Location,
@@ -458,9 +460,17 @@ def _gen_node(
             constraint, stops = number_as_regex(constraint), NUMBER_STOPS
         else:  # a stop would end the reasoning
             constraint = number_as_regex(constraint, TERMINATORS)
+    params = _params(own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path)
     if reasoning is not None and constraint is not None and InOrder in kinds:
         constraint = with_reasoning(reasoning, constraint)
-    params = _params(own.node, run, stops if blocks.role is None else (*stops, *run.template.stop_str), path)
+        params = _with_format(params, reasoning, backend)
+    elif reasoning is not None and params.thinking is not UNSET:
+        params = _with_format(params, reasoning, backend)
+    elif params.thinking is not UNSET and constraint is not None and InOrder in kinds:
+        hint = 'Name the type of the model: gen(reasoning="qwen3").'
+        raise ParameterError("thinking", "the constraint begins with the answer.", hint=hint, where=where)
+    if isinstance(params.max_tokens, Unset) and own.is_typed and backend.capabilities.sizes_answers and not run.budgets:
+        params = _sized(params, constraint)
     whole = constraint if blocks.grammar is None else Continuation(blocks.grammar, part=constraint)
     if whole is not None or backend.capabilities is not EVERYTHING:
         backend.check(own, Demands("gen", params, whole), where)
@@ -469,6 +479,14 @@ def _gen_node(
         check_repair(own, backend, run.settings.retries, blocks.role, params, where)
     judged = shows_tools or _judged(own, run)
     return Gen(own.node.name, params, constraint, judged, later, own.node.timeout, where=where)
+
+
+def _with_format(params: SamplingParams, reasoning: str, backend: Backend) -> SamplingParams:
+    """Parameters that tell an engine the type of its model, whose thoughts leave room for the answer."""
+    known = backend.capabilities.params
+    if known is not None and "reasoning_format" not in known:
+        return params
+    return msgspec.structs.replace(params, reasoning_format=(reasoning,))
 
 
 def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
@@ -484,6 +502,12 @@ def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingP
         stop=(*own, *(s for s in stops if s not in own)) or UNSET,
         seed=seed if isinstance(params.seed, Unset) else params.seed,
     )
+
+
+def _sized(params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
+    """Parameters with the limit that the values of a type need."""
+    limit = None if constraint is None else answer_limit(constraint)
+    return params if limit is None else msgspec.structs.replace(params, max_tokens=limit)
 
 
 def _judged(own: SglGen, run: Run) -> bool:

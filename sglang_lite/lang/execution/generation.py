@@ -26,6 +26,7 @@ from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import GenOp, asked
 from sglang_lite.lang.execution.retries import attempts, check_value, limit, repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
+from sglang_lite.lang.execution.truncation import is_cut, policy_of, truncated, warning
 from sglang_lite.lang.expressions import NO_OPTIONS, GenOptions
 from sglang_lite.lang.results import DeltaWithMeta, delta_meta, joined_meta, with_warnings
 from sglang_lite.program.seeds import reseeded
@@ -286,10 +287,13 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
     if own.options.reasoning is not None:
         texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
-        return [_parsed(op, text, generation) for text, generation in zip(texts, generations)]
+        return [_parsed(player, op, text, generation) for text, generation in zip(texts, generations)]
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
-            if generation.finish_reason == "stop":  # what max_tokens cut is no value; its metadata has the reason
+            if is_cut(op, generation):
+                if policy_of(op, player.run.settings.shortened) == "raise":
+                    raise truncated(op, generation, text)
+            elif generation.finish_reason == "stop":
                 _validate(player, op, generation, text)
     return texts
 
@@ -308,20 +312,38 @@ def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) 
             validate(constraint, generation.text)
 
 
-def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
-    """Value of a text in the node's type. Raises ValueValidationError if the text can't be parsed; the hint mentions
-    max_tokens if that cut the text."""
+def _parsed(player: BasePlayer, op: GenOp, text: str, generation: Generation) -> Any:
+    """Value of a text in the node's type.
+
+    Raises:
+        ValueValidationError: the text is not a value of the type.
+        TruncatedError: a limit has cut the text, and it is no value, or the node's `shortened` is "raise".
+        ParameterError: the limit was too small for any value.
+    """
     value_type = op.expression.value_type
     assert value_type is not None, "as `_values` has found"
-    try:
+    if not is_cut(op, generation):
         return value_type.parse(text)
+    if op.expression.tools is not None and (answer := _free_answer(op, text)) is not None:
+        return answer
+    try:
+        value = value_type.parse(text)
     except ValueValidationError as error:
-        if generation.finish_reason != "length":
-            raise
-        hint = f"max_tokens ended {op.node.name!r} after {generation.usage.completion_tokens} tokens. Raise it."
-        raise ValueValidationError(
-            error.message, text=error.text, value=error.value, hint=f"{error.hint} {hint}".strip()
-        ) from error
+        raise truncated(op, generation, text, error.message) from error
+    if policy_of(op, player.run.settings.shortened) == "raise":
+        raise truncated(op, generation, text)
+    return value
+
+
+def _free_answer(op: GenOp, text: str) -> str | None:
+    """Answer in free text to a node with tools, which a limit may cut like any text; None if it is, or begins, a
+    call."""
+    assert op.expression.value_type is not None
+    try:
+        answer = op.expression.value_type.parse(text)
+    except ValueValidationError:
+        return None
+    return answer if isinstance(answer, str) else None
 
 
 def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:
@@ -348,14 +370,13 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     constraint = op.expression.node.constraint
-    if isinstance(constraint, JsonSchema):
-        if op.expression.value_type is None:
-            generations = [_warned_if_cut(op, generation) for generation in generations]
-        if KEYWORD in constraint.schema:
-            generations = _with_quotes(op, constraint, generations)
+    if constraint is not None and policy_of(op, player.run.settings.shortened) == "warn":
+        generations = [_warned(op, g, warning(op, g)) if is_cut(op, g) else g for g in generations]
+    if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
+        generations = _with_quotes(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
-        warning = f"{', '.join(unused)}: has no effect without return_logprob=True"
-        generations = [_warned(op, generation, warning) for generation in generations]
+        unread = f"{', '.join(unused)}: has no effect without return_logprob=True"
+        generations = [_warned(op, generation, unread) for generation in generations]
     first, options = generations[0], op.expression.options
     if op.node.params.confidence is True:
         constraint, prompt = _constraint(player, op), _prompt(player, op)
@@ -387,15 +408,6 @@ def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Genera
     return found
 
 
-def _warned_if_cut(op: GenOp, generation: Generation) -> Generation:
-    """Generation with a warning if a token limit cut its JSON text, which is no error as it is not parsed."""
-    if generation.finish_reason != "length":
-        return generation
-    limit = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
-    warning = f"{limit} cut the JSON of {op.node.name!r} after {generation.usage.completion_tokens} tokens: raise it"
-    return _warned(op, generation, warning)
-
-
 def _without_logprobs(params: SamplingParams) -> list[str]:
     """Names of the parameters that ask for more log-probabilities, where none are asked for."""
     if params.return_logprob is True:
@@ -403,9 +415,9 @@ def _without_logprobs(params: SamplingParams) -> list[str]:
     return [name for name, value in zip(_OF_LOGPROBS, _of_logprobs(params)) if not isinstance(value, Unset) and value]
 
 
-def _warned(op: GenOp, generation: Generation, warning: str) -> Generation:
-    _log.warning("%s [%s]", warning, op.node.where)
-    return msgspec.structs.replace(generation, meta=with_warnings(generation.meta, warning))
+def _warned(op: GenOp, generation: Generation, message: str) -> Generation:
+    _log.warning("%s [%s]", message, op.node.where)
+    return msgspec.structs.replace(generation, meta=with_warnings(generation.meta, message))
 
 
 class AnswerStream:

@@ -62,6 +62,8 @@ class RunSettings:
         budget: limits on the run's usage, which runs may share; the backend is then asked node by node. None for no
             limits.
         use_thread: whether `run` returns before everything has been executed.
+        shortened: what happens to answers that a limit cuts, "raise", "warn" or "keep"; None for what is usual for a
+            generation.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -73,6 +75,7 @@ class RunSettings:
     priority: int = 0
     budget: Budget | None = None
     use_thread: bool = True
+    shortened: str | None = None
 
 
 class RunUsage:

@@ -104,9 +104,9 @@ from sglang_lite.runtime.scheduler.admission_order import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 from sglang_lite.runtime.structured_output.base import CompiledGrammar
-from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 
 _MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
@@ -196,6 +196,7 @@ class EngineCore:
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
             weight_version=config.weight_version, media=loaded.media, recorded=config.recorded,
         )  # fmt: skip
+        self.builder.now = lambda: self.loop.clock.now()
         self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
         self.builder.adapter_at_hand = None if self.adapters is None else self.adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
@@ -528,18 +529,23 @@ def _start_adapted(context: EngineContext, requests: Sequence[Request], of: Gene
 def _start_when_compiled(context: EngineContext, requests: Sequence[Request], constraint: Constraint | None) -> None:
     def compiled(grammar: Future[CompiledGrammar]) -> None:
         with _fail_on_error(context.loop, requests, "no mask can be made", ConstraintError):
-            rules = repeat_rules(constraint, requests[0].params.repeats)
+            assert constraint is not None
             for request in requests:
-                _start(context, request, request.matcher(grammar.result(), rules=rules))
+                _start(context, request, request.constrain(constraint, grammar.result()))
 
     if constraint is not None:
         context.compiler.request(constraint).add_done_callback(compiled)
         return
     for request in requests:
-        _start(context, request, None)
+        try:
+            matcher = request.free_matcher()
+        except ParameterError as error:  # told as events, like other errors of what is prepared
+            context.loop.fail(request, error)
+        else:
+            _start(context, request, matcher)
 
 
-def _start(context: EngineContext, request: Request, matcher: ClosingMatcher | None) -> None:
+def _start(context: EngineContext, request: Request, matcher: RequestMatcher | None) -> None:
     if not request.replayed_count:
         request.output.matcher = matcher
         context.loop.submit(request)
@@ -550,7 +556,7 @@ def _start(context: EngineContext, request: Request, matcher: ClosingMatcher | N
         context.loop.fail(request, EngineClosedError("the engine is closed."))
 
 
-def _resume(loop: StepLoop, request: Request, matcher: ClosingMatcher | None) -> None:
+def _resume(loop: StepLoop, request: Request, matcher: RequestMatcher | None) -> None:
     with _fail_on_error(loop, [request], "the output can't be continued"):
         request.resume(matcher, jump=loop.jump)
         loop.submit(request)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from sglang_lite.constraints.json_schema.repeats import repeat_rules
 from sglang_lite.program.nodes import Gen, Text
 from sglang_lite.protocol import Constraint, Continuation, Generation, ParameterError, SglError, Span
 from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, PreparedNode, prepare_following
@@ -140,6 +139,8 @@ class GenerationJob:
             return False
         if not isinstance(params, ResolvedParams) or params.n > 1 or not params.max_tokens or params.scores_tokens:
             return False
+        if params.thinking is not None:  # its matcher needs the prompt
+            return False
         assert isinstance(node, Gen)
         if not program.context.builder.at_hand(params):
             return False
@@ -258,11 +259,15 @@ class GenerationJob:
         compiled = None if entry.grammar is None else entry.grammar.result()
         if within is not None:
             compiled = program.context.compiler.continued(within.grammar, within.text, compiled)
-        rules = repeat_rules(_constraint(node, within), params.repeats)
         made = entry.matcher.result() if entry.matcher is not None and within is None and len(requests) == 1 else None
         if compiled is not None:
             for request in requests:
-                request.output.matcher = request.matcher(compiled, made, rules=rules, goes_on=within is not None)
+                constraint = _constraint(node, within)
+                assert constraint is not None
+                request.output.matcher = request.constrain(constraint, compiled, made)
+        else:
+            for request in requests:
+                request.output.matcher = request.free_matcher()
         if len(requests) == 1:
             requests[0].follow = self
         self._requests = requests

@@ -34,8 +34,8 @@ from sglang_lite.runtime.core.engine_context import EngineContext
 from sglang_lite.runtime.core.token_text import PreparedImage, TokenText
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import expected_tokens
-from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
+from sglang_lite.runtime.structured_output.shortest import fewest_above
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.generation_job import GenerationJob
@@ -154,7 +154,8 @@ def _matcher(
 
     def make() -> None:
         try:
-            closing.prepare(grammar.result(), params.max_tokens if isinstance(params, ResolvedParams) else None)
+            if isinstance(params, ResolvedParams):
+                fewest_above(grammar.result(), params.max_tokens)  # which is slow the first time
             made.set_result(grammar.result().matcher())
         except SglError as error:
             made.set_exception(error)

@@ -9,9 +9,11 @@ import itertools
 import random
 import secrets
 import struct
+import time
 from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +31,8 @@ from sglang_lite.runtime.requests.random_uniforms import sample_seed
 from sglang_lite.runtime.requests.request import Request, Times
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
+from sglang_lite.runtime.structured_output.free_text import FreeText
+from sglang_lite.runtime.structured_output.thinking import ThoughtFormat, ThoughtLimiter
 from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -61,10 +65,12 @@ class RequestBuilder:
             not checked, as the engine is another process.
         adapter_at_hand: returns True if `adapters` reads no file for a name.
         media: the argument of this name.
+        now: clock by which thoughts end that have a time.
     """
 
     adapters: Callable[[str | None], Adapter | None] | None = None
     adapter_at_hand: Callable[[str | None], bool] | None = None
+    now: Callable[[], float] = staticmethod(time.perf_counter)
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class RequestBuilder:
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
         self._longest, self._first_seed, self._all_special = longest, seed, all_special
         self._fresh = random.Random(secrets.randbits(256))  # seeded once: each system call would release the GIL
+        self._thoughts = lru_cache(64)(lambda kind: _thought_limiter(kind, self, tokenizer, vocab_size))
         self._ids = itertools.count()
         self._draws = itertools.count()
 
@@ -230,6 +237,7 @@ class RequestBuilder:
         output = OutputBuilder(
             number, self._tokenizer, params, ends, sink, stream=stream, drawn_by=DrawnBy(self.weights)
         )  # fmt: skip
+        output.thoughts = self._thoughts(params.reasoning_format) if params.limits_thoughts else None
         return Request(
             id=number, tokens=_NO_TOKENS, prompt_len=0, limit=0, params=params, seed=0, output=output, space=space,
             paced=stream and self._paced,
@@ -245,6 +253,8 @@ class RequestBuilder:
         resolved = resolve_params(params, self._vocab_size)
         if self.adapters is not None and self.at_hand(resolved):
             self.adapter(resolved)  # refused here if there is none
+        if resolved.limits_thoughts:
+            self._thoughts(resolved.reasoning_format)  # refused here if the template shows none
         for name in resolved.recorded:
             if name not in self._recorded:
                 hint = f"Start it with enable_return_{name}=True."
@@ -343,6 +353,14 @@ class RequestBuilder:
         if self._first_seed is None:
             return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
+
+
+def _thought_limiter(
+    model_type: tuple[str, ...], builder: RequestBuilder, tokenizer: Tokenizer, vocab_size: int
+) -> ThoughtLimiter:
+    """Limiter of thoughts for a type of model, which may not be given. Raises ParameterError as `ThoughtFormat.of`."""
+    form = ThoughtFormat.of(model_type[0] if model_type else None, tokenizer)
+    return ThoughtLimiter(form, FreeText(vocab_size), lambda: builder.now())
 
 
 _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)

@@ -17,6 +17,7 @@ from sglang_lite.runtime.requests.request import Request, State, WatchedTokens
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 
+_SPARE_STEPS = 8  # steps before its deadline in which an output may be cut
 _NO_DRAWS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
@@ -101,7 +102,7 @@ class TokenReader:
                     request.output.score(*sampled.scores[:, i].tolist())
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and request.times.deadline is not None:
-                    at_end = self._close_in_time(request, request.times.deadline)
+                    at_end = self._ends_in_time(request, request.times.deadline)
                 if finish is None and not at_end and self._jump and request.output.matcher is not None:
                     finish, at_end = self._jump_forward(request, masked=kind == GRAMMAR)
             except SglError as error:
@@ -123,14 +124,12 @@ class TokenReader:
             return request.output.process(request.undecoded_tokens(known), None)
         return Finish("stop", token) if token in request.output.ends else None
 
-    def _close_in_time(self, request: Request, deadline: float) -> bool:
-        """Lowers the request's limit to its shortest completion if the time allows hardly more. Returns True if the
-        request has reached its limit."""
-        matcher = request.output.matcher
-        left = None if matcher is None else matcher.close_within(self._clock.steps_until(deadline))
-        if left is not None:
-            self._scheduler.limit(request, left)
-        return left == 0
+    def _ends_in_time(self, request: Request, deadline: float) -> bool:
+        """Returns True if a request's time is nearly up, and its output would be a value if it were cut now."""
+        if request.output.cut is None or self._clock.steps_until(deadline) > _SPARE_STEPS:
+            return False
+        table, slot = self._scheduler.store.table, request.slot
+        return request.output.closes(table.tokens[slot, request.prompt_len : table.known[slot]].tolist())
 
     def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
         """Appends the tokens that the request's grammar forces, as `Request.jump`. Returns the reason for the end, if

@@ -27,9 +27,18 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.requests.cut_text import CutText, count_tokens
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams
+from sglang_lite.runtime.requests.result_fields import (
+    forced_text,
+    miss_fields,
+    token_scores,
+    with_brackets,
+    with_texts,
+)
 from sglang_lite.runtime.structured_output.base import Matcher, TextSoFar
-from sglang_lite.runtime.structured_output.closing import ClosingMatcher
+from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
+from sglang_lite.runtime.structured_output.thinking import ThoughtLimiter
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 from sglang_lite.runtime.tokens.token_log import kept_spans
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -37,12 +46,8 @@ from sglang_lite.text.stop import StopMatcher
 
 logger = logging.getLogger("sglang_lite")
 
-_COUNTED = 512  # maximum number of uncached tokens to count characters of: more would block the loop's thread too long
-_SHOWN = 40  # maximum number of characters of an excerpt in a CacheMiss
-
 Event: TypeAlias = Delta | Generation | SglError
 Sink: TypeAlias = Callable[[Event], None]
-Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,25 @@ class Finish:
 
     reason: Literal["stop", "length", "abort"]
     matched: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedText:
+    """Text of an output that has ended.
+
+    Attributes:
+        kept: text that was drawn.
+        brackets: text behind it that closes a value which a limit has cut.
+        left_out: JSON Pointers of what is missing; "" is the whole value.
+        ids: tokens that the text begins, or is.
+        scored: tokens whose scores are reported.
+    """
+
+    kept: str
+    brackets: str
+    left_out: list[str]
+    ids: tuple[int, ...]
+    scored: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -120,6 +144,8 @@ class OutputBuilder:
     Attributes:
         drawn_by: the same.
         matcher: matcher of the request's grammar, or None without a grammar.
+        cut: what is left of its text if a limit cuts it, or None without a grammar.
+        thoughts: limiter of its thoughts; None if these have no limits.
         text_of: function that returns the text of tokens, without that of special ones.
         tokens_of: function that returns the tokenizer's tokens of a text within another one.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
@@ -130,6 +156,8 @@ class OutputBuilder:
         origin: what asked for the output, such as a node of a program: outputs of the same origin are alike.
         draft: what drafts have done for it.
     """
+
+    thoughts: ThoughtLimiter | None = None
 
     def __init__(
         self,
@@ -144,7 +172,8 @@ class OutputBuilder:
     ) -> None:
         self.params, self.ends, self.sink, self.stream = params, ends, sink, stream
         self.drawn_by = drawn_by
-        self.matcher: ClosingMatcher | None = None
+        self.matcher: RequestMatcher | None = None
+        self.cut: CutText | None = None
         self.text_of: Callable[[Sequence[int]], bytes] = tokenizer.decode_bytes
         self.tokens_of: Callable[[str], list[int]] = partial(tokenizer.encode, first=False)
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -159,6 +188,7 @@ class OutputBuilder:
         self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop, params.stop_regex)
         self._text: list[str] = []
+        self._sent_chars = 0  # number of characters of it that were sent
         self._logprobs: list[TokenLogprob] = []
         self._scores: list[tuple[float, float]] = []
         self._unsent: list[int] = []
@@ -261,7 +291,7 @@ class OutputBuilder:
     # ------------------------------------------------------------------------------------------- continuing
 
     def replayed(
-        self, ids: Sequence[int], limit: int, matcher: ClosingMatcher | None, *, jump: bool, masked: bool
+        self, ids: Sequence[int], limit: int, matcher: RequestMatcher | None, *, jump: bool, masked: bool
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
         """Makes another builder that has processed the ids that the output begins with, as this one would have. May be
         called on any thread.
@@ -287,11 +317,12 @@ class OutputBuilder:
             self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream,
             drawn_by=self.drawn_by,
         )  # fmt: skip
+        output.cut = self.cut
         forced, finish = output.replay(ids, limit, matcher, jump=jump, masked=masked)
         return output, forced, finish
 
     def replay(
-        self, ids: Sequence[int], limit: int, matcher: ClosingMatcher | None, *, jump: bool, masked: bool
+        self, ids: Sequence[int], limit: int, matcher: RequestMatcher | None, *, jump: bool, masked: bool
     ) -> tuple[list[int], Finish | None]:
         """Processes the ids that the output begins with, before any other token, without sending deltas; arguments,
         result and errors as for `replayed`."""
@@ -336,7 +367,7 @@ class OutputBuilder:
         """Sends the text of the given ids as the first delta if streaming: a continued stream repeats the whole
         text."""
         if self.stream and self._text:
-            self._send_delta("".join(self._text))
+            self._send_certain("".join(self._text))
 
     def stop_tokens(self) -> NDArray[np.bool_]:
         """Mask of the tokens that can complete a stop string, bool [vocab_size]: those with the last byte of one."""
@@ -380,25 +411,14 @@ class OutputBuilder:
             miss: reason why tokens of the prompt were not cached.
             jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
-        params, open_text = self.params, None if self.params.scores_next_token else self._open_text
-        written, logprobs = output, self._logprobs
-        if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
-            stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
-            written = output if stop and params.include_stop else output[:-1]
-        if open_text is not None:
-            open_text.close(len(written))
-            written, logprobs = output[: open_text.tokens], logprobs[: max(open_text.tokens - self.replayed_count, 0)]
-            rest = self._decoder.rest_of(open_text.certain)
-        else:
-            rest = self._decoder.push(written[self.decoded_count :])  # an incomplete character at the end is left out
-        if self._stops.matched is None:
-            self._add(self._stops.flush() + rest)
-        elif params.include_stop:
-            self._add(self._stops.matched_text)
-        text = "".join(self._text)
-        if self.matcher is not None:
+        params, result = self.params, self._end_text(output, finish)
+        if self.matcher is not None and (thinking := self.matcher.thinking) is not None:
+            meta["thinking"] = thinking
+        if self.matcher is not None and self.matcher.engine.name:  # which free text has none of
             meta["constraint_backend"] = self.matcher.engine.name
-            meta["shortened"] = self.matcher.shortened
+            meta["shortened"] = result.left_out
+            if self.cut is not None and self.cut.fewest_tokens is not None:
+                meta["fewest_tokens"] = self.cut.fewest_tokens
             if (guard := self.matcher.repeats) is not None:
                 meta["repeats"] = {"refused": guard.refused, "repeated": guard.repeated}
         if (draft := self.draft).steps:
@@ -408,40 +428,91 @@ class OutputBuilder:
         if self.replayed_count:
             meta["continued_from"] = self.replayed_count
         if miss is not None:
-            meta["cache_miss"] = _miss_fields(miss, self._tokenizer)
+            meta["cache_miss"] = miss_fields(miss, self._tokenizer)
         if jumps:
-            decoder = IncrementalDecoder(self._tokenizer, skip_special=params.skip_special_tokens)
-            meta["forced_text"] = _forced_text(decoder, written, jumps, len(text))
+            decoder = self._new_decoder()
+            meta["forced_text"] = forced_text(decoder, result.ids, jumps, len(result.kept))
         return Generation(
-            text=text,
+            text=result.kept + result.brackets,
             token_ids=output,
             prompt_ids=tuple(prompt.tolist()),
-            spans=kept_spans(self._tokenizer, written, text, skip_special=params.skip_special_tokens),
+            spans=with_brackets(
+                kept_spans(self._tokenizer, result.ids, result.kept, skip_special=params.skip_special_tokens),
+                result.brackets,
+            ),
             finish_reason=finish.reason,
             matched=finish.matched,
             usage=usage,
-            output_logprobs=tuple(logprobs),
+            output_logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(map(self._with_text, self.prompt_logprobs)),
             meta=meta,
-            scores=self._token_scores(written if open_text is not None else output, len(text)),
+            scores=self._token_scores(result),
             routed_experts=self.recorded.get("routed_experts"),
             hidden_states=self.recorded.get("hidden_states"),
         )
 
-    def _token_scores(self, ids: Sequence[int], length: int) -> TokenScores | None:
-        """Scores of the tokens of a text of `length` characters and of the end of sequence behind it, if
-        no other token may end it; None if none were recorded."""
-        if not self._scores or not ids:
+    def _end_text(self, output: tuple[int, ...], finish: Finish) -> _EndedText:
+        """Ends the text, and sends the rest of it if streaming."""
+        params, open_text = self.params, None if self.params.scores_next_token else self._open_text
+        ids = output
+        if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
+            stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
+            ids = output if stop and params.include_stop else output[:-1]
+        if open_text is not None:
+            open_text.close(len(ids))
+            ids = output[: open_text.tokens]
+            self._drop_logprobs(len(ids))
+            rest = self._decoder.rest_of(open_text.certain)
+        else:
+            rest = self._decoder.push(ids[self.decoded_count :])  # an incomplete character at the end is left out
+        if self._stops.matched is None:
+            self._text.append(self._stops.flush() + rest)
+        elif params.include_stop:
+            self._text.append(self._stops.matched_text)
+        kept, brackets, left_out = "".join(self._text), "", []
+        scored = ids if open_text is not None else output
+        if finish.reason == "length" and self.cut is not None and not params.scores_next_token:
+            closed = self.cut.close(kept, self._sent_chars, ids, self._new_decoder())
+            if closed is None:
+                assert self.matcher is not None
+                left_out = [] if self.cut.is_free and self.matcher.complete else [""]
+            else:
+                left_out = [closed.left_out]
+                kept, brackets = kept[: closed.kept], closed.brackets
+                scored = ids[: count_tokens(self._new_decoder(), ids, len(kept))]
+                self._drop_logprobs(len(scored))
+        if self.stream:
+            self._send_up_to(kept + brackets, len(kept) + len(brackets))
+        return _EndedText(kept, brackets, left_out, ids, scored)
+
+    def _drop_logprobs(self, count: int) -> None:
+        """Drops the log-probabilities of the tokens behind the first ones."""
+        del self._logprobs[max(count - self.replayed_count, 0) :]
+
+    def closes(self, ids: Sequence[int]) -> bool:
+        """Returns True if the output would be a value if it were cut now.
+
+        Args:
+            ids: its tokens so far.
+        """
+        if self.cut is None:
+            return False
+        decoder = self._new_decoder()
+        return self.cut.close(decoder.push(ids), self._sent_chars, ids, self._new_decoder()) is not None
+
+    def _new_decoder(self) -> IncrementalDecoder:
+        return IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
+
+    def _token_scores(self, result: _EndedText) -> TokenScores | None:
+        """Scores of the tokens of a text that has ended; None if none were recorded."""
+        if not self._scores or not result.scored:
             return None
-        decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
         given: list[tuple[float | None, float | None]] = [(None, None)] * self.replayed_count
-        scores = [*given, *self._scores][: len(ids)]
-        ends, end = [], 0
-        for token in ids[: len(scores)]:
-            end += len(decoder.push((token,)))
-            ends.append(min(end + decoder.pending, length))
-        logprobs, allowed = zip(*scores)
-        return TokenScores(logprobs, allowed, tuple(ends))
+        scores = [*given, *self._scores][: len(result.scored)]
+        return token_scores(self._new_decoder(), result.scored, scores, len(result.kept))
+
+    def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
+        return with_texts(logprob, self._tokenizer) if self.params.return_text_in_logprobs else logprob
 
     def _add(self, text: str) -> None:
         """Adds text that can no longer become part of a stop string to the result, and sends it if streaming."""
@@ -449,26 +520,34 @@ class OutputBuilder:
             return
         self._text.append(text)
         if self.stream and not self._replaying:
-            self._send_delta(text)
+            self._send_certain(text)
+
+    def _send_certain(self, new: str) -> None:
+        """Sends the text that no limit can take back.
+
+        Args:
+            new: text that was added.
+        """
+        if self.cut is None:
+            self._send_delta(new)
+            return
+        whole = "".join(self._text)
+        self._send_up_to(whole, self.cut.sendable(whole, self.decoded_count))
+
+    def _send_up_to(self, text: str, count: int) -> None:
+        """Sends the first characters of the result, but for those that were sent."""
+        if count > self._sent_chars:
+            self._send_delta(text[self._sent_chars : count])
 
     def _send_delta(self, text: str) -> None:
-        text_so_far = self._open_text
-        count = len(self._unsent) if text_so_far is None else text_so_far.tokens - self._sent
+        self._sent_chars += len(text)
+        open_text = self._open_text
+        count = len(self._unsent) if open_text is None else open_text.tokens - self._sent
         ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
         known, self._sent = self._sent, self._sent + len(ids)
         # Replayed ids have no log-probabilities.
         first, end = max(known - self.replayed_count, 0), max(self._sent - self.replayed_count, 0)
         self.send(Delta(text, ids, tuple(self._logprobs[first:end])))
-
-    def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
-        if not self.params.return_text_in_logprobs:
-            return logprob
-
-        def spelled(entries: Top) -> Top:
-            return tuple((value, i, self._tokenizer.decode((i,), skip_special=False)) for value, i, _ in entries)
-
-        text = self._tokenizer.decode((logprob.token_id,), skip_special=False)
-        return TokenLogprob(logprob.logprob, logprob.token_id, text, spelled(logprob.top), spelled(logprob.ids))
 
 
 def _last_bytes(params: ResolvedParams) -> list[int]:
@@ -491,29 +570,3 @@ def engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
     return ConstraintError(
         f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
     )
-
-
-def _miss_fields(miss: Miss, tokenizer: Tokenizer) -> dict[str, object]:
-    """Converts a miss to the fields of a CacheMiss, without those that have their default."""
-    decode = partial(tokenizer.decode, skip_special=False)
-    fields: dict[str, object] = {"reason": miss.reason, "at": miss.at}
-    if 0 < len(miss.uncached) <= _COUNTED:
-        fields["left"] = len(decode(miss.uncached.tolist()))
-    for name, tokens in (("now", miss.now), ("before", miss.before)):
-        if len(tokens):
-            fields[name] = decode(tokens.tolist())[:_SHOWN]
-    return fields
-
-
-def _forced_text(
-    decoder: IncrementalDecoder, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int
-) -> list[list[int]]:
-    """Spans of the text that the grammar forced, as [start, end] character offsets within the first `length`
-    characters. The decoder has decoded nothing yet."""
-    found, index, chars = [], 0, 0
-    for start, count in jumps:
-        chars += len(decoder.push(output[index:start]))
-        begin, chars, index = chars, chars + len(decoder.push(output[start : start + count])), start + count
-        if begin < min(chars, length):
-            found.append([begin, min(chars, length)])
-    return found

@@ -12,20 +12,23 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.constraints.json_schema.repeats import RepeatRules
-from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
+from sglang_lite.constraints.json_schema.repeats import repeat_rules
+from sglang_lite.protocol import Constraint, Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.tiers import DiskRead, Fetch
+from sglang_lite.runtime.requests.cut_text import CutText
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, engine_failed
 from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor, ResolvedParams
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
-from sglang_lite.runtime.structured_output.closing import ClosingMatcher
+from sglang_lite.runtime.structured_output.open_end import OpenEndGrammar
 from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
+from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
+from sglang_lite.runtime.structured_output.shortest import fewest_above
 
 
 class State(enum.Enum):
@@ -245,36 +248,53 @@ class Request:
         asked = p.confidence or (p.return_logprob and self.output.matcher is not None)
         return asked and not p.scores_next_token
 
-    def matcher(
-        self,
-        grammar: CompiledGrammar,
-        matcher: Matcher | None = None,
-        *,
-        rules: RepeatRules | None = None,
-        goes_on: bool = False,
-    ) -> ClosingMatcher:
-        """Matcher of its output, which is completed within its limit.
-
-        Args:
-            grammar: grammar of the output.
-            matcher: matcher at the grammar's beginning, if one was made in advance.
-            rules: rules about equal items of lists, if any.
-            goes_on: whether the output may also end incomplete, as a later node can go on in the grammar.
+    def free_matcher(self) -> RequestMatcher | None:
+        """Matcher of its output without a grammar, which limits the thoughts; None if these have no limits.
 
         Raises:
-            ParameterError: the limit is too small for any text of the grammar.
+            ParameterError: the model's template shows no thoughts.
         """
-        made = grammar.matcher() if matcher is None else matcher
-        p = self.params
-        cut = p.scores_next_token or (goes_on and bool(p.stop or p.stop_regex))
-        endings = None if cut else grammar.endings()
+        if self.output.thoughts is None or self.params.thinking is None:
+            return None
+        return RequestMatcher(self._limited(self.output.thoughts.free_text.matcher(), None))
+
+    def constrain(
+        self, constraint: Constraint, grammar: CompiledGrammar, matcher: Matcher | None = None
+    ) -> RequestMatcher:
+        """Prepares the output for a constraint. Returns the matcher that it needs from its first token on.
+
+        Args:
+            constraint: constraint of the output.
+            grammar: its grammar.
+            matcher: matcher at the grammar's beginning, if one was made in advance.
+
+        Raises:
+            ParameterError: the limit leaves nothing for thoughts.
+        """
+        limit = self.limit - self.prompt_len
+        self.output.cut = CutText(constraint, limit, fewest_above(grammar, limit))
+        rules = repeat_rules(constraint, self.params.repeats)
         guard = None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
-        left = self.limit - self.prompt_len
-        return ClosingMatcher(made, endings, left, required=not goes_on, repeats=guard, sources=grammar.sources)
+        if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):  # nothing but the end of sequence ends it
+            grammar, matcher = grammar.inner, None
+        made = self._limited(grammar.matcher() if matcher is None else matcher, grammar)
+        return RequestMatcher(made, repeats=guard, sources=grammar.sources)
+
+    def _limited(self, matcher: Matcher, grammar: CompiledGrammar | None) -> Matcher:
+        """Matcher that also limits the thoughts of the output, if these have limits.
+
+        Args:
+            matcher: matcher at the output's beginning.
+            grammar: its grammar; None for free text.
+        """
+        thoughts = self.output.thoughts
+        if thoughts is None or self.params.scores_next_token:
+            return matcher
+        prompt, total = self.tokens[: self.prompt_len], self.limit - self.prompt_len
+        return thoughts.limit(matcher, grammar, self.params.thinking, total=total, prompt=prompt.tolist())
 
     def refuses(self, token: int) -> bool:
-        """Returns True if a drawn token has to be drawn again, as its output could not be completed within its limit,
-        or would repeat an item.
+        """Returns True if a drawn token has to be drawn again, as it would repeat an item.
 
         Raises:
             ConstraintError: the grammar engine has failed.
@@ -287,7 +307,7 @@ class Request:
         except Exception as error:  # must not end the loop
             raise engine_failed(matcher, error) from error
 
-    def resume(self, matcher: ClosingMatcher | None, *, jump: bool) -> None:
+    def resume(self, matcher: RequestMatcher | None, *, jump: bool) -> None:
         """Replays the output ids that the caller gave, before the request is submitted. May take long, so not on the
         loop's thread.
 
@@ -351,8 +371,8 @@ class Request:
             places: index behind each drawn one of them, and what is forced behind it.
             matcher: copy of the output's matcher that has accepted them.
         """
-        closing = self.output.matcher
-        if closing is None or self.times.deadline is not None or not closing.skip(tokens, matcher):
+        own = self.output.matcher
+        if own is None or self.times.deadline is not None or not own.skip(matcher):
             return False
         for first, end in pairwise((0, *places)):
             if (forced := end - first - 1) > 0:

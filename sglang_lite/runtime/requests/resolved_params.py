@@ -46,6 +46,8 @@ class ResolvedParams:
     sampling_order: SamplingOrder | None
     logit_bias: tuple[tuple[int, float], ...]
     repeats: int | None
+    thinking: int | tuple[str, ...] | None
+    reasoning_format: tuple[str, ...]
     speculation: bool
     seed: int | None
     return_logprob: bool
@@ -78,6 +80,12 @@ class ResolvedParams:
     def scores_tokens(self) -> bool:
         """True if the log-probabilities of all generated tokens are reported, so that each one takes a draw."""
         return self.return_logprob or self.confidence
+
+    @property
+    def limits_thoughts(self) -> bool:
+        """True if the thoughts of the output have a limit, or the type of the model was given, so that they leave room
+        for a constrained answer."""
+        return self.thinking is not None or bool(self.reasoning_format)
 
     @property
     def recorded(self) -> tuple[RecordName, ...]:

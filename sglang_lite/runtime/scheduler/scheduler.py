@@ -234,11 +234,6 @@ class Scheduler:
         table.computed[slot] = table.known[slot] - 1
         table.epoch[slot] += 1
 
-    def limit(self, request: Request, tokens: int) -> None:
-        """Lowers the limit of a decoding request to `tokens` more than it has."""
-        table, slot = self.store.table, request.slot
-        request.limit = table.limit[slot] = int(table.known[slot]) + tokens
-
     def append(self, request: Request, tokens: list[int]) -> None:
         """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw that was planned for it."""
         table, slot = self.store.table, request.slot

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -49,60 +50,22 @@ class TextSoFar(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Length that the completions of a grammar's texts may grow to.
-
-    Attributes:
-        longest: about the number of tokens of the longest one; if texts nest, of what a level may add.
-        nests: whether there is no limit to the levels of a text.
-    """
-
-    longest: int
-    nests: bool
-
-
 class Endings(Protocol):
-    """Short texts that complete the texts of a grammar, by the state that a text is in.
+    """Places in the texts of a grammar, by the state that a text is in.
 
     Attributes:
         start: state in which the texts begin.
         size: approximate memory in bytes.
-        growth: how long completions may become.
     """
 
     @property
     def size(self) -> int: ...
 
     @property
-    def growth(self) -> Growth: ...
-
-    @property
     def start(self) -> TextState: ...
 
     def after_text(self, text: str) -> Endings | None:
-        """Endings of the texts behind `text`, or None if its state is not known."""
-        ...
-
-    def after(self, state: TextState, token: int) -> TextState | None:
-        """State after a token, or None if the token has no text or is not allowed."""
-        ...
-
-    def text_of(self, token: int) -> bytes:
-        """Text of a token."""
-        ...
-
-    def count(self, state: TextState) -> float:
-        """Number of tokens of a completion that is known or expected, quickly; infinite if there is none."""
-        ...
-
-    def within(self, state: TextState, limit: int) -> list[int] | None:
-        """Tokens of a completion of at most `limit` tokens, or None if none is found. They need not be the tokenizer's
-        own split. Takes some milliseconds in states that are new."""
-        ...
-
-    def text(self, state: TextState) -> bytes | None:
-        """A short completion, or None if none is known."""
+        """Places behind `text`, or None if its state is not known."""
         ...
 
     def advance(self, state: TextState, text: bytes) -> TextState | None:
@@ -110,17 +73,34 @@ class Endings(Protocol):
         ...
 
     def characters(self, state: TextState) -> Iterable[tuple[str, TextState]]:
-        """Characters that may come next, some of each kind, with the state after each; those before short endings
-        first."""
+        """Characters that may come next, some of each kind, with the state after each."""
         ...
 
-    def spell(self, text: bytes) -> list[int] | None:
-        """The fewest tokens of a text, or None if they can't spell it."""
-        ...
 
-    def fewest(self, state: TextState) -> int | None:
-        """Number of tokens that no completion has less of, or None if it is not found. Takes up to a second."""
-        ...
+@dataclass(frozen=True)
+class TextLengths:
+    """Bounds of the number of tokens of a grammar's texts.
+
+    Args:
+        known: bytes of a text that is known, so as many tokens at most; None if none is known.
+        most: number of tokens that no text has more of; None if there is no limit, or none is known.
+        search: function that returns `fewest`. It takes some milliseconds, or up to seconds, so it must not run on the
+            event loop's thread.
+
+    Attributes:
+        known, most: the arguments of these names.
+        fewest: number that no text has less of; None if it is not known. Mostly a text has so few: but for rules that
+            masks enforce beyond a grammar (ruled_grammar.py), a grammar around a part (prefixed.py), quotes of long
+            texts, and searches that take too much work.
+    """
+
+    known: int | None = None
+    most: int | None = None
+    search: Callable[[], int | None] = field(default=lambda: None, repr=False, compare=False)
+
+    @cached_property
+    def fewest(self) -> int | None:
+        return self.search()
 
 
 class Matcher(Protocol):
@@ -132,6 +112,7 @@ class Matcher(Protocol):
         lock_key: key of matchers that share a parser resource; their masks must not be computed concurrently.
         state_key: key of the grammar state; matchers with equal keys have equal masks.
         open_text: text that ends before the token that ends it; None as long as all tokens belong to the text.
+        thinking: what the output's metadata says about its thoughts, or None if these have no limits.
     """
 
     @property
@@ -148,6 +129,9 @@ class Matcher(Protocol):
 
     @property
     def open_text(self) -> TextSoFar | None: ...
+
+    @property
+    def thinking(self) -> dict[str, object] | None: ...
 
     def cached_mask(self) -> Mask | None:
         """Returns the mask of the current position (bit i: token i may come next), or None if it must be computed."""
@@ -201,6 +185,7 @@ class LoneMatcher:
     no text is forced, and they can't be copied."""
 
     open_text: TextSoFar | None = None
+    thinking: dict[str, object] | None = None
 
     @property
     def parts(self) -> tuple[Self]:
@@ -258,6 +243,10 @@ class DelegatingMatcher:
     def open_text(self) -> TextSoFar | None:
         return self._inner.open_text
 
+    @property
+    def thinking(self) -> dict[str, object] | None:
+        return self._inner.thinking
+
     def set_mask(self, mask: Mask) -> None:
         self._inner.set_mask(mask)
 
@@ -308,7 +297,15 @@ class CompiledGrammar(Protocol):
         ...
 
     def endings(self) -> Endings | None:
-        """Returns endings of the grammar's texts, or None if they are not known."""
+        """Returns the places in the grammar's texts, or None if they are not known."""
+        ...
+
+    def lengths(self, written: str = "") -> TextLengths:
+        """Returns bounds of the numbers of tokens of its texts.
+
+        Args:
+            written: beginning of the texts that is there already, and does not count.
+        """
         ...
 
 

@@ -28,7 +28,6 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, GrammarEngine, Mask, PreparedGrammar
 from sglang_lite.runtime.structured_output.disk_cache import SLOW_S, GrammarDiskCache
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
@@ -188,14 +187,11 @@ class Compiler:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
             grammar = self._with_open_end(key, grammar)
-            closing.prepare(grammar)
         except Exception as error:  # of any kind: it must not vanish in the pool
             self._fail(key, future, error)
         else:
             self.cache.keep(key, future, grammar.size)
             future.set_result(grammar)
-            if (endings := grammar.endings()) is not None:
-                closing.prepare_states(endings)  # behind the result: most texts need them much later
 
     def _with_open_end(self, constraint: Constraint, grammar: CompiledGrammar) -> CompiledGrammar:
         """Returns a grammar whose texts other tokens may end, unless all of them end by themselves."""

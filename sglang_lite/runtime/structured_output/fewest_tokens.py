@@ -1,89 +1,351 @@
-"""Fewest tokens that complete a text of a language: a search over the states of the language by whole tokens."""
+"""Fewest tokens of a text of a language, from its rules and the vocabulary.
+
+For each rule, and each place within a token in which its text may begin (token_rests.py), the fewest tokens are known
+that end before each place in which it may end: the least solution of equations, found from above. So there is no limit
+to what rules may contain, themselves included, and no automaton of the whole. What would exceed a number of tokens is
+left out, and the number grows until a text is found.
+
+Source: Y. Bar-Hillel, M. Perles, E. Shamir, On formal properties of simple phrase structure grammars, 1961: the
+intersection of a grammar with an automaton, which is the vocabulary's here; with counts in place of truth.
+"""
 
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 
-from sglang_lite.constraints.formal.automaton import Automaton, renewed
-from sglang_lite.constraints.formal.shortest import Shortest
-from sglang_lite.constraints.formal.shortest_search import UNKNOWN
-from sglang_lite.constraints.formal.terms import DEAD
+from sglang_lite.constraints.formal.automaton import Automaton, automaton
+from sglang_lite.constraints.formal.charsets import Ranges, union
+from sglang_lite.constraints.formal.nodes import (
+    ANY_TEXT,
+    Alternation,
+    CharSet,
+    Complement,
+    Concat,
+    Intersection,
+    Language,
+    LiteralText,
+    Node,
+    Ref,
+    Repeat,
+    Substring,
+    intersection,
+    mapped,
+    substrings,
+)
 from sglang_lite.constraints.formal.terms import State as Term
+from sglang_lite.protocol import ConstraintError
+from sglang_lite.runtime.structured_output.least_ends import LeastEnds
+from sglang_lite.runtime.structured_output.token_rests import Costs, Rests, TokenRests, Written
+from sglang_lite.runtime.structured_output.utf8 import byte_ranges
 
-_MAX_STEPS = 300_000  # steps of the automaton that one search takes, about half a second
-_TOKEN = ""  # key of the token that ends in a node of a trie
+MAX_WORK = 40_000  # steps by a byte or a node, about half a second
+_LONG = 2_000  # characters of a source, of which other texts of the same kind are taken to be quoted
+_DEPTH = 30  # rules that are opened within each other before others wait
+_MANY = 1 << 30  # more tokens than any text has
 
-_Trie: TypeAlias = dict[Any, Any]  # by character class, and `_TOKEN`
+_Key = tuple[str, Rests]  # a rule, and the place in which its text begins
 
 
-class FewestTokens:
-    """Search for endings of the fewest tokens, as bytes of whole characters.
+def fewest_tokens(
+    rules: Mapping[str, Node], start: str, tokens: TokenRests, ending: bytes | None = None, written: bytes = b""
+) -> int | None:
+    """Fewest tokens that end a text of a rule; None if there is no text. If it takes too much work, a number that no
+    text has less of.
 
     Args:
-        automaton: automaton of the language. Searches add no states to it.
-        lengths: least number of characters of each rule's texts.
-        texts: text of each token that has whole characters, by id.
+        rules: bodies of the rules by name.
+        start: name of the rule.
+        tokens: places within the vocabulary's tokens.
+        ending: what may follow `written`; None if it is not known.
+        written: beginning of the text, which needs no tokens.
     """
+    tokens.forget()
+    known = None if ending is None else tokens.count(ending)
+    search = _Search(rules, tokens, LeastEnds(rules, tokens))
+    most = least = search.bound(start) if not written else 0
+    while known is None or most < known:
+        try:
+            found = search.within(start, written, most)
+        except (_TooMuchWorkError, ConstraintError, RecursionError):
+            return least
+        if found is not None:
+            return found
+        if not search.left_out:
+            return known
+        least = most + 1
+        most += max(1, most // 8)
+        if most > _MANY:
+            break
+    return known
 
-    def __init__(self, automaton: Automaton, lengths: Mapping[str, float], texts: Sequence[str | None]) -> None:
-        self._automaton, self._lengths = automaton, lengths
-        self._longest = max((len(text) for text in texts if text), default=1)
-        self._trie = self._made(texts)
 
-    def _made(self, texts: Sequence[str | None]) -> _Trie:
-        root: _Trie = {}
-        classes: dict[str, Any] = {}
-        for token, text in enumerate(texts):
-            if not text:
+class _TooMuchWorkError(Exception):
+    """A search takes too much work."""
+
+
+class _Search:
+    def __init__(self, rules: Mapping[str, Node], tokens: TokenRests, ends: LeastEnds) -> None:
+        self._rules, self._tokens, self._ends, self._left = rules, tokens, ends, MAX_WORK
+        self._start = tokens.start
+        self._found: dict[_Key, Costs] = {}
+        self._most: dict[_Key, int] = {}  # tokens up to which `_found` is known, or becomes so
+        self._users: dict[_Key, dict[_Key, None]] = {}
+        self._to_do: dict[_Key, None] = {}
+        self._open: list[_Key] = []
+        self.left_out = False  # whether anything was left out for the number of tokens
+
+    def bound(self, start: str) -> int:
+        """Number of tokens that no text has less of."""
+        return self._ends.of_rule(start) + 1 if self._ends.of_rule(start) else 0
+
+    def within(self, start: str, written: bytes, most: int) -> int | None:
+        """Fewest tokens that end a text of a rule; None if there are no texts of at most `most`."""
+        place = Written(self._tokens, written) if written else self._start
+        self._texts_of(start, place, most)
+        while self._to_do:
+            self._open_rule(self._to_do.popitem()[0])
+        found = self._found[start, place].get(self._start)
+        return None if found is None or found > most else found
+
+    # ------------------------------------------------------------------------------------------------ rules
+
+    def _texts_of(self, name: str, place: Rests, most: int) -> Costs:
+        """Tokens that have ended before each place behind a rule's texts, as far as it is known."""
+        key = name, place
+        if self._open:
+            self._users.setdefault(key, {})[self._open[-1]] = None
+        known = self._most.get(key)
+        if known is None or known < most:
+            self._most[key] = most
+            self._found.setdefault(key, {})
+            if len(self._open) < _DEPTH and key not in self._open:
+                self._open_rule(key)
+            else:
+                self._to_do[key] = None
+        return self._found[key]
+
+    def _open_rule(self, key: _Key) -> None:
+        name, place = key
+        self._to_do.pop(key, None)
+        self._open.append(key)
+        after = self._after(self._rules[name], {place: 0}, self._most[key])
+        self._open.pop()
+        if after != self._found[key]:
+            self._found[key] = after
+            self._to_do.update(self._users.get(key, {}))
+
+    # ------------------------------------------------------------------------------------------------ nodes
+
+    def _after(self, node: Node, costs: Costs, most: int) -> Costs:
+        """Tokens that have ended before each place behind the texts of a node.
+
+        Args:
+            node: the node.
+            costs: tokens that have ended before each place in which its text may begin.
+            most: tokens up to which places matter.
+        """
+        if not costs:
+            return costs
+        match node:
+            case LiteralText(text):
+                for byte in text.encode():
+                    costs = self._stepped(costs, byte, byte, most)
+                return costs
+            case CharSet(ranges):
+                return self._character(costs, ranges, most)
+            case Ref(name):
+                costs = self._within(costs, most - self._ends.of_rule(name))
+                return self._least(
+                    [
+                        (after, cost + more)
+                        for place, cost in costs.items()
+                        for after, more in self._texts_of(name, place, most - cost).items()
+                    ],
+                    most,
+                )
+            case Concat(parts):
+                return self._concat(parts, costs, most)
+            case Alternation(options):
+                return self._least(
+                    [each for option in options for each in self._after(option, costs, most).items()], most
+                )
+            case Repeat(inner, least, greatest):
+                return self._repeated(inner, least, greatest, costs, most)
+        if any(len(each.text) > _LONG for each in substrings(Language("", {"": node}))):
+            return self._after(_without_sources(node), costs, most)
+        states = automaton(node)
+        found = [each for place, cost in costs.items() for each in self._by_states(states, place, cost, most)]
+        return self._least(found, most)
+
+    def _concat(self, parts: Sequence[Node], costs: Costs, most: int) -> Costs:
+        ends = [self._ends.of(part) for part in parts]
+        left = sum(ends)
+        if left:
+            costs = self._within(costs, most - left)
+        for part, own in zip(parts, ends):
+            left -= own
+            costs = self._after(part, costs, most - left)
+            if not costs:
+                break
+        return costs
+
+    def _within(self, costs: Costs, most: int) -> Costs:
+        """Leaves out what does not matter within a number of tokens. In a text that was written nothing is told by the
+        tokens that have to end in what follows."""
+        start = self._start
+        found = {place: cost for place, cost in costs.items() if not place.price or cost + (place is not start) <= most}
+        if len(found) < len(costs):
+            self.left_out = True
+        return found
+
+    def _stepped(self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False) -> Costs:
+        """Takes a byte from `low` to `high`."""
+        found: list[tuple[Rests, int]] = []
+        self._work(len(costs))
+        for place, cost in costs.items():
+            after, ends = place.leave(low, high) if leave else place.step(low, high)
+            if after is not None:
+                found.append((after, cost))
+            if ends:
+                found.append((self._start, cost + place.price))
+        return self._least(found, most)
+
+    def _character(self, costs: Costs, ranges: Ranges, most: int) -> Costs:
+        found: list[tuple[Rests, int]] = []
+        for sequence in byte_ranges(ranges):
+            after = costs
+            for low, high in sequence:
+                after = self._stepped(after, low, high, most)
+                if not after:
+                    break
+            found += after.items()
+        return self._least(found, most)
+
+    def _least(self, costs: Iterable[tuple[Rests, int]], most: int) -> Costs:
+        """Keeps the least of each place, without places that are of no use: their rests are no longer than what they
+        save."""
+        found: Costs = {}
+        for place, cost in costs:
+            if cost < found.get(place, _MANY):
+                found[place] = cost
+        if not found:
+            return found
+        found = self._within(found, most)
+        start = found.get(self._start)
+        if start is None or len(found) == 1:
+            return found
+        return {
+            place: cost
+            for place, cost in found.items()
+            if not place.worth or cost < start + place.worth - 1 or place is self._start
+        }
+
+    def _work(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise _TooMuchWorkError
+
+    # ---------------------------------------------------------------------------------------------- repeats
+
+    def _repeated(self, inner: Node, least: int, greatest: int | None, costs: Costs, most: int) -> Costs:
+        own = self._ends.of(inner)
+        for i in range(least):
+            costs = self._after(inner, costs, most - own * (least - 1 - i))
+            if not costs:
+                return costs
+        if greatest is None:
+            return self._any_number(inner, costs, most)
+        found, new = costs, costs
+        for _ in range(least, greatest):
+            new = self._after(inner, new, most)
+            both = self._least([*found.items(), *new.items()], most)
+            new = {each: cost for each, cost in new.items() if both.get(each) == cost < found.get(each, _MANY)}
+            found = both
+            if not new:
+                break
+        return found
+
+    def _any_number(self, inner: Node, costs: Costs, most: int) -> Costs:
+        options = inner.options if isinstance(inner, Alternation) else (inner,)
+        ranges = union(pair for option in options if isinstance(option, CharSet) for pair in option.ranges)
+        others = [option for option in options if not isinstance(option, CharSet)]
+        seen: Costs = {}
+        found: list[tuple[Rests, int]] = []
+        number = count()
+        queue = [(cost, next(number), place) for place, cost in costs.items()]
+        heapq.heapify(queue)
+        while queue:
+            cost, _, place = heapq.heappop(queue)
+            start = seen.get(self._start, _MANY)
+            if seen.get(place, _MANY) <= cost or (place.worth and cost >= start + place.worth - 1):
                 continue
-            node = root
-            for char in text:
-                if char not in classes:
-                    classes[char] = self._automaton.class_of(char)
-                node = node.setdefault(classes[char], {})
-            node.setdefault(_TOKEN, token)
-        return root
+            self._work(1)
+            seen[place] = cost
+            after = self._run(place, cost, ranges, most) if ranges else {place: cost}
+            found += after.items()
+            new = [(each, more) for each, more in after.items() if more > cost]
+            for option in others:
+                new += self._after(option, after, most).items()
+            for each, more in new:
+                if seen.get(each, _MANY) > more:
+                    heapq.heappush(queue, (more, next(number), each))
+        return self._least(found, most)
 
-    def search(self, start: Term) -> list[int] | None:
-        """Tokens of a completion with the fewest tokens, or None if the search takes too much work."""
-        automaton = renewed(self._automaton)
-        start = automaton.adopt(start, self._automaton)
-        shortest = Shortest(automaton, self._lengths)
+    def _run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
+        """Takes any number of characters of a set, in which at most one token ends. It may end within a character."""
+        after, ends = place.run(ranges)
+        found: list[tuple[Rests, int]] = [] if after is None else [(after, cost)]
+        if place is self._start:  # where a text may end, unlike where `after` is
+            found.append((place, cost))
+        elif ends:
+            found.append((self._start, cost + place.price))
+        for sequence in byte_ranges(ranges):
+            if after is not None and len(sequence) > 1:
+                costs = self._stepped({after: cost}, *sequence[0], most, leave=True)
+                for low, high in sequence[1:]:
+                    costs = self._stepped(costs, low, high, most)
+                found += [(each, more) for each, more in costs.items() if more > cost]
+        return self._least(found, most)
 
-        def bound(state: Term) -> float:
-            length = shortest.length(state)
-            return 0 if length == UNKNOWN else math.ceil(length / self._longest)
+    def _by_states(self, states: Automaton, place: Rests, cost: int, most: int) -> list[tuple[Rests, int]]:
+        """Takes a text of an automaton."""
+        known: dict[Term, Costs] = {states.start: {place: cost}}
+        found: list[tuple[Rests, int]] = []
+        to_do: dict[Term, Costs] = {states.start: {place: cost}}
+        while to_do:
+            state = next(iter(to_do))
+            costs = to_do.pop(state)
+            ways = self._tokens.ways(states, state)
+            self._work(len(ways) + len(costs))
+            for after, ranges in ways:
+                if after == state:
+                    costs = self._any_number(CharSet(ranges), costs, most)
+            if states.accepting(state):
+                found += costs.items()
+            for after, ranges in ways:
+                if after == state:
+                    continue
+                before = known.get(after, {})
+                both = self._least([*before.items(), *self._character(costs, ranges, most).items()], most)
+                new = {each: more for each, more in both.items() if more < before.get(each, _MANY)}
+                if new:
+                    known[after] = both
+                    to_do[after] = self._least([*to_do.get(after, {}).items(), *new.items()], most)
+        return found
 
-        before: dict[Term, tuple[Term, int]] = {}
-        counts: dict[Term, int] = {start: 0}
-        queue: list[tuple[float, Term]] = [(bound(start), start)]
-        expanded, steps = set[Term](), 0
-        while queue and steps < _MAX_STEPS:
-            _, state = heapq.heappop(queue)
-            if automaton.accepting(state):
-                path = list[int]()
-                while state != start:
-                    state, token = before[state]
-                    path.append(token)
-                return path[::-1]
-            if state in expanded:
-                continue
-            expanded.add(state)
-            nodes = [(self._trie, state)]
-            while nodes:
-                node, at = nodes.pop()
-                for symbol, child in node.items():
-                    if symbol is _TOKEN:
-                        continue
-                    steps += 1
-                    after = automaton.step(at, symbol)
-                    if after == DEAD:
-                        continue
-                    nodes.append((child, after))
-                    if _TOKEN in child and counts[state] + 1 < counts.get(after, math.inf):
-                        counts[after], before[after] = counts[state] + 1, (state, child[_TOKEN])
-                        heapq.heappush(queue, (counts[after] + bound(after), after))
-        return None
+
+def _without_sources(node: Node) -> Node:
+    """Node of more texts, in which those that are copied from a long source may be others."""
+    match node:
+        case Substring(text, _, superset) if len(text) > _LONG:
+            return ANY_TEXT if superset is None else superset
+        case Intersection(parts):
+            first, *others = map(_without_sources, parts)
+            for each in others:
+                first = intersection(first, each)
+            return first
+        case Complement() if any(len(each.text) > _LONG for each in substrings(Language("", {"": node}))):
+            return ANY_TEXT
+    return mapped(node, _without_sources)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING  # the library has no types
@@ -17,22 +18,24 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints import byte_matcher
 from sglang_lite.constraints.formal import nodes
+from sglang_lite.constraints.formal.lengths import most_bytes
 from sglang_lite.constraints.formal.nodes import Language, substrings
-from sglang_lite.constraints.formal.shortest_texts import LongestRest, ShortestTexts
+from sglang_lite.constraints.formal.shortest_texts import ShortestTexts
 from sglang_lite.constraints.json_schema.any_strings import with_any_strings
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens, byte_tokens
-from sglang_lite.runtime.structured_output.language_endings import CompletedLanguage, LanguageEndings
+from sglang_lite.runtime.structured_output.fewest_tokens import fewest_tokens
+from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, RenewedStates
 from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.mask_cache import MaskCache
 from sglang_lite.runtime.structured_output.own_classes import unpickled
 from sglang_lite.runtime.structured_output.quotes import QuoteGrammar, QuoteTokens
-from sglang_lite.runtime.structured_output.token_texts import TokenTexts
-from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
+from sglang_lite.runtime.structured_output.token_rests import TokenRests
+from sglang_lite.runtime.structured_output.vocabulary import marks_of, without_special_texts
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -57,6 +60,7 @@ _SEEN_BYTES, _SOURCE_BYTES = 16_000, 1_300
 MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
+_MAX_LENGTHS = 100  # beginnings of a grammar's texts behind which the lengths are kept
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
 LONG_SOURCES = 20_000  # characters of documents, from which on llguidance does not compile them
 
@@ -69,9 +73,7 @@ class Prepared:
         text: grammar in llguidance's notation.
         language: language that the grammar describes; pickled if it comes from another process, as most are never
             needed and unpickling them would block the loop.
-        lengths: least number of characters of the texts of each rule of the language.
         shortest: shortest text of the language, or None if none is known.
-        rest: longest of the shortest completions from all places: the fields of a LongestRest.
         sources: texts that parts of its texts are copied from.
         strings: grammar in which any string may stand for a quote, if the sources are long: `text` is then empty.
         parser_bytes: measured memory of a parser, or 0 if unknown.
@@ -79,9 +81,7 @@ class Prepared:
 
     text: str
     language: Language | bytes
-    lengths: Mapping[str, float]
     shortest: str | None
-    rest: tuple[float, bool]
     sources: tuple[str, ...] = ()
     strings: Prepared | None = None
     parser_bytes: int = 0
@@ -209,10 +209,10 @@ class LlguidanceMatcher(LoneMatcher):
 
     def forced(self) -> list[int]:
         if self.states is None or self.state is None:
-            return list(self.inner.compute_ff_tokens())
+            return self.engine.with_marks(list(self.inner.compute_ff_tokens()))
         key = self.state, self._last
         if key not in self.states.forced:
-            self.states.forced[key] = list(self.inner.compute_ff_tokens())
+            self.states.forced[key] = self.engine.with_marks(list(self.inner.compute_ff_tokens()))
         self._forced = self.states.forced[key]
         return self._forced
 
@@ -253,6 +253,7 @@ class LlguidanceGrammar:
         self._lexers = [_Lexer(start)]
         self._shared = engine.tracked  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
+        self._lengths: dict[str, TextLengths] = {}
         self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
@@ -302,6 +303,14 @@ class LlguidanceGrammar:
     def endings(self) -> LanguageEndings | None:
         return self._endings
 
+    def lengths(self, written: str = "") -> TextLengths:
+        found = self._lengths.get(written)
+        if found is None:
+            found = self._engine.lengths(self._prepared, written)
+            if len(self._lengths) < _MAX_LENGTHS:
+                self._lengths[written] = found
+        return found
+
 
 class LlguidanceEngine:
     """llguidance for one tokenizer.
@@ -329,7 +338,10 @@ class LlguidanceEngine:
         tracked: bool = False,
     ) -> None:
         self.tracked = tracked
-        source = "byte" if tokenizer is None else without_special_texts(tokenizer.backend.to_str())
+        given = None if tokenizer is None else tokenizer.backend.to_str()
+        source = "byte" if given is None else without_special_texts(given)
+        self._marks = {} if given is None else marks_of(given)
+        self._at_mark = re.compile(b"|".join(map(re.escape, sorted(self._marks, key=len, reverse=True))))
         self._tokenizer = LLTokenizer(source, n_vocab=vocab_size, eos_token=list(eos_ids) or None, slices=_SLICES)
         self.vocab_size: int = self._tokenizer.vocab_size
         self._token_bytes = None if tokenizer is None else tokenizer.token_bytes
@@ -337,11 +349,13 @@ class LlguidanceEngine:
         self._threads = threads
         self._local = threading.local()
         self.mask_cache = MaskCache(_MASK_BYTES)
+        self._measuring = threading.Lock()
         self._languages = BoundedCache(LANGUAGE_BYTES)  # grammar text -> states of its language, or None
 
     @cached_property
-    def texts(self) -> TokenTexts:
-        return TokenTexts(self._token_bytes or (), self._special)
+    def token_rests(self) -> TokenRests:
+        """Places within the tokens, for one thread at a time."""
+        return TokenRests(self._token_bytes or (), self._special)
 
     @cached_property
     def ending_tokens(self) -> EndingTokens:
@@ -349,11 +363,27 @@ class LlguidanceEngine:
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text."""
-        return self._tokenizer.tokenize_bytes(text.encode())  # type: ignore[no-any-return] # it has no types
+        return self._split(text.encode())
+
+    def with_marks(self, tokens: list[int]) -> list[int]:
+        """Returns tokens with those of marks in the places of others that spell them."""
+        if not self._marks or len(tokens) < 2:
+            return tokens
+        text = self._tokenizer.decode_bytes(tokens)
+        return self._split(text) if self._at_mark.search(text) else tokens
+
+    def _split(self, text: bytes) -> list[int]:
+        """Tokens of a text, as the model's tokenizer finds them."""
+        found: list[int] = []
+        at = 0
+        for mark in self._at_mark.finditer(text) if self._marks else ():
+            found += [*self._tokenizer.tokenize_bytes(text[at : mark.start()]), self._marks[mark[0]]]
+            at = mark.end()
+        return [*found, *self._tokenizer.tokenize_bytes(text[at:])]
 
     def spell(self, text: bytes) -> list[int] | None:
         """Returns tokens that spell these bytes, or None if no tokens do."""
-        tokens: list[int] = self._tokenizer.tokenize_bytes(text)
+        tokens = self._split(text)
         return tokens if self._tokenizer.decode_bytes(tokens) == text else None
 
     @cached_property
@@ -381,7 +411,7 @@ class LlguidanceEngine:
         if prepared.strings is None:
             return self.load_text(prepared)
         endings = self.endings(prepared)
-        if endings is None or endings.language.made() is None:
+        if endings is None or endings.states.made() is None:
             return self.load_text(_of(_unpacked(prepared.language)))
         strings = self.load_text(prepared.strings)
         return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
@@ -419,24 +449,39 @@ class LlguidanceEngine:
         return states
 
     def endings(self, prepared: Prepared, first: Mask | None = None) -> LanguageEndings | None:
-        """Returns endings of the texts of a grammar, or None if the model's tokens have no text.
+        """Returns places in the texts of a grammar, or None if the model's tokens have no text.
 
         Args:
             prepared: prepared form of the grammar.
-            first: mask of the start, if the states of the masks may be used; None for states of the endings' own.
+            first: mask of the start, if the states of the masks may be used; None for states of the places' own.
         """
         if self._token_bytes is None:
             return None
-        shortest = None if prepared.shortest is None else prepared.shortest.encode()
 
         def make_states() -> LanguageStates | None:
             return (None if first is None else self.states(prepared, first)) or self.new_states(prepared)
 
-        return LanguageEndings(
-            CompletedLanguage(
-                make_states, self._token_bytes, shortest, prepared.lengths, LongestRest(*prepared.rest), self.texts
-            )
-        )
+        return LanguageEndings(RenewedStates(make_states))
+
+    def lengths(self, prepared: Prepared, written: str) -> TextLengths:
+        """Returns bounds of the numbers of tokens of a grammar's texts, as in `CompiledGrammar.lengths`."""
+        if self._token_bytes is None:
+            return TextLengths()
+        try:
+            language = _unpacked(prepared.language)
+        except pickle.UnpicklingError:
+            return TextLengths()
+        before = written.encode("utf-8", "surrogatepass")
+        shortest = None if prepared.shortest is None else prepared.shortest.encode()
+        rest = None if shortest is None or not shortest.startswith(before) else shortest[len(before) :]
+
+        def search() -> int | None:
+            with self._measuring:  # the places within tokens are for one thread
+                return fewest_tokens(language.rules, language.start, self.token_rests, rest, before)
+
+        most = most_bytes(language.rules, language.start)
+        known = None if rest is None else len(rest)
+        return TextLengths(known, None if most is None else max(most - len(before), 0), search)
 
     def new_states(self, prepared: Prepared) -> LanguageStates | None:
         """Returns new states of a grammar's language, or None if it has too many."""
@@ -469,9 +514,8 @@ def _of(language: Language, strings: Prepared | None = None) -> Prepared:
     text = "" if strings is not None else byte_matcher.grammar_text(language, shortest.longest_forced)
     copies = strings is not None or byte_matcher.substring_characters(text)
     sources = tuple(sorted(each.text for each in substrings(language))) if copies else ()
-    length, nests = shortest.longest_rest
     least = shortest.text(language.start)
-    return Prepared(text, language, shortest.lengths, least, (length, nests), sources, strings)
+    return Prepared(text, language, least, sources, strings)
 
 
 def _unpacked(language: Language | bytes) -> Language:

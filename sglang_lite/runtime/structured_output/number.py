@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints.number_text import NumberText
 from sglang_lite.protocol import Number
-from sglang_lite.runtime.structured_output.base import CompiledGrammar, LoneMatcher, Mask
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, LoneMatcher, Mask, TextLengths
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
 MAX_DIGITS = 19  # as many as the largest integer of 64 bits has
@@ -104,6 +104,10 @@ class NumberGrammar:
 
     def matcher(self) -> NumberMatcher:
         return NumberMatcher(self)
+
+    def lengths(self, written: str = "") -> TextLengths:
+        fewest = 0 if any(map(str.isdigit, written)) else 1  # a digit
+        return TextLengths(fewest, search=lambda: fewest)
 
     def endings(self) -> None:
         """Returns None: what has been written of a number is a number, or lacks one digit."""

@@ -29,6 +29,7 @@ from sglang_lite.runtime.structured_output.base import (
     Endings,
     Mask,
     Matcher,
+    TextLengths,
     next_mask,
 )
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
@@ -355,32 +356,38 @@ class OpenEndGrammar:
         inner: grammar of the texts.
         ends: tokens that may end them.
         rule: how they end.
+
+    Attributes:
+        inner, ends, rule: the arguments.
     """
 
     def __init__(self, inner: CompiledGrammar, ends: EndTokens, rule: EndRule) -> None:
-        self._inner, self.ends, self.rule = inner, ends, rule
+        self.inner, self.ends, self.rule = inner, ends, rule
 
     @property
     def size(self) -> int:
-        return self._inner.size
+        return self.inner.size
 
     @property
     def sources(self) -> Sequence[str]:
-        return self._inner.sources
+        return self.inner.sources
 
     def matcher(self) -> OpenEndMatcher:
-        return OpenEndMatcher(self, self._inner.matcher())
+        return OpenEndMatcher(self, self.inner.matcher())
 
     def matcher_behind(self, text: bytes) -> Matcher | None:
         """Returns a matcher of the texts behind the beginning of one, or None if it can't be spelled."""
-        matcher = self._inner.matcher()
+        matcher = self.inner.matcher()
         return matcher if not text or matcher.advance(text) else None
 
     def combinable(self) -> CompiledGrammar:
-        return self._inner.combinable()
+        return self.inner.combinable()
+
+    def lengths(self, written: str = "") -> TextLengths:
+        return self.inner.lengths(written)
 
     def endings(self) -> Endings | None:
-        return self._inner.endings()
+        return self.inner.endings()
 
 
 def begins_with_any(grammar: CompiledGrammar, tokens: Mask) -> bool:

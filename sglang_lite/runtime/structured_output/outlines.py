@@ -20,7 +20,7 @@ from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection,
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 _END = b"\0"
@@ -83,6 +83,10 @@ class OutlinesGrammar:
 
     def combinable(self) -> OutlinesGrammar:
         return self
+
+    def lengths(self, written: str = "") -> TextLengths:
+        """Returns nothing: the engine's prepared form lacks the language."""
+        return TextLengths()
 
     def endings(self) -> None:
         """Returns None: the engine's own states are not the language's."""

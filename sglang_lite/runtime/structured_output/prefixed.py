@@ -16,10 +16,11 @@ from sglang_lite.runtime.structured_output.base import (
     Endings,
     Mask,
     Matcher,
+    TextLengths,
     next_mask,
 )
+from sglang_lite.runtime.structured_output.limited_endings import PartEndings
 from sglang_lite.runtime.structured_output.open_end import OpenEndMatcher
-from sglang_lite.runtime.structured_output.part_endings import PartEndings
 
 
 class ContinuedGrammar:
@@ -47,8 +48,17 @@ class ContinuedGrammar:
     def combinable(self) -> ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
+    def lengths(self, written: str = "") -> TextLengths:
+        """Returns bounds for the whole, or for the part, whose texts the whole may allow only some of."""
+        whole = self._whole.lengths(self._text + written)
+        if self._part is None:
+            return whole
+        part = self._part.lengths(written)
+        known = [most for most in (whole.most, part.most) if most is not None]
+        return TextLengths(part.known, min(known, default=None), lambda: part.fewest)
+
     def endings(self) -> Endings | None:
-        """Returns endings of the whole, or of the part as far as the whole allows them."""
+        """Returns places in the whole, or in the part as far as the whole allows them."""
         found = self._whole.endings()
         whole = None if found is None else found.after_text(self._text)
         if self._part is None:

@@ -25,6 +25,7 @@ from sglang_lite.runtime.structured_output.base import (
     Mask,
     MaskMaker,
     Matcher,
+    TextLengths,
     next_mask,
 )
 from sglang_lite.runtime.structured_output.language_endings import LanguageEndings, Place
@@ -160,6 +161,9 @@ class QuoteGrammar:
     def combinable(self) -> QuoteGrammar:
         return QuoteGrammar(self._strings.combinable(), self._maker, self._endings, self._tokens, self.sources)
 
+    def lengths(self, written: str = "") -> TextLengths:
+        return self._strings.lengths(written)  # of more texts
+
     def endings(self) -> LanguageEndings:
         return self._endings
 
@@ -187,7 +191,7 @@ class QuoteGrammar:
         found = self._endings.known(place)
         if found is None:
             return np.zeros_like(mask)
-        states, _, state = found
+        states, state = found
         kept = self._kept.setdefault(states, {})
         if (known := kept.get(state)) is not None:
             return known

@@ -27,11 +27,12 @@ from sglang_lite.runtime.structured_output.base import (
     Endings,
     Mask,
     Matcher,
+    TextLengths,
 )
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.json_text import JsonText, RulePositions
+from sglang_lite.runtime.structured_output.limited_endings import RuledEndings
 from sglang_lite.runtime.structured_output.own_classes import unpickled
-from sglang_lite.runtime.structured_output.ruled_endings import RuledEndings
 from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 from sglang_lite.runtime.structured_output.vocabulary import allowed, tokens_of, without
 
@@ -127,6 +128,9 @@ class RuledGrammar:
 
     def combinable(self) -> RuledGrammar:
         return RuledGrammar(self._grammar.combinable(), self._tokens, self._text)
+
+    def lengths(self, written: str = "") -> TextLengths:
+        return self._grammar.lengths(written)
 
     def endings(self) -> Endings | None:
         found = self._grammar.endings()

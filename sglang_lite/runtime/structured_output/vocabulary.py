@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+_MARK = re.compile("<[!-~]*>")  # which all vocabularies spell as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,22 @@ def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]
     return np.frombuffer(bits, np.int32)
 
 
+def marks_of(tokenizer: str) -> dict[bytes, int]:
+    """Tokens that a tokenizer finds as whole in text, such as `</think>`, and that llguidance takes for special ones by
+    their spelling, though they are text. By their text.
+
+    Args:
+        tokenizer: as for `without_special_texts`.
+    """
+    found = json.loads(tokenizer)
+    by_name = isinstance(found["model"]["vocab"], dict)
+    added = [each for each in found["added_tokens"] if by_name and not each["special"]]
+    return {each["content"].encode(): each["id"] for each in added if _MARK.fullmatch(each["content"])}
+
+
 def without_special_texts(tokenizer: str) -> str:
-    """JSON of a tokenizer whose special tokens have names that no text has, so that it encodes no text as one of them.
+    """JSON of a tokenizer whose special tokens have names that no text has, so that it encodes no text as one of them,
+    and whose marks (`marks_of`) are tokens like others, so that it spells them by other tokens.
 
     Args:
         tokenizer: JSON of a tokenizer, in the format of Hugging Face's `tokenizers`.
@@ -89,6 +106,10 @@ def without_special_texts(tokenizer: str) -> str:
     found = json.loads(tokenizer)
     secret, model = secrets.token_hex(8), found["model"]
     names = {each["content"]: f"<{secret} {each['id']}>" for each in found["added_tokens"] if each["special"]}
+    marks = marks_of(tokenizer)
+    found["added_tokens"] = [each for each in found["added_tokens"] if each["content"].encode() not in marks]
+    if marks:
+        model["vocab"] |= {mark.decode(): token for mark, token in marks.items()}
     for each in found["added_tokens"]:
         each["content"] = names.get(each["content"], each["content"])
     if isinstance(model["vocab"], dict):

@@ -17,7 +17,7 @@ from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 _LONGEST = 256  # most characters that are forced in one step, as all rows wait while they are tokenised
@@ -98,6 +98,10 @@ class XgrammarGrammar:
 
     def combinable(self) -> XgrammarGrammar:
         return self
+
+    def lengths(self, written: str = "") -> TextLengths:
+        """Returns nothing: the engine's prepared form lacks the language."""
+        return TextLengths()
 
     def endings(self) -> None:
         """Returns None: the engine's own states are not the language's."""

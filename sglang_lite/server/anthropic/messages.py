@@ -20,11 +20,12 @@ from sglang_lite.server.anthropic.messages_request import CountTokensRequest, co
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.addresses import addresses
 from sglang_lite.server.conversation.images import RequestImages
-from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
+from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader, shortened_of
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.parameters import sampling
+from sglang_lite.server.parameters.thinking import report_thinking, with_budget, with_thinking
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.text.chat_format import RenderedConversation
@@ -54,7 +55,9 @@ async def create(service: Service, call: HttpRequest) -> Response:
     if rendered.prompt.images:
         prompt = await service.images.prompt(rendered.prompt)
         ids = ids or await asyncio.to_thread(service.reader.ids, prompt)
-    request = GenerateRequest(prompt, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
+    params = with_budget(sampling.read(body, _NAMES), "thinking.budget_tokens", body.budget_tokens)
+    params = with_thinking(params, rendered, body.effort)
+    request = GenerateRequest(prompt, params, rendered.constraint, stream=bool(body.stream))
     request = service.adapted(body.model, request)
     message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
@@ -81,6 +84,8 @@ def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, Re
     begins with; none yet if images are to be fetched."""
     body = call.read(MESSAGES)
     rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
+    budgets = {"thinking.budget_tokens": body.budget_tokens}
+    report_thinking(rendered, budgets, ("output_config.effort", body.effort), call.unused)
     body.messages, body.system, body.tools = [], None, None
     return body, rendered, () if addresses(rendered.prompt) else reader.ids(rendered.prompt)
 
@@ -234,7 +239,7 @@ def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, 
         found = "model_context_window_exceeded" if full else "max_tokens"
     elif isinstance(generation.matched, str):
         found, matched = "stop_sequence", generation.matched
-    return {"stop_reason": found, "stop_sequence": matched}
+    return {"stop_reason": found, "stop_sequence": matched, **shortened_of(generation)}
 
 
 ROUTES = (

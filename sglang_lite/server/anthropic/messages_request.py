@@ -162,6 +162,15 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     output_format: JsonOutputFormat | None = None
 
     @property
+    def budget_tokens(self) -> int | None:
+        """Limit of thoughts, in tokens."""
+        return None if self.thinking is None else self.thinking.budget_tokens
+
+    @property
+    def effort(self) -> str | None:
+        return None if self.output_config is None else self.output_config.effort
+
+    @property
     def shows_thinking(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
@@ -196,8 +205,6 @@ def conversation_of(body: CountTokensRequest, unused: list[str], images: Request
     variables: dict[str, dict[str, Any]] = {}
     if body.thinking is not None:
         variables["thinking.type"] = {"enable_thinking": body.thinking.type != "disabled"}
-        if body.thinking.budget_tokens is not None:
-            unused.append("thinking.budget_tokens")  # only the model or max_tokens ends thinking
     if body.output_config is not None and body.output_config.effort is not None:
         variables["output_config.effort"] = {"reasoning_effort": body.output_config.effort}
     return Conversation(

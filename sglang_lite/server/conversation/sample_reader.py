@@ -195,3 +195,8 @@ def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) ->
         {**entry(each.logprob, each.token_id, each.text), "top_logprobs": [entry(*top) for top in each.top]}
         for each in entries
     ]
+
+
+def shortened_of(generation: Generation) -> dict[str, list[str]]:
+    """Field of an answer that a limit has cut: JSON Pointers of what is missing. Nothing for others."""
+    return {"shortened": [*generation.shortened]} if generation.shortened else {}

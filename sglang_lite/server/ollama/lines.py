@@ -15,7 +15,13 @@ from sglang_lite.protocol import BackendError, Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
-from sglang_lite.server.conversation.sample_reader import PartialToolCall, SampleReader, entries_of, logprobs_of
+from sglang_lite.server.conversation.sample_reader import (
+    PartialToolCall,
+    SampleReader,
+    entries_of,
+    logprobs_of,
+    shortened_of,
+)
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.http.sse import EventStream
 from sglang_lite.server.ollama.ollama_request import (
@@ -27,6 +33,7 @@ from sglang_lite.server.ollama.ollama_request import (
     read_chat,
     read_generate,
 )
+from sglang_lite.server.parameters.thinking import with_thinking
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 from sglang_lite.wire.json_lines import one_line
@@ -101,6 +108,7 @@ def _ended(generation: Generation) -> dict[str, Any]:
     return {
         "done": True,
         "done_reason": "length" if generation.finish_reason == "length" else "stop",
+        **shortened_of(generation),
         "total_duration": int(usage.total_s * 1e9),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
@@ -129,6 +137,7 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
         name, streams = served_name(service, body.model), body.stream is not False
         if rendered is None:  # without a prompt, which loads a model in Ollama
             return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
+        params = with_thinking(params, rendered, body.think if isinstance(body.think, str) else None)
         request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=streams)
         request, sample = service.adapted(name, request), _Sample(service, body, SampleReader(rendered))
         if streams:

@@ -16,6 +16,7 @@ from sglang_lite.server.conversation.sample_reader import (
     SampleReader,
     entries_of,
     logprobs_of,
+    shortened_of,
 )
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.http.sse import DONE, EventStream, event
@@ -65,6 +66,7 @@ def _choice_of(service: Service, chat: RenderedChat, generation: Generation) -> 
         "logprobs": _logprobs(service, logprobs_of(generation)) if chat.body.logprobs else None,
         "finish_reason": sample.finish(generation),
         "matched_stop": generation.matched,
+        **shortened_of(generation),
     }
 
 
@@ -79,8 +81,8 @@ async def _stream(
     samples: dict[int, SampleReader] = {}
     usages: dict[int, Usage] = {}
 
-    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **more}
         return event({**head, "choices": [choice]})
 
     async for batch in events:
@@ -100,7 +102,7 @@ async def _stream(
                 logprobs = _logprobs(service, rest) if body.logprobs and rest else None
                 if new or logprobs:
                     parts.append(chunk(each.index, new, logprobs=logprobs))
-                parts.append(chunk(each.index, {}, sample.finish(each)))
+                parts.append(chunk(each.index, {}, sample.finish(each), **shortened_of(each)))
                 usages[each.index] = each.usage
         yield b"".join(parts)
     end = b""

@@ -28,6 +28,7 @@ from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
+from sglang_lite.server.parameters.thinking import report_thinking, with_thinking
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.text.chat_format import Conversation, RenderedConversation
 
@@ -175,6 +176,8 @@ class ChatRequest(CompletionFields, kw_only=True):
     top_logprobs: int | None = None
     stream_options: ChatStreamOptions | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
+    max_think_tokens: int | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -184,7 +187,7 @@ class ChatRequest(CompletionFields, kw_only=True):
 
 
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
-_NAMES = {"max_completion_tokens": "max_tokens"}
+_NAMES = {"max_completion_tokens": "max_tokens", "thinking_token_budget": "thinking", "max_think_tokens": "thinking"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,7 @@ class RenderedChat:
             top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
             return_prompt_token_ids=body.asks_for_ids,
         )  # fmt: skip
+        params = with_thinking(params, self.rendered, body.reasoning_effort)
         return GenerateRequest(
             self.rendered.prompt, params, self.rendered.constraint, stream=bool(body.stream),
             namespace=body.cache_salt or "", priority=body.priority or 0, rid=body.rid, routed_dp_rank=body.replica,
@@ -233,7 +237,10 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     images = RequestImages(reader.media_kinds)
     conversation = conversation_of(body, unused, images)
     body.messages, body.tools = [], None
-    return RenderedChat(body, reader.render(conversation, unused))
+    rendered = reader.render(conversation, unused)
+    budgets = {name: getattr(body, name) for name in ("thinking_token_budget", "max_think_tokens")}
+    report_thinking(rendered, budgets, ("reasoning_effort", body.reasoning_effort), unused)
+    return RenderedChat(body, rendered)
 
 
 # ------------------------------------------------------------------------------------------------------ conversion

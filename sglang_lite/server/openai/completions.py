@@ -24,7 +24,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import merged, with_first_event
-from sglang_lite.server.conversation.sample_reader import logprobs_of
+from sglang_lite.server.conversation.sample_reader import logprobs_of, shortened_of
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event
@@ -212,6 +212,7 @@ class _Sample:
             "logprobs": logprobs,
             "finish_reason": None if generation is None else generation.finish_reason,
             "matched_stop": None if generation is None else generation.matched,
+            **({} if generation is None else shortened_of(generation)),
         }
 
     @property

@@ -27,7 +27,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.addresses import addresses
-from sglang_lite.server.conversation.sample_reader import SampleReader
+from sglang_lite.server.conversation.sample_reader import SampleReader, shortened_of
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
@@ -43,6 +43,7 @@ from sglang_lite.server.openai.responses_request import (
 )
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import check_stream
+from sglang_lite.server.parameters.thinking import report_thinking, with_thinking
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.responses_store import PACK, UNPACK, StoredResponse
 from sglang_lite.server.service import Service
@@ -63,6 +64,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,
         top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=scored,
     )  # fmt: skip
+    params = with_thinking(params, rendered, None if body.reasoning is None else body.reasoning.effort)
     made = _Response(
         service, call.key, body, found.items, len(call.data) + before_bytes,
         ResponseAnswer(
@@ -149,7 +151,10 @@ def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Pa
         return items
     conversation = conversation_of(body, items, call.unused)
     body.input = None
-    return _Parsed(body, PACK(items), reader.render(conversation, call.unused))
+    rendered = reader.render(conversation, call.unused)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    report_thinking(rendered, {}, ("reasoning.effort", effort), call.unused)
+    return _Parsed(body, PACK(items), rendered)
 
 
 def _items(
@@ -294,7 +299,7 @@ class _Response:
             **self.content,
             "status": "incomplete" if cut else "completed",
             "completed_at": int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens", **shortened_of(generation)} if cut else None,
             "output": self.answer.items,
             "usage": await self._usage(generation.usage),
         }

@@ -328,6 +328,9 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
     if not grammars:
         return None
     name, text = grammars[0], given[grammars[0]]
+    if given.get("max_think_tokens") is not None:
+        problem = f"is given with {name}, whose text begins with the answer, so there are no thoughts."
+        raise ParameterError("max_think_tokens", problem, hint="Leave it out, or send a chat.")
     if len(grammars) > 1:
         raise ParameterError(name, f"and {grammars[1]} are both given; only one grammar can hold.")
     if not isinstance(text, str):

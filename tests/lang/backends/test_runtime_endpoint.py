@@ -154,21 +154,6 @@ def test_a_program_runs_as_on_the_engine(engine, url, endpoint):
     assert remote.token_usage.prompt_tokens == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_constrained_generation_closes_before_its_timeout(engine, url, endpoint, monkeypatch, stream):
-    loop = engine.core.loop
-    monkeypatch.setattr(loop.clock, "now", lambda: float(loop.steps))  # each step takes a second
-
-    @sgl.function
-    def program(s):
-        s += "ab" + sgl.gen("text", regex="([a-z]{30}~){1,30}", temperature=1.0, max_tokens=950, timeout=100)
-
-    state = program.run(backend=endpoint(url), seed=3, push_down=False, stream=stream)
-    assert 31 <= len(state["text"]) < 310
-    assert state["text"].endswith("~")
-    assert state.get_meta_info("text")["shortened"] is True
-
-
 @sgl.function
 def next_tokens(s):
     """The likeliest next tokens, and a text after each."""

@@ -13,7 +13,7 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import Choices, Delta, Prompt, Regex, SamplingParams, Span
 from sglang_lite.runtime.structured_output.base import LoneMatcher
-from sglang_lite.runtime.structured_output.closing import ClosingMatcher
+from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 
@@ -183,7 +183,7 @@ def test_an_engine_that_fails_ends_its_request_alone(caplog):
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     started = [engine.start([5, 6, 7 + i], params) for i in range(3)]
     for request, kind in zip(engine.built, (Forcing, Failing, Forcing)):
-        request.output.matcher = ClosingMatcher(kind(), None, 200)
+        request.output.matcher = RequestMatcher(kind())
     engine.drain()
     first, broken, last = (ended(events) for _, events in started)
     assert isinstance(broken, sgl.ConstraintError)
@@ -213,7 +213,7 @@ def test_an_engine_that_crashes_ends_its_request_alone(broken, at):
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     started = [engine.start([5, 6, 7 + i], params) for i in range(2)]
     for request, kind in zip(engine.built, (Forcing, Crashing)):
-        request.output.matcher = ClosingMatcher(kind(), None, 200)
+        request.output.matcher = RequestMatcher(kind())
     engine.drain()
     fine, crashed = (ended(events) for _, events in started)
     assert len(fine.token_ids) == 24
@@ -235,7 +235,7 @@ def test_every_schedule_gives_what_token_by_token_gives(overlap, page, chunk, re
         started = []
         for i, (prompt, params) in enumerate(asked):
             started.append(engine.start(prompt, params, stream=i % 3 == 0))
-            engine.built[-1].output.matcher = ClosingMatcher(Forcing(), None, 200)
+            engine.built[-1].output.matcher = RequestMatcher(Forcing())
         engine.drain()
         engine.check_empty()
         ends = [ended(events) for _, events in started]
@@ -298,7 +298,7 @@ def test_rows_in_the_same_state_share_a_mask(monkeypatch):
     monkeypatch.setattr(engine.loop.runner, "sample", watched)
     started = [engine.start([3, 4 + i], greedy(max_tokens=6, ignore_eos=True)) for i in range(5)]
     for request, which in zip(engine.built[:4], (0, 1, 0, 0)):
-        request.output.matcher = ClosingMatcher(Fixed(masks[which]), None, 200)
+        request.output.matcher = RequestMatcher(Fixed(masks[which]))
     engine.drain()
     assert ([[0b110], [-2]], [0, 1, 0, 0, -1]) in sent
     assert {token for i in (0, 2, 3) for token in ended(started[i][1]).token_ids} <= {1, 2}

@@ -29,7 +29,6 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
-from sglang_lite.runtime.structured_output.token_texts import TokenArrays
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from tests.conformance.case import cases, outcome
 from tests.conformance.test_random_programs import model
@@ -40,7 +39,6 @@ SLOW = {
     Tokenizer: ("encode", "encode_spans"),
     LlguidanceEngine: ("spell", "encode", "parser", "compile", "load", "states"),
     Compiler: ("request", "build"),
-    TokenArrays: ("__init__",),
 }
 
 

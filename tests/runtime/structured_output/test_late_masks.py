@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.runtime.structured_output.closing import ClosingMatcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
+from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 from tests.engine.collector import Collector
 from tests.runtime.scripted import VOCAB, SteppedEngine, ended
 
@@ -39,7 +39,7 @@ class SlowEngine:
 class Parity:
     """Tokens must be odd and even by turns; from the token `slow_at` on its masks are slow."""
 
-    open_text, finished, complete, error = None, False, True, ""
+    open_text, thinking, finished, complete, error = None, None, False, True, ""
 
     def __init__(self, engine, slow_at=None):
         self.engine, self.slow_at, self.count, self.kept = engine, slow_at, 0, None
@@ -86,7 +86,7 @@ def run(engine, grammars, slow_at, constrained, length=3):
     for i in range(4):
         engine.submit([5] * (length - 2) + [6, 7 + i], PARAMS, sink=partial(sink, i))
         if i in constrained:
-            engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars, slow_at if i == 1 else None), None, 200)
+            engine.built[-1].output.matcher = RequestMatcher(Parity(grammars, slow_at if i == 1 else None))
     engine.drain()
     return [end.token_ids for end in ends]
 
@@ -112,12 +112,12 @@ def test_a_request_whose_mask_is_late_can_be_aborted_and_its_slot_used_again():
     engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, max_running=2, threads=2), SlowEngine()
     _, free = engine.start([5, 6, 7], replace(PARAMS, max_tokens=40))
     slow, aborted = engine.start([5, 6, 8], PARAMS)
-    engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars, 3), None, 200)
+    engine.built[-1].output.matcher = RequestMatcher(Parity(grammars, 3))
     while not engine.loop.masks.late:
         engine.step()
     slow.abort()
     _, events = engine.start([5, 6, 8], PARAMS)
-    engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars), None, 200)
+    engine.built[-1].output.matcher = RequestMatcher(Parity(grammars))
     engine.drain()  # while the mask is being made
     assert isinstance(ended(aborted), sgl.RequestAbortedError)
     assert [len(ended(each).token_ids) for each in (free, events)] == [40, 12]
@@ -194,7 +194,7 @@ def test_a_request_that_comes_while_all_wait_for_their_masks_is_answered():
     waiting = [Collector() for _ in range(2)]
     for i, sink in enumerate(waiting):
         engine.submit([5, 6, 7 + i], PARAMS, sink=sink)
-        engine.built[-1].output.matcher = ClosingMatcher(Parity(grammars, 3), None, 200)
+        engine.built[-1].output.matcher = RequestMatcher(Parity(grammars, 3))
     loop = threading.Thread(target=engine.loop.run)
     loop.start()
     assert grammars.begun.wait(60)

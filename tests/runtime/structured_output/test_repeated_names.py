@@ -8,7 +8,7 @@ import pytest
 
 from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.protocol import ConstraintError, Ebnf
-from sglang_lite.runtime.structured_output.base import LoneMatcher, next_mask
+from sglang_lite.runtime.structured_output.base import LoneMatcher, TextLengths, next_mask
 from sglang_lite.runtime.structured_output.ending_tokens import EndingTokens
 from sglang_lite.runtime.structured_output.ruled_grammar import with_mask_rules
 from sglang_lite.runtime.structured_output.vocabulary import mask_of
@@ -102,6 +102,9 @@ class PlainGrammar:
 
     def combinable(self):
         return self
+
+    def lengths(self, written=""):
+        return TextLengths()
 
     def endings(self):
         return None

@@ -133,19 +133,6 @@ def test_a_list_that_may_end_ends_in_place_of_its_only_item(engine):
         assert each.meta["repeats"] == {"refused": 1, "repeated": 0}
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", LISTS)
-def test_a_value_still_closes_in_a_small_budget(engine, name):
-    schema = LISTS[name]
-    constraint = json_schema(schema)
-    endings = engine.compile_grammar(constraint).endings()
-    shortest = len(endings.spell(endings.text(endings.start)))
-    for more in (0, 1, 8, 30):
-        for each in answers(engine, schema, some(3, 6), repeats=3, max_tokens=shortest + more):
-            assert excess(json.loads(each.text), 3) == each.meta["repeats"]["repeated"]
-            assert each.meta["shortened"] in (True, False)
-
-
 @pytest.mark.parametrize("settings", [{"jump_forward": "off"}, {"overlap": False}, {"max_total_tokens": 512}], ids=str)
 def test_other_ways_of_running_give_the_same(engine, settings):
     """The last one retracts requests."""
@@ -180,7 +167,7 @@ def test_a_text_that_a_grammar_continues_counts_as_well(engine):
 
 class Tags(BaseModel):
     kind: Literal["a", "b"]
-    tags: list[str]
+    tags: list[Annotated[str, Field(max_length=4)]]
 
 
 @sgl.function
@@ -227,10 +214,10 @@ def test_a_grammar_over_several_nodes(small_engine):
     def inside(s):
         with s.grammar(Tags):
             s += '{"kind": "a", "tags": ["x", "x", "x", "x'
-            s += sgl.gen("rest", max_tokens=60, repeats=3, temperature=0)
+            s += sgl.gen("rest", max_tokens=400, repeats=3, temperature=0)
 
     state = inside.run(backend=small_engine)
-    assert json.loads(state.text())["tags"][:4] != ["x"] * 4
+    assert not state.text().startswith('{"kind": "a", "tags": ["x", "x", "x", "x"')
 
 
 WRONG = [

@@ -114,6 +114,7 @@ class RuntimeEndpoint(Backend):
             sounds=bool(self._own_info and self.model_info.get("has_audio_understanding")),
             priority=bool(self._own_info.get("program_priority")),
             adapters=bool(self._own_info.get("program")) or self._behind_gateway,
+            sizes_answers=bool(self._own_info),
         )
         self.plays_programs = self.plays_programs and self._programs
         if chat_template_name is not None:

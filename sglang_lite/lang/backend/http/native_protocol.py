@@ -44,7 +44,8 @@ _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.p
 _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
 # Parameters of servers other than this package's.
 FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {
-    "confidence", "repeats", "sampling_order", "speculation", "return_routed_experts", "return_hidden_states",
+    "confidence", "repeats", "sampling_order", "speculation", "thinking", "reasoning_format",
+    "return_routed_experts", "return_hidden_states",
 }  # fmt: skip
 NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 

@@ -194,8 +194,12 @@ def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demand
     in_text = not isinstance(strategy.shape, Tools | GrammarTool | OwnField)
     for name in given_values(params):
         here = strategy.api != "responses" or name in RESPONSES_PARAMS or (in_text and name in _OF_TEXT)
+        if name == "thinking" and profile.supports(name) and not isinstance(params.thinking, int):
+            return Refusal("thinking in seconds or as a share", "Give a number of tokens.")
         if name == "stop" or (profile.supports(name) and here):
             continue
+        if name == "thinking" and policy != "warn" and profile.supports("reasoning_effort"):
+            return Refusal(name, 'Leave it out, and give the backend an amount: reasoning_effort="low".')
         if name == "n" and policy != "strict":
             count, (best, worst) = params.samples, strategy.calls
             strategy = replace(strategy, samples=count, calls=(best * count, worst * count))

@@ -35,7 +35,16 @@ from sglang_lite.lang.backend.token_counts import (
     unreported_usages,
 )
 from sglang_lite.lang.results import unsent, with_warnings
-from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
+from sglang_lite.protocol import (
+    BackendError,
+    Delta,
+    Generation,
+    SglError,
+    TruncatedError,
+    Unset,
+    Usage,
+    ValueValidationError,
+)
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object
 
 _MAX_PAUSES = 16  # calls for one answer, if the model keeps pausing and has to be asked to continue
@@ -69,7 +78,8 @@ class ApiClient:
 
         Raises:
             BackendError: the call failed, or the answer is incomplete or can't be read.
-            ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
+            TruncatedError: a constrained answer was cut short.
+            ValueValidationError: it has several tool calls where one is allowed.
         """
         reader = api.reader()
         account = CallAccount(request, reader, tokenizer)
@@ -159,7 +169,8 @@ class ApiClient:
 
         Raises:
             RefusalError: the model refused to answer.
-            ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
+            TruncatedError: a constrained answer was cut short.
+            ValueValidationError: it has several tool calls where one is allowed.
             BackendError: the answer is empty.
         """
         name = self.errors.name
@@ -168,7 +179,7 @@ class ApiClient:
         if sample.truncated and constrained:
             thoughts = ", which reasoning may have used up" if not sample.text and not sample.calls else ""
             problem = f"{name} was cut short after {usage.completion_tokens} tokens{thoughts}."
-            raise ValueValidationError(problem, text=sample.text, hint="Raise max_tokens.")
+            raise TruncatedError(problem, text=sample.text, hint="Raise max_tokens.")
         if isinstance(request.shape, Tools | JsonTool) and sample.calls:
             return self._called(sample, request.shape)
         if not sample.text and (sample.truncated or isinstance(request.params.stop, Unset)):

@@ -35,6 +35,7 @@ from sglang_lite.protocol import (
     Regex,
     SamplingParams,
     SglError,
+    TruncatedError,
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import Json
@@ -153,14 +154,14 @@ async def _repaired(
         try:
             if plain.finish_reason == "length":
                 problem = f"it was cut after {answer.usage.completion_tokens} tokens. It has to be shorter."
-                raise ValueValidationError(problem, text=plain.text, hint="Raise max_tokens, or ask for less.")
+                raise TruncatedError(problem, text=plain.text, hint="Raise max_tokens, or ask for less.")
             return _finished(plain, constraint, strategy, attempt + 1)
         except ValueValidationError as error:
             usages[-1] = msgspec.structs.replace(answer.usage, thrown_away_tokens=answer.usage.completion_tokens)
             if attempt == REPAIRS:
                 problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
                 hint = error.hint or "Describe the wanted form in the prompt, or use a model that keeps the constraint."
-                last = ValueValidationError(problem, text=plain.text, hint=hint)
+                last = type(error)(problem, text=plain.text, hint=hint)
                 last.usage = total_usage(usages)
                 raise last from error
             wrong = f"That is not valid: {error.message} Answer again, with nothing else."

@@ -1,0 +1,122 @@
+"""Answers that a limit has cut: `gen(shortened="raise" | "warn" | "keep")`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sglang_lite.constraints.unfinished_json import unfinished_json
+from sglang_lite.lang.execution.operations import GenOp
+from sglang_lite.protocol import (
+    Constraint,
+    Generation,
+    ParameterError,
+    SamplingParams,
+    SglError,
+    TruncatedError,
+    Unset,
+    ValueValidationError,
+)
+
+_WHOLE = ("",)  # JSON Pointers of an answer that is no value
+
+
+def is_cut(op: GenOp, generation: Generation) -> bool:
+    """Returns True if a limit has cut an answer that has a constraint."""
+    return generation.finish_reason == "length" and op.node.constraint is not None and not _scores_alone(op.node.params)
+
+
+def _scores_alone(params: SamplingParams) -> bool:
+    return params.max_tokens == 0
+
+
+def policy_of(op: GenOp, of_run: str | None) -> str:
+    """Returns what happens to an answer that was cut: as the generation says, or else its run; by default a typed value
+    is an error, and a text is kept with a warning.
+
+    Args:
+        op: the generation.
+        of_run: value that the run gives, if any.
+    """
+    own = op.expression
+    if own.options.shortened is not None:
+        return own.options.shortened
+    if of_run is not None:
+        return of_run
+    return "raise" if own.is_typed or own.tools is not None else "warn"
+
+
+def left_out(generation: Generation) -> tuple[str, ...]:
+    """JSON Pointers of what is missing in an answer that was cut; "" is the whole value."""
+    return generation.shortened or _WHOLE
+
+
+def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it is no value") -> SglError:
+    """Error of an answer that was cut.
+
+    Args:
+        op: the generation.
+        generation: its answer.
+        text: the answer without reasoning.
+        problem: why it is no value, if it is none.
+    """
+    count, pointers = generation.usage.completion_tokens, left_out(generation)
+    fewest = generation.meta.get("fewest_tokens")
+    if isinstance(fewest, int):
+        return ParameterError(
+            "max_tokens",
+            f"leaves {count:,} tokens for {op.node.name!r}, and the shortest text of its constraint has {fewest:,}.",
+            hint="Raise it, or shorten the prompt if the context is full.",
+        )
+    enough = _sufficient_limit(generation)
+    missing = problem.rstrip(".") if pointers == _WHOLE else f"what is missing: {', '.join(pointers)}"
+    keep = "" if pointers == _WHOLE else ', or shortened="keep" to take what there is'
+    return TruncatedError(
+        f"{op.node.name!r} was cut after {count:,} tokens: {missing}.",
+        text=text,
+        value=_partial_value(op, text, pointers),
+        left_out=pointers,
+        max_tokens=enough,
+        hint=f"Set max_tokens={enough}{keep}.",
+    )
+
+
+def warning(op: GenOp, generation: Generation) -> str:
+    """Warning about an answer that was cut and is kept."""
+    which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
+    count, pointers = generation.usage.completion_tokens, left_out(generation)
+    fewest = generation.meta.get("fewest_tokens")
+    if isinstance(fewest, int):
+        return f"{which} cut {op.node.name!r} after {count} tokens: the shortest text of its constraint has {fewest}"
+    lost = "it is no value" if pointers == _WHOLE else f"{', '.join(pointers)} and what would follow is missing"
+    return f"{which} cut {op.node.name!r} after {count} tokens, {lost}: raise it"
+
+
+def _sufficient_limit(generation: Generation) -> int:
+    """A limit that is likely to suffice: the one that the schema suggests, or twice what was used."""
+    suggested = generation.meta.get("suggested_max_tokens")
+    twice = 2 * max(generation.usage.completion_tokens, 32)
+    return max(suggested, twice) if isinstance(suggested, int) else twice
+
+
+def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
+    """Returns what is known of the value, in the node's type if the text is a value, else as plain data; or None."""
+    value_type, constraint = op.expression.value_type, op.expression.node.constraint
+    if pointers != _WHOLE:
+        try:
+            return json.loads(text) if value_type is None else value_type.parse(text)
+        except (ValueError, ValueValidationError, RecursionError):
+            pass
+    return None if constraint is None else _partial_data(constraint, text)
+
+
+def _partial_data(constraint: Constraint, text: str) -> Any:
+    reader = unfinished_json(constraint)
+    if reader is None:
+        return None
+    reader.push(text)
+    closed = reader.close_anyhow()
+    try:
+        return json.loads(closed) if closed else None
+    except (ValueError, RecursionError):
+        return None

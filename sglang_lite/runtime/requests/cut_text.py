@@ -1,0 +1,96 @@
+"""Text of a constrained output that a limit may cut: what a stream may send of it, and what is left of it once cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_lite.constraints.unfinished_json import ClosedText, unfinished_json
+from sglang_lite.protocol import Constraint, InOrder, OneOf, StructuralTag
+from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
+
+# Near its limit an output's unfinished values are held back, as they may be left out: what was sent can't be taken
+# back. A value that has begun before that can't be left out, whether the output is streamed or not, so that both are
+# the same. For the last tokens of a limit, and at least:
+_SHARE, _MINIMUM = 4, 64
+
+
+class CutText:
+    """Reader of an output's text.
+
+    Args:
+        constraint: constraint of the output.
+        limit: maximum number of tokens of the output.
+        fewest_tokens: number of tokens of the constraint's shortest text if the limit is smaller, else None.
+
+    Attributes:
+        fewest_tokens: the same.
+        is_free: whether the output may be free text, which may be cut anywhere.
+    """
+
+    def __init__(self, constraint: Constraint, limit: int, fewest_tokens: int | None = None) -> None:
+        self.fewest_tokens, self.is_free = fewest_tokens, _is_free(constraint)
+        self._json = unfinished_json(constraint)
+        self._limit = limit
+        self._held_from = limit - max(limit // _SHARE, _MINIMUM)
+        self._read = 0  # characters that the reader has
+
+    def sendable(self, text: str, tokens: int) -> int:
+        """Returns how many characters of a text may be sent, as no limit can take them back.
+
+        Args:
+            text: the output so far.
+            tokens: number of its tokens.
+        """
+        if self._json is None or tokens <= self._held_from:
+            return len(text)
+        closed = self._closed(text, 0)
+        if closed is not None:
+            return closed.kept
+        return len(text) if self._json.begin is None else self._json.begin
+
+    def close(self, text: str, sent: int, ids: Sequence[int], decoder: IncrementalDecoder) -> ClosedText | None:
+        """Closes a text that was cut, if nothing but values that are missing at its end tells it from a whole one.
+
+        Args:
+            text: the output as it was cut.
+            sent: number of its characters that were sent.
+            ids: its tokens.
+            decoder: decoder that has decoded nothing yet.
+        """
+        if self._json is None:
+            return None
+        committed = len(decoder.push(ids[: max(self._held_from, 0)])) if len(ids) >= self._limit else 0
+        return self._closed(text, max(sent, committed))
+
+    def _closed(self, text: str, first: int) -> ClosedText | None:
+        assert self._json is not None
+        self._json.push(text[self._read :])
+        self._read = len(text)
+        return self._json.close(first)
+
+
+def _is_free(constraint: Constraint) -> bool:
+    """True if a constraint allows free text, maybe with tags in it."""
+    match constraint:
+        case StructuralTag():
+            return not constraint.at_least_one
+        case InOrder(parts):
+            return bool(parts) and _is_free(parts[-1])
+        case OneOf(options):
+            return any(map(_is_free, options))
+    return False
+
+
+def count_tokens(decoder: IncrementalDecoder, ids: Sequence[int], length: int) -> int:
+    """Returns how many tokens a text begins with until it has `length` characters.
+
+    Args:
+        decoder: decoder that has decoded nothing yet.
+        ids: tokens of the text.
+        length: number of characters.
+    """
+    written = count = 0
+    while written < length and count < len(ids):
+        written += len(decoder.push((ids[count],)))
+        count += 1
+    return count

@@ -1,0 +1,75 @@
+"""Grammar of free text, for outputs in which only the thoughts are limited. All tokens may come anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.structured_output.base import Endings, LoneMatcher, Mask
+from sglang_lite.runtime.structured_output.vocabulary import mask_of
+
+
+class FreeText:
+    """Grammar, and maker of its masks.
+
+    Args:
+        vocab_size: number of the model's tokens, padding included.
+    """
+
+    name = ""
+    size = 0
+    sources: Sequence[str] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    @cached_property
+    def mask(self) -> Mask:
+        """Mask that allows all tokens."""
+        return mask_of(range(self.vocab_size), self.vocab_size)
+
+    def masks(self, matchers: Sequence[FreeTextMatcher]) -> NDArray[np.int32]:
+        return np.stack([self.mask] * len(matchers))
+
+    def matcher(self) -> FreeTextMatcher:
+        return FreeTextMatcher(self)
+
+    def combinable(self) -> FreeText:
+        return self
+
+    def endings(self) -> Endings | None:
+        return None
+
+
+class FreeTextMatcher(LoneMatcher):
+    """Position in free text, which is everywhere the same.
+
+    Args:
+        engine: the grammar.
+    """
+
+    error = ""
+    complete = True
+    finished = False
+
+    def __init__(self, engine: FreeText) -> None:
+        self.engine = engine
+
+    @property
+    def state_key(self) -> Hashable:
+        return id(self.engine)
+
+    def cached_mask(self) -> Mask:
+        return self.engine.mask
+
+    def copy(self) -> FreeTextMatcher:
+        return self
+
+    def accept(self, token: int) -> bool:
+        return True
+
+    def advance(self, text: bytes) -> bool:
+        return True

@@ -1,0 +1,71 @@
+"""Tokens that have to end within texts, whatever comes before and behind them: a bound for searches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sglang_lite.constraints.formal.grammars import referring_rules
+from sglang_lite.constraints.formal.nodes import (
+    Alternation,
+    Concat,
+    Intersection,
+    LiteralText,
+    Node,
+    Ref,
+    Repeat,
+    references,
+)
+from sglang_lite.runtime.structured_output.token_rests import TokenRests
+
+_MANY = 1 << 30
+
+
+class LeastEnds:
+    """Tokens that end within any text of a rule, at least: behind its first byte and before its last one.
+
+    Args:
+        rules: bodies of the rules by name.
+        tokens: tokens of the vocabulary.
+    """
+
+    def __init__(self, rules: Mapping[str, Node], tokens: TokenRests) -> None:
+        self._tokens = tokens
+        self._of: dict[int, tuple[Node, int]] = {}  # with the node, so that no other one gets its identity
+        self._rules = dict.fromkeys(rules, _MANY)
+        used = {name: references(body) for name, body in rules.items()}
+        users = referring_rules(used)
+        queue = dict.fromkeys(rules)
+        while queue:  # from above
+            name = queue.popitem()[0]
+            found = self._found(rules[name])
+            if found < self._rules[name]:
+                self._rules[name] = found
+                queue.update(dict.fromkeys(users[name]))
+
+    def of_rule(self, name: str) -> int:
+        return self._rules[name]
+
+    def of(self, node: Node) -> int:
+        found = self._of.get(id(node))
+        if found is None:
+            found = self._of[id(node)] = node, self._found(node)
+        return found[1]
+
+    def _found(self, node: Node) -> int:
+        match node:
+            case LiteralText(text):
+                return self._tokens.least_ends(text)
+            case Ref(name):
+                return self._rules[name]
+            case Concat(parts):
+                return min(sum(map(self._below, parts)), _MANY)
+            case Alternation(options):
+                return min(map(self._below, options), default=_MANY)
+            case Intersection(parts):
+                return max(map(self._below, parts), default=0)
+            case Repeat(inner, least, _):
+                return min(least * self._below(inner), _MANY) if least else 0
+        return 0
+
+    def _below(self, node: Node) -> int:
+        return self._found(node) if node.refers else self.of(node)

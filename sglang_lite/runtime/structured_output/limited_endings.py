@@ -1,0 +1,87 @@
+"""Places in the texts of a grammar of which something else allows only some: mask rules, or a grammar around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from sglang_lite.runtime.structured_output.base import Endings, TextState
+from sglang_lite.runtime.structured_output.json_text import JsonText
+from sglang_lite.runtime.structured_output.unique_names import UniqueNames
+
+Text: TypeAlias = JsonText | UniqueNames
+RuledState: TypeAlias = tuple[TextState, Text]  # state in the grammar, and the text so far, which is never changed
+PartState: TypeAlias = tuple[TextState, TextState]  # state in the part, and in the whole
+
+
+@dataclass(frozen=True)
+class RuledEndings:
+    """Places in texts that obey the rules of a ruled grammar (ruled_grammar.py).
+
+    Args:
+        endings: places in the texts of the grammar.
+        start: state in which the texts begin.
+    """
+
+    endings: Endings
+    start: RuledState
+
+    @property
+    def size(self) -> int:
+        return self.endings.size
+
+    def after_text(self, text: str) -> RuledEndings | None:
+        state = self.advance(self.start, text.encode("utf-8", "surrogatepass"))
+        return None if state is None else replace(self, start=state)
+
+    def advance(self, state: RuledState, text: bytes) -> RuledState | None:
+        after = self.endings.advance(state[0], text)
+        if after is None:
+            return None
+        written = state[1].copy()
+        written.write(text)
+        return after, written
+
+    def characters(self, state: RuledState) -> Iterator[tuple[str, RuledState]]:
+        for char, after in self.endings.characters(state[0]):
+            text = state[1].copy()
+            if text.write(char.encode()):
+                yield char, (after, text)
+
+
+@dataclass(frozen=True)
+class PartEndings:
+    """Places in the texts of a part that the whole allows (prefixed.py).
+
+    Args:
+        part: places in the part's texts.
+        whole: places in the whole, which begins where the part does.
+    """
+
+    part: Endings
+    whole: Endings
+
+    @property
+    def size(self) -> int:
+        return self.part.size
+
+    @property
+    def start(self) -> PartState:
+        return self.part.start, self.whole.start
+
+    def after_text(self, text: str) -> PartEndings | None:
+        part, whole = self.part.after_text(text), self.whole.after_text(text)
+        return None if part is None or whole is None else replace(self, part=part, whole=whole)
+
+    def advance(self, state: PartState, text: bytes) -> PartState | None:
+        part, whole = self.part.advance(state[0], text), self.whole.advance(state[1], text)
+        return None if part is None or whole is None else (part, whole)
+
+    def characters(self, state: PartState) -> Iterator[tuple[str, PartState]]:
+        found = dict.fromkeys([char for char, _ in self.part.characters(state[0])])
+        found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])  # the part tells others apart
+        for char in found:
+            after = self.advance(state, char.encode())
+            if after is not None:
+                yield char, after

@@ -1,0 +1,68 @@
+"""Matcher of one request: that of its grammar, with a guard against items that repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from sglang_lite.runtime.structured_output.base import DelegatingMatcher, Mask, Matcher
+from sglang_lite.runtime.structured_output.repeated_items import RepeatGuard
+
+
+class RequestMatcher(DelegatingMatcher):
+    """Matcher of a request's text.
+
+    Args:
+        inner: matcher of the text's grammar.
+        repeats: guard that refuses drawn tokens; None for no guard.
+        sources: texts that parts of the text are copied from.
+
+    Attributes:
+        repeats, sources: the arguments of these names.
+        busy: whether a mask is being made for it, so that it must not be copied.
+    """
+
+    def __init__(self, inner: Matcher, *, repeats: RepeatGuard | None = None, sources: Sequence[str] = ()) -> None:
+        super().__init__(inner)
+        self.repeats, self.sources, self.busy = repeats, sources, False
+
+    def refuses(self, token: int) -> bool:
+        """Returns True if a token that was drawn has to be drawn again: `cached_mask` then lacks it."""
+        return self.repeats is not None and self.repeats.refuses(token)
+
+    def accept(self, token: int) -> bool:
+        if not self._inner.accept(token):
+            return False
+        if self.repeats is not None:
+            self.repeats.accept(token)
+        return True
+
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        return super().accept_all(tokens) if self.repeats is not None else self._inner.accept_all(tokens)
+
+    def skip(self, inner: Matcher) -> bool:
+        """Moves to where a copy is. Returns False, unmoved, if each token needs a look.
+
+        Args:
+            inner: a `copy` that has accepted tokens which the grammar allows, none of which ends the text.
+        """
+        if self.repeats is not None:
+            return False
+        self._inner = inner
+        return True
+
+    def copy(self) -> Matcher | None:
+        """Returns a copy without the guard, whose masks are the same but for refused tokens; None if there can be none
+        now."""
+        return None if self.busy else self._inner.copy()
+
+    def cached_mask(self) -> Mask | None:
+        mask = self._inner.cached_mask()
+        return mask if mask is None or self.repeats is None else self.repeats.narrowed(mask)
+
+    @property
+    def state_key(self) -> Hashable:
+        narrowed = self.repeats is not None and self.repeats.narrows
+        return id(self) if narrowed else self._inner.state_key
+
+    def advance(self, text: bytes) -> bool:
+        return self._inner.advance(text)

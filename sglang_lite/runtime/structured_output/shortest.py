@@ -1,0 +1,15 @@
+"""Tokens of a grammar's shortest text, to report a limit that is too small for any."""
+
+from __future__ import annotations
+
+from sglang_lite.runtime.structured_output.base import CompiledGrammar
+
+
+def fewest_above(grammar: CompiledGrammar, limit: int) -> int | None:
+    """Number of tokens that no text of a grammar has less of, if that is more than `limit`; else None. May take half a
+    second the first time, so not on the loop's thread."""
+    lengths = grammar.lengths()
+    if lengths.known is not None and lengths.known <= limit:
+        return None
+    fewest = lengths.fewest
+    return None if fewest is None or fewest <= limit else fewest

@@ -1,0 +1,428 @@
+"""Limits of a model's thoughts: a thought that has used up its tokens or time is ended, and the answer follows.
+
+A thought that must end is ended behind its sentence, or after `GRACE` tokens more: the tokens that close it in the
+model's own way are then forced, like text that a grammar forces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from sglang_lite.protocol import ParameterError, Span
+from sglang_lite.runtime.structured_output.base import CompiledGrammar, DelegatingMatcher, Mask, Matcher
+from sglang_lite.runtime.structured_output.free_text import FreeText
+from sglang_lite.runtime.structured_output.vocabulary import mask_of
+from sglang_lite.text.reasoning import closing_text, model_type_of, reasoning_format
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+GRACE = 32  # most tokens after which a thought that must end is ended, if no sentence ends before
+_MIN_ROOM = 16  # tokens that an answer gets beyond its shortest text, if the total has as many
+_LOOKED_AT = 64  # last tokens of a prompt that tell whether it has opened a thought
+_SENTENCE_END = re.compile(r"(?:[.!?\u2026\u3002\uff01\uff1f][\"'\u2019\u201d)\]*_`]*[ \t]*|\n[ \t]*)\Z")
+
+EndedBy = Literal["model", "limit", "time"]
+
+
+def answer_room(shortest: int, total: int) -> int:
+    """Number of tokens that a thought leaves for the answer: twice its shortest text, but `_MIN_ROOM` more than that
+    at least; and no more than half of the total, if the shortest text fits into that.
+
+    Args:
+        shortest: number of tokens of the answer's shortest text.
+        total: number of tokens of thought and answer together.
+    """
+    return max(min(max(2 * shortest, shortest + _MIN_ROOM), total // 2), shortest)
+
+
+class ThoughtFormat:
+    """Format of a model's thoughts, with the tokens that end one.
+
+    Args:
+        model_type: type of the model, a key of text.reasoning.FORMATS.
+        tokenizer: tokenizer of the model.
+
+    Attributes:
+        start, end: marks before and behind a thought, in UTF-8.
+
+    Raises:
+        ParameterError: the model type is unknown.
+    """
+
+    def __init__(self, model_type: str, tokenizer: Tokenizer) -> None:
+        found = reasoning_format(model_type)
+        self._tokenizer, self._open = tokenizer, found.open
+        self._closing = closing_text(found, tokenizer.chat_template or "")
+        self.start, self.end = found.start.encode(), found.end.encode()
+
+    @staticmethod
+    def of(model_type: str | None, tokenizer: Tokenizer) -> ThoughtFormat:
+        """Format of a type of model; None for the one that the model's chat template shows.
+
+        Raises:
+            ParameterError: the type is unknown, or not given where the template shows no thoughts.
+        """
+        if model_type is None:
+            model_type = model_type_of(tokenizer.chat_template or "")
+        if model_type is None:
+            raise ParameterError(
+                "thinking",
+                "the model's chat template shows no marks of thoughts.",
+                hint='Name the type of the model: gen(reasoning="qwen3"), or reasoning_format in sampling_params.',
+            )
+        return ThoughtFormat(model_type, tokenizer)
+
+    def opened_by(self, prompt: Sequence[int]) -> bool:
+        """True if an output behind a prompt begins inside a thought."""
+        end = self.text_of(prompt[-_LOOKED_AT:]).rstrip()
+        return end.endswith(self.start.strip()) or (self._open and not end.endswith(self.end))
+
+    def text_of(self, tokens: Sequence[int]) -> bytes:
+        """Text of tokens, with that of special ones."""
+        return self._tokenizer.decode_bytes(tokens, skip_special=False)
+
+    def endings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
+        """Spellings of the text that ends a thought, the model's own first.
+
+        Args:
+            text: end of the thought.
+            constrained: whether a grammar follows, which may allow only text without special tokens, and knows itself
+                which mark of an answer follows.
+        """
+        parts = self._closing
+        begun = next((n for n in range(len(self.end) - 1, 0, -1) if text.endswith(self.end[:n])), 0)
+        end = self.end[begun:].decode("utf-8", "ignore")
+        newlines = len(text) - len(text.rstrip(b"\n"))
+        before = "" if begun else parts.before[newlines:]
+        if not constrained:
+            return [self._tokenizer.encode(f"{before}{end}{parts.after}{parts.mark}", first=False)]
+        texts = dict.fromkeys((f"{before}{end}{parts.after}", f"{end}{parts.after}", end))
+        spans = [(Span(each, special=special),) for each, special in product(texts, (True, False))]
+        return [self._tokenizer.encode_spans(each, first=False).tolist() for each in spans]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingLimits:
+    """Limits of the thoughts of an output.
+
+    Attributes:
+        tokens: most tokens of the thoughts, `GRACE` not counted; None for no limit of their own.
+        seconds: most seconds of a thought; None for no limit.
+        total: number of tokens of the output.
+        reserve: number of tokens at the end of the output that thoughts leave for their end and the answer.
+    """
+
+    tokens: int | None
+    seconds: float | None
+    total: int
+    reserve: int
+
+    @staticmethod
+    def of(thinking: int | tuple[str, ...] | None, total: int, shortest: int | None, closing: int) -> ThinkingLimits:
+        """Limits by a value of the parameter `thinking`.
+
+        Args:
+            thinking: the value.
+            total: number of tokens of the output.
+            shortest: number of tokens of the answer's shortest text; None if the answer is free.
+            closing: number of tokens that end a thought.
+
+        Raises:
+            ParameterError: the total leaves nothing for a thought.
+        """
+        if shortest is not None and total <= shortest + closing:
+            raise ParameterError(
+                "max_tokens",
+                f"leaves {total:,} tokens for thought and answer, and the shortest answer has {shortest:,}, with "
+                f"{closing:,} to end the thought.",
+                hint="Raise it, or let the model not think.",
+            )
+        room = answer_room(1 if shortest is None else shortest, total)
+        reserve = min(room + closing, max(total - 1, 0))
+        tokens: int | None = None
+        seconds: float | None = None
+        if isinstance(thinking, int):
+            tokens = thinking
+        elif thinking is not None:
+            (text,) = thinking
+            amount = float(text[:-1])
+            tokens, seconds = (int(total * amount / 100), None) if text.endswith("%") else (None, amount)
+        return ThinkingLimits(tokens, seconds, total, reserve)
+
+    @property
+    def most(self) -> int:
+        """Most tokens of the thoughts, `GRACE` not counted."""
+        available = self.total - self.reserve
+        return available if self.tokens is None else min(self.tokens, available)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Progress of an output: where it is, and what it has thought.
+
+    Attributes:
+        stage: "before": the start mark may come; "thought"; "ending": the tokens that end it are forced; "answer".
+        left: number of tokens until the end of the output.
+        count: number of tokens of thoughts so far.
+        tail: last text, for marks and ends of sentences.
+        sizes: lengths of the tokens of the tail, in a thought.
+        forced: tokens that end the thought and have not come yet.
+        due: number of tokens of thoughts when the thought had to end; None before.
+        cause: what made it end.
+        until: time at which the thought has to end, on the engine's clock.
+        ended_by: how the last thought ended; None if none has.
+    """
+
+    stage: Literal["before", "thought", "ending", "answer"]
+    left: int
+    count: int = 0
+    tail: bytes = b""
+    sizes: list[int] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    due: int | None = None
+    cause: EndedBy = "limit"
+    until: float | None = None
+    ended_by: EndedBy | None = None
+
+
+class ThinkingMatcher(DelegatingMatcher):
+    """Matcher of an output that begins with a thought, which it limits.
+
+    Args:
+        inner: matcher of the whole output.
+        form: format of the model's thoughts.
+        limits: limits of the thoughts.
+        inside: whether the output begins inside a thought.
+        constrained: whether the answer is constrained, so that a thought comes only at the beginning.
+        now: clock.
+    """
+
+    def __init__(
+        self,
+        inner: Matcher,
+        form: ThoughtFormat,
+        limits: ThinkingLimits,
+        *,
+        inside: bool,
+        constrained: bool,
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(inner)
+        self._form, self._limits, self._constrained, self._now = form, limits, constrained, now
+        self._progress = _Progress("before", limits.total)
+        if inside:
+            self._begin(b"")
+
+    @property
+    def thinking(self) -> dict[str, object]:
+        """Metadata of the output about its thoughts."""
+        found: dict[str, object] = {
+            "tokens": self._progress.count, "limit": self._limits.most, "ended_by": self._progress.ended_by
+        }  # fmt: skip
+        if self._limits.seconds is not None:
+            found |= {"seconds": self._limits.seconds, "reproducible": False}
+        return found
+
+    # ---------------------------------------------------------------------------------------------- tokens
+
+    def accept(self, token: int) -> bool:
+        if not self._inner.accept(token):
+            return False
+        self._follow(token)
+        return True
+
+    def accept_all(self, tokens: Sequence[int]) -> bool:
+        if self._constrained and self._progress.stage == "answer":
+            return self._inner.accept_all(tokens)
+        return super().accept_all(tokens)
+
+    def advance(self, text: bytes) -> bool:
+        return self._inner.advance(text)
+
+    def forced(self) -> list[int]:
+        return list(self._progress.forced) or self._inner.forced()
+
+    def cached_mask(self) -> Mask | None:
+        if forced := self._progress.forced:
+            return mask_of(forced[:1], self.engine.vocab_size)
+        return self._inner.cached_mask()
+
+    @property
+    def state_key(self) -> Hashable:
+        forced = self._progress.forced
+        return ("end of a thought", forced[0]) if forced else self._inner.state_key
+
+    def copy(self) -> ThinkingMatcher | None:
+        """Copy that counts by itself; None while a clock may end the thought."""
+        if self._limits.seconds is not None and self._progress.stage != "answer":
+            return None
+        inner = self._inner.copy()
+        if inner is None:
+            return None
+        copied, progress = copy(self), self._progress
+        progress = replace(progress, sizes=progress.sizes.copy(), forced=progress.forced.copy())
+        vars(copied).update(_inner=inner, _progress=progress)
+        return copied
+
+    # -------------------------------------------------------------------------------------------- thoughts
+
+    def _follow(self, token: int) -> None:
+        """Follows the output past a token."""
+        progress = self._progress
+        progress.left -= 1
+        if progress.forced:
+            self._end_by(token)
+        elif progress.stage == "thought":
+            self._think(self._form.text_of((token,)))
+        elif progress.stage == "before" or not self._constrained:
+            self._look(self._form.text_of((token,)))
+
+    def _end_by(self, token: int) -> None:
+        progress = self._progress
+        if progress.forced[0] != token:  # another part of the engine has chosen it
+            progress.forced, progress.stage = [], "thought"
+            self._think(self._form.text_of((token,)))
+            return
+        progress.forced = progress.forced[1:]
+        if not progress.forced:
+            progress.stage, progress.tail, progress.sizes = "answer", b"", []
+            progress.ended_by = progress.cause
+
+    def _look(self, text: bytes) -> None:
+        """Looks for the start mark: at the beginning, or anywhere in a free answer."""
+        progress, start = self._progress, self._form.start
+        progress.tail += text
+        if progress.stage == "before":
+            begun, mark = progress.tail.lstrip(), start.lstrip()
+            if begun.startswith(mark):
+                self._begin(begun[len(mark) :])
+                return
+            if mark.startswith(begun):
+                return
+            progress.stage = "answer"
+        at = progress.tail.find(start)
+        if not self._constrained and at >= 0:
+            self._begin(progress.tail[at + len(start) :])
+            return
+        progress.tail = progress.tail[-len(start) :]
+
+    def _begin(self, text: bytes) -> None:
+        """Begins a thought.
+
+        Args:
+            text: its first text, which a token has together with the start mark.
+        """
+        progress = self._progress
+        progress.stage, progress.tail, progress.sizes = "thought", text, [len(text)]
+        self._limit(at_end=not text.strip())
+
+    def _think(self, text: bytes) -> None:
+        """Takes the next token of a thought."""
+        progress, end = self._progress, self._form.end
+        progress.count += 1
+        progress.tail += text
+        progress.sizes.append(len(text))
+        at = progress.tail.find(end)
+        if at >= 0:
+            place = len(progress.tail)
+            while len(progress.sizes) > 1 and place - progress.sizes[-1] >= at:  # tokens of the mark are no thought
+                place -= progress.sizes.pop()
+                progress.count -= 1
+            progress.stage, progress.tail, progress.sizes = "answer", progress.tail[at + len(end) :], []
+            progress.ended_by = "model"
+            return
+        while len(progress.sizes) > 1 and len(progress.tail) - progress.sizes[0] > len(end) + 8:
+            progress.tail = progress.tail[progress.sizes.pop(0) :]
+        self._limit(at_end=bool(_SENTENCE_END.search(progress.tail.decode("utf-8", "ignore"))))
+
+    def _limit(self, *, at_end: bool) -> None:
+        """Ends the thought if it has to end here.
+
+        Args:
+            at_end: whether its text ends with a sentence.
+        """
+        progress, reserve = self._progress, self._limits.reserve
+        if progress.due is None:
+            cause = self._due()
+            if cause is None:
+                return
+            progress.due, progress.cause = progress.count, cause
+        if at_end or progress.count - progress.due >= GRACE or progress.left <= reserve:
+            progress.forced = self._ending()
+            progress.stage = "ending" if progress.forced else "thought"
+
+    def _due(self) -> EndedBy | None:
+        """Reason why the thought has to end soon, or None."""
+        progress, limits = self._progress, self._limits
+        if limits.seconds is not None:
+            if progress.until is None:
+                progress.until = self._now() + limits.seconds
+            if self._now() >= progress.until:
+                return "time"
+        if limits.tokens is not None and progress.count >= limits.tokens:
+            return "limit"
+        grace = min(GRACE, (limits.total - limits.reserve) // 4)
+        return "limit" if progress.left <= limits.reserve + grace else None
+
+    def _ending(self) -> list[int]:
+        """Tokens that end the thought here; none if the grammar allows no such text."""
+        endings = self._form.endings(self._progress.tail, constrained=self._constrained)
+        if not self._constrained:
+            return endings[0]
+        for tokens in endings:
+            inner = self._inner.copy()
+            if inner is None:  # whether it allows them is not known before
+                return endings[-1]
+            if inner.accept_all(tokens):
+                return tokens
+        return []
+
+
+class ThoughtLimiter:
+    """Maker of the matchers that limit the thoughts of an engine's outputs.
+
+    Args:
+        form: format of the model's thoughts.
+        free_text: grammar of outputs without a constraint.
+        now: clock.
+
+    Attributes:
+        free_text: the argument of this name.
+    """
+
+    def __init__(self, form: ThoughtFormat, free_text: FreeText, now: Callable[[], float]) -> None:
+        self._form, self.free_text, self._now = form, free_text, now
+
+    def limit(
+        self,
+        inner: Matcher,
+        grammar: CompiledGrammar | None,
+        thinking: int | tuple[str, ...] | None,
+        *,
+        total: int,
+        prompt: Sequence[int],
+    ) -> ThinkingMatcher:
+        """Returns a matcher of an output whose thoughts are limited.
+
+        Args:
+            inner: matcher of the output, at its beginning.
+            grammar: its grammar; None if the answer is free.
+            thinking: value of the parameter of this name.
+            total: maximum number of the output's tokens.
+            prompt: tokens before the output.
+
+        Raises:
+            ParameterError: the total leaves nothing for a thought.
+        """
+        form, constrained = self._form, grammar is not None
+        closing = len(form.endings(b"", constrained=constrained)[0])
+        shortest = None if grammar is None else grammar.lengths().fewest or 1
+        limits = ThinkingLimits.of(thinking, total, shortest, closing)
+        inside = form.opened_by(prompt)
+        return ThinkingMatcher(inner, form, limits, inside=inside, constrained=constrained, now=self._now)

@@ -1,0 +1,305 @@
+"""Rests of a vocabulary's tokens, once a text has taken their first bytes.
+
+A text is read byte by byte. Between two bytes a token is being written, of which only the rest matters: the bytes of
+it that are still to come. Which token it will be is open, so a place has all the rests that are possible there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Protocol, TypeAlias
+
+from sglang_lite.constraints.formal.automaton import Automaton
+from sglang_lite.constraints.formal.charsets import Ranges, union
+from sglang_lite.constraints.formal.terms import DEAD
+from sglang_lite.constraints.formal.terms import State as Term
+from sglang_lite.runtime.structured_output.utf8 import byte_ranges, pattern_of
+
+_FEW = 4096  # rests whose run is written out
+_CHECKED = 24  # rests of a place that are looked at to find that it is of no use
+_MAX_BYTES = 64 << 20  # memory of what is kept between two searches, about
+
+Step: TypeAlias = "tuple[Rests | None, bool]"  # place after some bytes, if any; whether a token may end there
+Ways: TypeAlias = "list[tuple[Term, Ranges]]"
+Costs: TypeAlias = "dict[Rests, int]"  # fewest tokens that have ended before each place
+
+
+class Rests(Protocol):
+    """Place within a token, by the rests that are possible there.
+
+    Attributes:
+        worth: number of tokens that any of its rests takes by itself, at most; 0 if it is not known.
+        price: number of tokens that the end of a rest counts.
+    """
+
+    @property
+    def worth(self) -> int: ...
+
+    @property
+    def price(self) -> int: ...
+
+    def step(self, low: int, high: int) -> Step:
+        """Place after a byte from `low` to `high`."""
+        ...
+
+    def leave(self, low: int, high: int) -> Step:
+        """Does as `step`, but only where a run before can't go on by a whole character of a token."""
+        ...
+
+    def run(self, ranges: Ranges) -> Step:
+        """Place after any number of characters of a set."""
+        ...
+
+
+class ListedRests:
+    """Place with its rests in order, none of which is empty.
+
+    Args:
+        tokens: tokens of all places.
+        rests: the rests.
+    """
+
+    __slots__ = ("_known", "_tokens", "price", "rests", "worth")
+
+    def __init__(self, tokens: TokenRests, rests: tuple[bytes, ...]) -> None:
+        self._tokens, self.rests = tokens, rests
+        self._known: dict[object, Step] = {}
+        self.price = 1
+        self.worth = max(map(tokens.count, rests)) if len(rests) <= _CHECKED else 0
+
+    def step(self, low: int, high: int) -> Step:
+        key = low, high
+        found = self._known.get(key)
+        if found is None:
+            rests = self.rests
+            start = bisect_left(rests, bytes((low,)))
+            end = len(rests) if high == 255 else bisect_left(rests, bytes((high + 1,)))
+            after = [rest[1:] for rest in rests[start:end]]
+            found = self._known[key] = self._tokens.place(after, ordered=low == high)
+        return found
+
+    leave = step
+
+    def run(self, ranges: Ranges) -> Step:
+        found = self._known.get(ranges)
+        if found is None:
+            found = self._known[ranges] = self._run(ranges)
+        return found
+
+    def _run(self, ranges: Ranges) -> Step:
+        pattern = pattern_of(ranges)
+        if len(self.rests) > _FEW:
+            long = LongRun(self._tokens, self.rests, ranges)
+            return long, long.ends
+        after = []
+        for rest in self.rests:
+            match = pattern.match(rest)
+            end = match.end() if match else 0
+            after += [rest[at:] for at in range(end + 1) if at == len(rest) or rest[at] & 0xC0 != 0x80 or not at]
+        return self._tokens.place(after)
+
+
+class LongRun:
+    """Place after any number of characters of a set, from a place with very many rests.
+
+    Args:
+        tokens: tokens of all places.
+        rests: rests before the run.
+        ranges: the characters.
+
+    Attributes:
+        ends: whether a token may end in the run.
+    """
+
+    __slots__ = ("_ends", "_exits", "_known", "_ranges", "_rests", "_tokens", "ends", "price", "worth")
+
+    def __init__(self, tokens: TokenRests, rests: Sequence[bytes], ranges: Ranges) -> None:
+        self._tokens, self._rests, self._ranges = tokens, rests, ranges
+        self._known: dict[object, Step] = {}
+        self.price, self.worth = 1, 0
+        match = pattern_of(ranges).match
+        self._ends = [found.end() if (found := match(rest)) else 0 for rest in rests]
+        self.ends = any(end == len(rest) for end, rest in zip(self._ends, rests))
+        self._exits: dict[int, set[bytes]] = {}
+        for rest, end in zip(rests, self._ends):
+            if end < len(rest):
+                self._exits.setdefault(rest[end], set()).add(rest[end + 1 :])
+
+    def step(self, low: int, high: int) -> Step:
+        key = low, high
+        found = self._known.get(key)
+        if found is None:
+            after = {rest for byte in range(low, high + 1) for rest in self._exits.get(byte, ())}
+            if any(first <= high and low <= last for (first, last), *_ in byte_ranges(self._ranges)):
+                for rest, end in zip(self._rests, self._ends):
+                    after.update([rest[at + 1 :] for at in range(end) if low <= rest[at] <= high])
+            found = self._known[key] = self._tokens.place(after)
+        return found
+
+    def leave(self, low: int, high: int) -> Step:
+        key = low, high, "leave"
+        found = self._known.get(key)
+        if found is None:
+            after = {rest for byte in range(low, high + 1) for rest in self._exits.get(byte, ())}
+            found = self._known[key] = self._tokens.place(after)
+        return found
+
+    def run(self, ranges: Ranges) -> Step:
+        if ranges == self._ranges:
+            return self, self.ends
+        found = self._known.get(ranges)
+        if found is None:
+            after = {
+                rest[at:]
+                for rest, end in zip(self._rests, self._ends)
+                for at in range(end + 1)
+                if at == len(rest) or rest[at] & 0xC0 != 0x80
+            }
+            place, ends = self._tokens.place(after)
+            more, ends_later = (None, False) if place is None else place.run(ranges)
+            found = self._known[ranges] = more, ends or ends_later
+        return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """Place in a text that has been written: its bytes come without any tokens.
+
+    Attributes:
+        tokens: tokens of all places.
+        text: the text.
+        places: indexes that may have been reached.
+    """
+
+    tokens: TokenRests = field(repr=False)
+    text: bytes
+    places: tuple[int, ...] = (0,)
+    price: ClassVar[int] = 0
+    worth: ClassVar[int] = 0
+
+    def step(self, low: int, high: int) -> Step:
+        return self._at([at + 1 for at in self.places if low <= self.text[at] <= high])
+
+    leave = step
+
+    def run(self, ranges: Ranges) -> Step:
+        found, pattern = set[int](), pattern_of(ranges)
+        for start in self.places:
+            if start not in found:
+                match = pattern.match(self.text, start)
+                end = match.end() if match else start
+                found.update(at for at in range(start, end + 1) if not self._is_inside(at) or at == start)
+        return self._at(sorted(found))
+
+    def _is_inside(self, at: int) -> bool:
+        return at < len(self.text) and self.text[at] & 0xC0 == 0x80
+
+    def _at(self, places: list[int]) -> Step:
+        open_places = tuple(at for at in places if at < len(self.text))
+        place = Written(self.tokens, self.text, open_places) if open_places else None
+        return place, len(open_places) < len(places)
+
+
+class TokenRests:
+    """Places within the tokens of a vocabulary.
+
+    Args:
+        token_bytes: bytes of each token.
+        special: tokens that have no text.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
+        self._texts = {text for i, text in enumerate(token_bytes) if text and i not in special}
+        self.longest = max(map(len, self._texts), default=1)
+        self._places: dict[tuple[bytes, ...], ListedRests] = {}
+        self._counts: dict[bytes, int] = {}
+        self._ends: dict[str, int] = {}
+        self._ways: dict[tuple[int, Term], Ways] = {}
+        self._bytes = 0
+
+    @cached_property
+    def start(self) -> ListedRests:
+        """Place between two tokens."""
+        return ListedRests(self, tuple(sorted(self._texts)))
+
+    def forget(self) -> None:
+        """Forgets what searches have found if it has become much. Not to be called during one."""
+        if self._bytes > _MAX_BYTES:
+            self._places, self._counts, self._bytes = {}, {}, 0
+            self.__dict__.pop("start", None)
+
+    def place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
+        """Place with some rests, and whether one of them is empty."""
+        different = tuple(rests) if ordered else tuple(sorted(set(rests)))
+        ends = bool(different) and not different[0]
+        if ends:
+            different = different[1:]
+        if not different:
+            return None, ends
+        found = self._places.get(different)
+        if found is None:
+            found = self._places[different] = ListedRests(self, different)
+            self._bytes += 200 + 50 * len(different)
+        return found, ends
+
+    def ways(self, states: Automaton, state: Term) -> Ways:
+        """States after a character, each with the characters."""
+        found: dict[Term, list[tuple[int, int]]] = {}
+        for symbol in states.classes:
+            after = states.step(state, symbol)
+            if after != DEAD:
+                found.setdefault(after, []).extend(states.class_characters(symbol).ranges)
+        return [(after, union(ranges)) for after, ranges in found.items()]
+
+    def least_ends(self, text: str) -> int:
+        """Fewest tokens that end behind the first byte of a text and before its last one."""
+        found = self._ends.get(text)
+        if found is None:
+            found = self._ends[text] = self._least_ends(text.encode())
+        return found
+
+    def _least_ends(self, text: bytes) -> int:
+        if len(text) <= self.longest and text in self._joined:
+            return 0
+        size, longest = len(text), self.longest
+        rests = self.start.rests
+        best = [0] * size  # for each place at which a token begins
+        for at in range(size - 1, 0, -1):
+            piece = text[at:]
+            i = bisect_left(rests, piece)
+            if i < len(rests) and rests[i].startswith(piece):
+                continue
+            ends = range(at + 1, min(at + longest + 1, size))
+            best[at] = 1 + min((best[end] for end in ends if text[at:end] in self._texts), default=1 << 29)
+        found = 1 << 30
+        for at in range(1, min(size, longest + 1)):
+            if best[at] + 1 < found and self._ends_token(text[:at]):
+                found = best[at] + 1
+        return found
+
+    def _ends_token(self, text: bytes) -> bool:
+        backwards = text[::-1]
+        i = bisect_left(self._backwards, backwards)
+        return i < len(self._backwards) and self._backwards[i].startswith(backwards)
+
+    @cached_property
+    def _backwards(self) -> list[bytes]:
+        return sorted([text[::-1] for text in self._texts])
+
+    @cached_property
+    def _joined(self) -> bytes:
+        return b"\xff\xff\xff".join(self._texts)  # which is in no text
+
+    def count(self, text: bytes) -> int:
+        """Fewest tokens of a text; very many if there are none."""
+        found = self._counts.get(text)
+        if found is None:
+            best = [0] + [1 << 30] * len(text)
+            for end in range(1, len(text) + 1):
+                before = [best[i] for i in range(max(0, end - self.longest), end) if text[i:end] in self._texts]
+                best[end] = min(before, default=1 << 30) + 1
+            found = self._counts[text] = best[-1]
+        return found

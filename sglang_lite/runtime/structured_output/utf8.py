@@ -1,0 +1,48 @@
+"""Sets of characters as the bytes of their UTF-8 text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TypeAlias
+
+from sglang_lite.constraints.formal.charsets import Ranges
+
+ByteRanges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) of each byte of a character
+
+_LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
+
+
+@lru_cache(maxsize=512)
+def byte_ranges(ranges: Ranges) -> tuple[ByteRanges, ...]:
+    """Sequences of bytes of the characters in a set, in order."""
+    return tuple(each for low, high in ranges for each in _split(low, high))
+
+
+def _split(low: int, high: int) -> Iterator[ByteRanges]:
+    """Splits a range so that each piece has all combinations of its bytes."""
+    for last in _LAST_OF_SIZE:  # characters of one size
+        if low <= last < high:
+            yield from _split(low, last)
+            yield from _split(last + 1, high)
+            return
+    for bits in range(6, 24, 6):  # that differ in whole last bytes
+        if low >> bits != high >> bits and high > 0x7F:
+            mask = (1 << bits) - 1
+            if low & mask:
+                yield from _split(low, low | mask)
+                yield from _split((low | mask) + 1, high)
+                return
+            if high & mask != mask:
+                yield from _split(low, (high & ~mask) - 1)
+                yield from _split(high & ~mask, high)
+                return
+    yield tuple(zip(chr(low).encode(), chr(high).encode()))
+
+
+@lru_cache(maxsize=512)
+def pattern_of(ranges: Ranges) -> re.Pattern[bytes]:
+    """Expression of any number of characters of a set, as bytes."""
+    options = b"|".join(b"".join(b"[\\x%02x-\\x%02x]" % each for each in sequence) for sequence in byte_ranges(ranges))
+    return re.compile(b"(?:%b)*" % options) if options else re.compile(b"")

@@ -1,0 +1,56 @@
+"""Limits of thoughts, from the fields of all chat protocols."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sglang_lite.protocol import UNSET, ParameterError, SamplingParams
+from sglang_lite.text.chat_format import RenderedConversation
+from sglang_lite.text.reasoning import thinking_of_effort
+
+
+def with_thinking(params: SamplingParams, rendered: RenderedConversation, effort: str | None) -> SamplingParams:
+    """Parameters of an answer, with the limit of its thoughts.
+
+    Args:
+        params: parameters, with the limit that the request names in tokens, if any.
+        rendered: the conversation; without reasoning there is nothing to limit.
+        effort: the request's effort, which is a share of the answer's tokens if no limit in tokens is named; None for
+            none.
+    """
+    if rendered.reasoning is None:
+        return msgspec.structs.replace(params, thinking=UNSET)
+    share = None if effort is None else thinking_of_effort(effort)
+    if params.thinking is UNSET and share is not None:
+        params = msgspec.structs.replace(params, thinking=(share,))
+    if params.thinking is UNSET and rendered.constraint is None:
+        return params
+    return msgspec.structs.replace(params, reasoning_format=(rendered.reasoning,))
+
+
+def with_budget(params: SamplingParams, field: str, budget: int | None) -> SamplingParams:
+    """Parameters with a limit of thoughts in tokens; None for none. Raises ParameterError, with the name of the field,
+    if the limit is below 0."""
+    if budget is None:
+        return params
+    if budget < 0:
+        raise ParameterError(field, f"{budget} is outside its range: at least 0.")
+    return msgspec.structs.replace(params, thinking=budget)
+
+
+def report_thinking(
+    rendered: RenderedConversation, budgets: dict[str, int | None], effort: tuple[str, str | None], unused: list[str]
+) -> None:
+    """Reports which fields about thoughts have no effect.
+
+    Args:
+        rendered: the conversation.
+        budgets: limits in tokens by field.
+        effort: name and value of the field with the effort.
+        unused: names of fields without effect, as the template tells; changed.
+    """
+    name, value = effort
+    if rendered.reasoning is None:
+        unused += [field for field, budget in budgets.items() if budget is not None]
+    elif value is not None and thinking_of_effort(value) is not None and name in unused:
+        unused.remove(name)
