@@ -164,6 +164,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and answers, that the run
                 may use, including programs inside it. A call that could exceed a limit is not made and fails with
                 BudgetError, which has the state. With a limit, the run is requested node by node (docs/backends.md).
+            shortened: what happens to constrained answers that a limit cuts, as in `gen`, where that does not say it.
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -217,8 +218,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
         Args:
             batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … lora_path, backend, seed, timeout, retries, push_down, priority: as for
-                `run`, for each item.
+            max_new_tokens … lora_path, backend, seed, timeout, retries, push_down, priority,
+                shortened: as for `run`, for each item.
             max_cost, max_total_tokens: as for `run`, for all items together.
             num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU if that is more.
             progress_bar: whether to show a progress bar, with tokens per second and the share of cached prompt tokens.

@@ -68,6 +68,7 @@ class BatchOptions(SamplingOptions, total=False):
     priority: int
     max_cost: float | None
     max_total_tokens: int | None
+    shortened: Literal["raise", "warn", "keep"] | None
     num_threads: str | int
     progress_bar: bool
     checkpoint: str | Path | None
@@ -114,6 +115,7 @@ def batch_keywords(
     priority: int = 0,
     max_cost: float | None = None,
     max_total_tokens: int | None = None,
+    shortened: Literal["raise", "warn", "keep"] | None = None,
     on_error: OnError = "raise",
     ordered: bool = True,
     checkpoint: str | Path | None = None,
