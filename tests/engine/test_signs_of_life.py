@@ -77,7 +77,7 @@ def test_a_stopped_process_is_told_of_once_and_its_calls_go_on_when_it_does(runn
     expected, sink = engine.complete("ab", GREEDY).text, Collector()
     with stopped(pid):
         engine.submit("ab", GREEDY, sink=sink)
-        until(lambda: not engine.core.responds)
+        until(lambda: not engine.core.responds and lines())
         said, looked = lines(), len(looks)
         with pytest.raises(sgl.RequestTimeoutError):
             program.run(backend=engine, timeout=0.05)["x"]

@@ -5,7 +5,7 @@ import logging
 import pickle
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
 from sglang_lite.wire.failure import as_error, as_failure
@@ -100,17 +100,20 @@ def test_texts_are_kept_with_a_warning(smollm, caplog, given):
         program.run(backend=smollm, shortened="raise")["text"]
 
 
+class Code(BaseModel):
+    digits: str = Field(pattern="^[0-9]{140}$")  # each of them a token
+
+
 def test_a_type_has_the_limit_that_its_values_need(smollm):
     @sgl.function
     def program(s):
-        s += BEGIN + sgl.gen("items", type=Items, temperature=0)
+        s += "A code as JSON: " + sgl.gen("code", type=Code, temperature=0)
 
-    state = program.run(backend=smollm, max_new_tokens=10)
-    with pytest.raises(sgl.TruncatedError):  # the run's limit wins
-        state["items"]
-    state = program.run(backend=smollm, shortened="keep")
-    assert len(state["items"].items) > 0
-    assert state.get_meta_info("items")["completion_tokens"] <= 1_024
+    state = program.run(backend=smollm)
+    assert len(state["code"].digits) == 140
+    assert state.get_meta_info("code")["shortened"] == []
+    with pytest.raises(sgl.ParameterError, match="leaves 6 tokens"):  # the run's limit wins
+        program.run(backend=smollm, max_new_tokens=6)["code"]
 
 
 def test_another_policy_is_refused():

@@ -9,6 +9,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Delta, ParameterError, Regex, SamplingParams
 from sglang_lite.text.reasoning import with_reasoning
+from tests.counts import some
 from tests.runtime.scripted import Guesses, SteppedEngine, ended
 from tests.runtime.thinkers import ANSWER, END, thinker, token_ids
 
@@ -221,7 +222,9 @@ def test_retraction_loses_no_count(constraint, jump):
 def test_a_continued_output_is_ended_at_the_same_place(constraint, more):
     engine = SteppedEngine(model=thinker(SENTENCE), page_size=4)
     whole, _ = played(engine, greedy(thinking=15, **more), constraint)
-    for cut in range(len(whole.token_ids) + 1):
+    count = len(whole.token_ids) + 1
+    around = range(min(count, 60))  # the thought, and what ends it
+    for cut in sorted({*around[:: some(4, 1)], *range(0, count, some(90, 1)), count - 1}):
         again, _ = played(engine, greedy(thinking=15, **more), constraint, output_ids=list(whole.token_ids[:cut]))
         assert again.token_ids == whole.token_ids
         assert again.meta["thinking"] == whole.meta["thinking"]
