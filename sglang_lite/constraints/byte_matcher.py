@@ -24,7 +24,7 @@ from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 # Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need that. Lexemes are
 # not precomputed, because that silently spends the fuel of the first steps (version 1.9.1 then refuses a text of
 # {1,5000} & [^ ]+).
-_LEXER_FUEL, _STEP_FUEL = 20_000_000, 2_000_000
+_LEXER_FUEL, STEP_FUEL = 20_000_000, 10_000_000
 _STEP_ITEMS = 500_000
 # A lexer keeps all states that texts have reached, of all requests. A document that is quoted from has some 1.6 of them
 # for each of its characters.
@@ -110,7 +110,7 @@ def _limits(text: str) -> LLParserLimits:
         max_lexer_states=max(_LEXER_STATES, 2 * substring_characters(text)),
         max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
         initial_lexer_fuel=_LEXER_FUEL,
-        step_lexer_fuel=_STEP_FUEL,
+        step_lexer_fuel=STEP_FUEL,
         step_max_items=_STEP_ITEMS,
         precompute_large_lexemes=False,
         verbose_errors=False,
@@ -125,6 +125,11 @@ def substring_characters(text: str) -> int:
 def matcher_error(matcher: LLMatcher) -> ConstraintError:
     """ConstraintError with the reason why a matcher has failed."""
     return ConstraintError(f"llguidance: {error_reason(matcher)}")
+
+
+def lexer_has_failed(matcher: LLMatcher) -> bool:
+    """True if a matcher has failed because of the lexer that it shares with its copies, which then all fail."""
+    return matcher.is_error() and "lexer error" in matcher.get_error()
 
 
 def error_reason(matcher: LLMatcher) -> str:

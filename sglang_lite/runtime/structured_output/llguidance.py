@@ -97,12 +97,14 @@ class _Lexer:
 
     Attributes:
         start: parser at the start of a text, of which the others are copies.
+        is_shared: whether the texts that begin share it; else one text has it alone.
         texts: texts whose parsers share the lexer.
         tokens: number of tokens that these have consumed.
         is_renewed: whether a lexer that will take its place is being made.
     """
 
     start: Foreign
+    is_shared: bool = True
     texts: weakref.WeakSet[_Text] = field(default_factory=weakref.WeakSet)
     tokens: int = 0
     is_renewed: bool = False
@@ -111,20 +113,25 @@ class _Lexer:
 class LlguidanceMatcher(LoneMatcher):
     """Parser of llguidance, with the state of the language that its text is in.
 
+    A lexer that a mask takes too much work fails for good, and for all texts that share it. So a text whose lexer has
+    failed begins again with one of its own, and the constraint is too much work only if that one fails, too.
+
     Args:
-        engine: engine that made the matcher.
+        grammar: grammar that made the matcher.
         lexer: lexer of its parser.
         first: mask of the start.
         states: shared states of the language, or None if they are not tracked.
     """
 
-    def __init__(self, engine: LlguidanceEngine, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
-        self.engine, self._inner, self._lexer = engine, lexer.start, lexer
+    def __init__(self, grammar: LlguidanceGrammar, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
+        self.engine, self._grammar = grammar.engine, grammar
+        self._inner, self._lexer = lexer.start, lexer
         self._shares = True  # whether others have the same parser, so that none of them may move it
         self._text = _Text()
         lexer.texts.add(self._text)
         self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
+        self._consumed: list[int] = []  # tokens that the parser has consumed
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
         self._forced: list[int] = []  # tokens that the parser has told to come next
         self._last = -1
@@ -137,8 +144,30 @@ class LlguidanceMatcher(LoneMatcher):
         if self._unconsumed:
             self._inner.consume_tokens(self._unconsumed)
             self._lexer.tokens += len(self._unconsumed)
+            self._consumed += self._unconsumed
             self._unconsumed = []
         return self._inner
+
+    def _consume(self, tokens: list[int]) -> bool:
+        """Consumes tokens with the parser, again with another lexer if this one fails. Returns False if the grammar
+        does not allow them."""
+        while not _consumes(self.inner, tokens):
+            if not self._leave_lexer():
+                return False
+        self._lexer.tokens += len(tokens)
+        self._consumed += tokens
+        return True
+
+    def _leave_lexer(self) -> bool:
+        """Goes back to the start of the text with a lexer of its own, to consume it again. Returns False if the lexer
+        has not failed, or is its own already. Must not be called while a mask is being made, as it changes `lock_key`.
+        """
+        if not byte_matcher.lexer_has_failed(self._inner) or not self._lexer.is_shared:
+            return False
+        self._lexer = self._grammar.replace_lexer(self._lexer)
+        self._inner, self._shares = self._lexer.start, True
+        self._unconsumed, self._consumed = [*self._consumed, *self._unconsumed], []
+        return True
 
     @property
     def lock_key(self) -> Hashable:
@@ -157,9 +186,13 @@ class LlguidanceMatcher(LoneMatcher):
         return mask
 
     def set_mask(self, mask: Mask) -> None:
+        if self._inner.is_error():  # its mask would allow the end of the sequence
+            if self._leave_lexer():
+                return
+            mask = np.zeros_like(mask)
         if self.states is None or self.state is None:
             self._mask = mask
-        elif not mask.any() or self._inner.is_error():  # matchers in the same state need not share this failure
+        elif not mask.any():  # matchers in the same state need not share this failure
             self._mask, self.state = mask, None
         else:
             self.engine.mask_cache.put(self.states, self.state, mask)
@@ -167,7 +200,7 @@ class LlguidanceMatcher(LoneMatcher):
     def copy(self) -> LlguidanceMatcher:
         self._shares = True
         copied = object.__new__(LlguidanceMatcher)
-        vars(copied).update(vars(self), _unconsumed=self._unconsumed.copy())
+        vars(copied).update(vars(self), _consumed=self._consumed.copy(), _unconsumed=self._unconsumed.copy())
         return copied
 
     def accept(self, token: int) -> bool:
@@ -182,8 +215,7 @@ class LlguidanceMatcher(LoneMatcher):
             if allowed and self.state is not None:
                 self._unconsumed.append(token)
                 return True
-        self._lexer.tokens += 1
-        return bool(self.inner.consume_token(token))
+        return self._consume([token])
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
         forced, state = self._forced[: len(tokens)] == tokens, self.state
@@ -199,10 +231,9 @@ class LlguidanceMatcher(LoneMatcher):
     def advance(self, text: bytes) -> bool:
         self._mask, self._forced = None, []
         tokens = self.engine.spell(text)
-        if tokens is None or not self.inner.consume_tokens(tokens):
+        if tokens is None or not self._consume(tokens):
             return False
         self._last = tokens[-1]
-        self._lexer.tokens += len(tokens)
         if self.states is not None and self.state is not None:
             self.state = self.states.advance(self.state, text)
         return True
@@ -231,6 +262,13 @@ class LlguidanceMatcher(LoneMatcher):
         return byte_matcher.error_reason(self._inner)  # what is not consumed is allowed
 
 
+def _consumes(parser: Foreign, tokens: list[int]) -> bool:
+    """True if a parser consumes tokens. One that has failed does not; it would take the end of the sequence."""
+    # Behind a text that can't go on, `consume_tokens` would refuse the end of the sequence.
+    done = parser.consume_token(tokens[0]) if len(tokens) == 1 else parser.consume_tokens(tokens)
+    return bool(done) and not parser.is_error()
+
+
 class LlguidanceGrammar:
     """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
@@ -243,10 +281,13 @@ class LlguidanceGrammar:
         prepared: prepared form of the grammar.
         start: parser at the start of a text.
         max_lexers: largest number of lexers.
+
+    Attributes:
+        engine: the argument.
     """
 
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, max_lexers: int) -> None:
-        self._engine, self._prepared, self._max_lexers = engine, prepared, max_lexers
+        self.engine, self._prepared, self._max_lexers = engine, prepared, max_lexers
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
         self._size = max_lexers * parser + size_of(prepared.language)
         self._most_grown = _SOURCE_BYTES * byte_matcher.substring_characters(prepared.text)
@@ -280,24 +321,36 @@ class LlguidanceGrammar:
             lexer = min(self._lexers, key=lambda each: len(each.texts))
             crowded = len(lexer.texts) >= _ENOUGH
             if crowded and len(self._lexers) < self._max_lexers:
-                lexer = _Lexer(self._engine.parser(self._prepared.text))
+                lexer = self._new_lexer()
                 self._lexers.append(lexer)
             if self._grown(lexer) > MAX_GROWN and not lexer.is_renewed:
                 lexer.is_renewed = True
                 threading.Thread(target=self._renew, args=(lexer,), name="sglang_lite-lexer", daemon=True).start()
             self._shared = self._shared or crowded
-            states = self._engine.states(self._prepared, self._first) if self._shared else None
-            return LlguidanceMatcher(self._engine, lexer, self._first, states)
+            states = self.engine.states(self._prepared, self._first) if self._shared else None
+            return LlguidanceMatcher(self, lexer, self._first, states)
 
     def _renew(self, lexer: _Lexer) -> None:
-        new = _Lexer(self._engine.parser(self._prepared.text))  # takes half a second for a document of 100,000 tokens
+        new = self._new_lexer()  # takes half a second for a document of 100,000 tokens
         with self._making:
-            self._lexers[self._lexers.index(lexer)] = new
+            if lexer in self._lexers:
+                self._lexers[self._lexers.index(lexer)] = new
+
+    def _new_lexer(self, *, is_shared: bool = True) -> _Lexer:
+        return _Lexer(self.engine.parser(self._prepared.text), is_shared)
+
+    def replace_lexer(self, failed: _Lexer) -> _Lexer:
+        """Puts a new lexer in the place of one that has failed. Returns another one, for a text that had the failed
+        one."""
+        with self._making:
+            if failed in self._lexers:
+                self._lexers[self._lexers.index(failed)] = self._new_lexer()
+        return self._new_lexer(is_shared=False)
 
     def combinable(self) -> LlguidanceGrammar:
         """Returns the grammar without forced tokens, as forced text would allow only the tokenizer's own split."""
         if self._combinable is None:
-            self._combinable = self._engine.load_text(_unforced(self._prepared))
+            self._combinable = self.engine.load_text(_unforced(self._prepared))
         return self._combinable
 
     def endings(self) -> LanguageEndings | None:
@@ -306,7 +359,7 @@ class LlguidanceGrammar:
     def lengths(self, written: str = "") -> TextLengths:
         found = self._lengths.get(written)
         if found is None:
-            found = self._engine.lengths(self._prepared, written)
+            found = self.engine.lengths(self._prepared, written)
             if len(self._lengths) < _MAX_LENGTHS:
                 self._lengths[written] = found
         return found

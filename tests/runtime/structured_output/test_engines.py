@@ -228,6 +228,17 @@ def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_eng
             matcher_after(engine.compile(Regex("[^\0]{3}x")), "\U00050000")
 
 
+@pytest.mark.parametrize("text", ["a", "ab"])
+def test_the_end_of_the_sequence_may_follow_a_text_that_may_or_cant_go_on(text, engine, model_engines):
+    _, engines = model_engines
+    (eos,) = engine.tokenizer.eos_ids
+    for each in engines[:2]:
+        matcher = matcher_after(each.compile(Regex("ab?")), text)
+        assert matcher.finished or eos in allowed(next_mask(matcher), each.vocab_size)
+        assert matcher.accept(eos)
+        assert matcher.finished
+
+
 @pytest.mark.parametrize(
     ("constraint", "text"),
     [
