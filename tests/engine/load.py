@@ -37,7 +37,7 @@ def start(engine, seed, stop=lambda: False, told=lambda event: None):
     kinds = [
         lambda: engine.submit("ab", LONG, sink=sink(), stream=True),
         lambda: engine.submit("abc", SamplingParams(n=3, max_tokens=50), sink=sink(3), stream=True),
-        lambda: engine.submit("ab", LONG, Regex("[a-f]+"), sink=sink(), stream=True),
+        lambda: engine.submit("ab", LONG, Regex("[a-f]{3000}"), sink=sink(), stream=True),
         lambda: engine.submit("ab", SHORT, JsonSchema(json.dumps({"enum": [f"{seed}", "b"]})), sink=sink()),
         lambda: engine.submit("ab", SHORT, slow(chr(97 + rng.randrange(26))), sink=sink()),
         lambda: engine.submit_select("ab", ["c", "de"], sink=sink()),
