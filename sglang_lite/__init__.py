@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sglang_lite.compat.sglang.engine import Engine
     from sglang_lite.compat.sglang.runtime import Runtime
     from sglang_lite.constraints.coerce import Grammar
+    from sglang_lite.constraints.json_schema.prose import prose
     from sglang_lite.constraints.json_schema.quotes import quote
     from sglang_lite.errors import (
         BackendError,
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "constraints.coerce": ("Grammar",),
+    "constraints.json_schema.prose": ("prose",),
     "constraints.json_schema.quotes": ("quote",),
     "errors": (
         "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
@@ -165,10 +167,10 @@ __all__ = [  # a literal, for type checkers
     "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError", "TruncatedError",
     "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
     "assistant_end", "audio", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info",
-    "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "quote", "record", "select",
-    "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end", "testing",
-    "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin", "user_end",
-    "video",
+    "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "prose", "quote", "record",
+    "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
+    "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
+    "user_end", "video",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import pickle
+from typing import Annotated
 
 import pytest
 from pydantic import BaseModel, Field
@@ -121,3 +122,29 @@ def test_another_policy_is_refused():
     for call in (lambda: sgl.gen("a", type=int, **wrong), lambda: items.run(**wrong)):
         with pytest.raises(sgl.ParameterError, match="shortened: 'no' is not one of 'raise', 'warn', 'keep'"):
             call()
+
+
+class Letter(BaseModel):
+    to: str
+    text: Annotated[str, sgl.prose] | None = None
+
+
+def test_prose_is_kept_as_far_as_it_has_come(smollm):
+    @sgl.function
+    def write(s, limit):
+        s += 'As JSON: {"to": "Ann", "text": "Thank you very much for the beautiful flowers"}\nAs JSON, a letter to Ben: '
+        s += sgl.gen("letter", type=Letter, max_tokens=limit, temperature=0, shortened="keep")
+
+    whole = write.run(200, backend=smollm)["letter"]
+    for limit in (14, 17):
+        state = write.run(limit, backend=smollm)
+        assert state["letter"].to == whole.to
+        assert 0 < len(state["letter"].text) < len(whole.text)
+        assert whole.text.startswith(state["letter"].text)
+        assert state.get_meta_info("letter")["shortened"] == ["/text"]
+
+
+def test_prose_is_text():
+    with pytest.raises(sgl.ConstraintError, match="only strings may be cut anywhere, and this is of the type 'array'"):
+        sgl.gen("x", type=Annotated[list[str], sgl.prose])
+    assert sgl.gen("x", type=list[Annotated[str, sgl.prose]])

@@ -1,17 +1,48 @@
-"""Strings that a limit may cut anywhere, as their schema says: the keyword `x-prose`."""
+"""Strings that a limit may cut anywhere, as their type or schema says: `sgl.prose`, and the keyword `x-prose`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sglang_lite.constraints.memo import memoized
-from sglang_lite.protocol import JsonSchema
+from sglang_lite.protocol import ConstraintError, JsonSchema
+from sglang_lite.protocol.anything import Json
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
 
 PROSE = "x-prose"  # keyword of ours
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 _MAX_SCHEMAS = 1_000  # that are looked at for one string
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """Permission to cut a string anywhere. `sgl.prose` is the only one."""
+
+    def __repr__(self) -> str:
+        return "sgl.prose"
+
+    def __get_pydantic_json_schema__(
+        self,
+        schema: Any,  # pydantic's dict
+        handler: GetJsonSchemaHandler,
+    ) -> dict[str, Json]:
+        found = handler(schema)
+        if found.get("type", "string") != "string":
+            raise ConstraintError(
+                f"sgl.prose: only strings may be cut anywhere, and this is of the type {found['type']!r}.",
+                hint="Write it beside the string's type, as in list[Annotated[str, sgl.prose]].",
+            )
+        return {**found, PROSE: True}
+
+
+prose = Prose()
+"""Metadata of a `str`, as in `Annotated[str, sgl.prose]`: where a limit cuts its value, what has come of it is kept,
+and `shortened` names it. Other strings are left out then, as half a name or address would be another one."""
 
 
 @memoized
