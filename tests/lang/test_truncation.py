@@ -63,11 +63,20 @@ def test_by_default_a_type_raises_with_what_is_known(smollm):
         assert (again.text, tuple(again.left_out), again.max_tokens) == (error.text, error.left_out, error.max_tokens)
 
 
-def test_the_limit_that_an_error_names_suffices(smollm):
+class Poem(BaseModel):
+    lines: list[Annotated[str, Field(max_length=40)]] = Field(min_length=6, max_length=6)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [(Person, 12), (Poem, 20)])
+def test_the_limit_that_an_error_names_suffices(smollm, kind, limit):
+    @sgl.function
+    def write(s, limit):
+        s += "As JSON, with Dora, who is 62, in it: " + sgl.gen("x", type=kind, max_tokens=limit, temperature=0)
+
     with pytest.raises(sgl.TruncatedError) as caught:
-        person.run(12, backend=smollm)["person"]
-    limit = caught.value.max_tokens
-    assert person.run(limit, backend=smollm)["person"] == person.run(60, backend=smollm)["person"]
+        write.run(limit, backend=smollm)["x"]
+    enough = caught.value.max_tokens
+    assert write.run(enough, backend=smollm)["x"] == write.run(2_000, backend=smollm)["x"]
 
 
 def test_a_number_at_the_limit_is_no_value(smollm):

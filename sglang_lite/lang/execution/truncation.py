@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sglang_lite.constraints.answer_limit import answer_limit
 from sglang_lite.constraints.unfinished_json import unfinished_json
 from sglang_lite.lang.execution.operations import GenOp
 from sglang_lite.protocol import (
@@ -68,7 +69,7 @@ def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it i
             f"leaves {count:,} tokens for {op.node.name!r}, and the shortest text of its constraint has {fewest:,}.",
             hint="Raise it, or shorten the prompt if the context is full.",
         )
-    enough = _sufficient_limit(generation)
+    enough = _sufficient_limit(op, generation)
     missing = problem.rstrip(".") if pointers == _WHOLE else f"what is missing: {', '.join(pointers)}"
     keep = "" if pointers == _WHOLE else ', or shortened="keep" to take what there is'
     return TruncatedError(
@@ -92,11 +93,12 @@ def warning(op: GenOp, generation: Generation) -> str:
     return f"{which} cut {op.node.name!r} after {count} tokens, {lost}: raise it"
 
 
-def _sufficient_limit(generation: Generation) -> int:
-    """A limit that is likely to suffice: the one that the schema suggests, or twice what was used."""
-    suggested = generation.meta.get("suggested_max_tokens")
+def _sufficient_limit(op: GenOp, generation: Generation) -> int:
+    """Returns a limit that suffices for all values of the constraint if they have a greatest length, else for most."""
     twice = 2 * max(generation.usage.completion_tokens, 32)
-    return max(suggested, twice) if isinstance(suggested, int) else twice
+    constraint = op.node.constraint
+    suffices = None if constraint is None else answer_limit(constraint)
+    return max(suffices or 0, twice)
 
 
 def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
