@@ -4,8 +4,8 @@
 
 Real schemas that both take, by turns in one process, in processor time of the thread. Alone, llguidance reads the
 schema itself, with its own defaults. Ours makes the normal form, the grammar, the shortest texts, llguidance's parser
-and the first mask, with what masks watch and what a limit needs. Reading the schema's JSON is not counted. Tokens are
-those of valid instances written as ours are generated, where llguidance takes them too; those of schemas with open
+and the first mask, with what masks watch, and bounds of the lengths. Reading the schema's JSON is not counted. Tokens
+are those of valid instances written as ours are generated, where llguidance takes them too; those of schemas with open
 objects, whose names are watched, are told separately. Tools are 500 functions: processor time of a program's first
 call, and of another one. FILE is as in constraints_suite.py.
 """
@@ -33,7 +33,6 @@ from vocabulary import PADDED, default_tokenizer, tiktoken_tokenizer
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema.write_value import value_text
 from sglang_lite.protocol import JsonSchema
-from sglang_lite.runtime.structured_output import closing
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, next_mask
 from sglang_lite.runtime.structured_output.ruled_grammar import names_are_open
 from sglang_lite.runtime.structured_output.vocabulary import without_special_texts
@@ -83,7 +82,7 @@ class Ours:
 
 def compiled(engine: ThisThread, schema: JsonSchema) -> CompiledGrammar:
     grammar = watched(engine, schema)
-    closing.prepare(grammar)
+    grammar.lengths()
     next_mask(grammar.matcher())
     return grammar
 

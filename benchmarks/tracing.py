@@ -90,8 +90,7 @@ def bytes_a_node(backend: sgl.BaseBackend, programs: int) -> float:
 
 
 LOG = (
-    (RunUsage, "played"), (PrefixCache, "miss"), (output_builder, "_miss_fields"),
-    (output_builder, "_forced_text"),
+    (RunUsage, "played"), (PrefixCache, "miss"), (output_builder, "miss_fields"), (output_builder, "forced_text"),
 )  # fmt: skip
 
 
