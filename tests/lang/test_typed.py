@@ -490,7 +490,7 @@ def test_a_type_that_pydantic_can_not_take_is_refused_for_partial_values_too():
 
 def test_a_value_that_max_tokens_cuts_short_says_so():
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=City, max_tokens=2)))
-    with pytest.raises(sgl.TruncatedError, match=r"'x' was cut after 2 tokens: .*not JSON.* Set max_tokens=64"):
+    with pytest.raises(sgl.TruncatedError, match=r"'x' was cut after 2 tokens: .*not JSON.* Set max_tokens=1024"):
         program.run(backend=sgl.ScriptedBackend({"x": ROME}))["x"]
 
 

@@ -201,13 +201,23 @@ def test_a_batch_draws_what_a_row_alone_draws(engine):
     assert [(each.token_ids, each.text) for each in together] == [(each.token_ids, each.text) for each in alone]
 
 
-@pytest.mark.parametrize("settings", [{"jump_forward": "off"}, {"overlap": False}, {"max_total_tokens": 256}], ids=str)
+@pytest.mark.parametrize("settings", [
+    {"jump_forward": "off"}, {"overlap": False}, {"page_size": 4, "step_tokens": 7}, {"speculation": "again", "draft_tokens": 4},
+    {"max_total_tokens": 256}, {"max_total_tokens": 256, "enable_hierarchical_cache": True},
+    {"max_total_tokens": 256, "speculation": "again", "draft_tokens": 4},
+], ids=str)  # fmt: skip
 def test_other_ways_of_running_cut_the_same(engine, settings):
-    """The last one retracts requests."""
-    jobs = [(json_schema(PERSON), 36 + i, i) for i in range(24)]
+    """The last three retract requests."""
+    jobs = [(json_schema(PERSON), 36 + i % 12, i) for i in range(24)]
+    expected = [(each.text, each.finish_reason, each.shortened) for each in generations(engine, jobs)]
     with Engine.of(random_model(), **settings) as other:
-        found = generations(other, jobs)
-    assert [each.text for each in found] == [each.text for each in generations(engine, jobs)]
+        if "speculation" in settings:
+            other.core.loop.scheduler.drafts.drafting.cost = FreeDrafts()
+        for _ in range(2):  # so that the second time drafts the first's answers
+            found = generations(other, jobs)
+            assert [(each.text, each.finish_reason, each.shortened) for each in found] == expected
+        if "speculation" in settings:
+            assert sum(each.meta.get("spec_accept_token_num", 0) for each in found) > 50
 
 
 def test_an_output_that_is_continued_is_cut_as_it_would_have_been(engine, seeds):
