@@ -15,8 +15,8 @@ _MAXIMUM = 16_384  # tokens: texts that may be longer count as endless
 
 @memoized
 def answer_limit(constraint: Constraint) -> int | None:
-    """Number of tokens that suffice for the texts of a constraint: for all of them if they have a greatest length, else
-    for most. None if the constraint can't be enforced."""
+    """Returns a number of tokens that suffices for all texts of a constraint if they have a greatest length, else for
+    most. None if the constraint can't be enforced."""
     try:
         language = language_of(constraint)
         most = most_bytes(language.rules, language.start)

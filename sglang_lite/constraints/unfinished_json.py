@@ -221,7 +221,7 @@ class UnfinishedJson:
                 yield container.ends[count], self._brackets(depth), pointer
 
     def _pointer(self, container: _Container, count: int) -> str:
-        """JSON Pointer of the value of a container that has `count` values before it."""
+        """Returns the JSON Pointer of the value of a container that has `count` values before it."""
         if not container.is_object:
             return f"{container.pointer}/{count}"
         after = self._text[container.ends[count] : container.ends[count + 1]]
@@ -232,7 +232,7 @@ class UnfinishedJson:
         return "".join("}" if each.is_object else "]" for each in reversed(self._open[:depth]))
 
     def _is_prose(self) -> bool:
-        """True if the string that is being written may end anywhere."""
+        """Returns True if the string that is being written may end anywhere."""
         path = [_name(each.name or "") if each.is_object else len(each.ends) - 1 for each in self._open]
         return is_prose(self._schema, path)
 
@@ -253,7 +253,7 @@ def unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
 
 
 def _end_of_reasoning(constraint: Constraint) -> str | None:
-    """Text that ends reasoning, or None if the constraint is that of other texts."""
+    """Returns the text that ends reasoning, or None if the constraint is that of other texts."""
     match constraint:
         case StructuralTag((tag,), _, True, True):
             return tag.begin
@@ -265,10 +265,10 @@ def _end_of_reasoning(constraint: Constraint) -> str | None:
 
 
 def _name(text: str) -> str:
-    """Name that is written so in JSON."""
+    """Reads a name that is written in JSON."""
     return str(json.loads(f'"{text}"'))
 
 
 def _escape(text: str) -> str:
-    """Step of a JSON Pointer (RFC 6901) to a member whose name is written so in JSON."""
+    """Returns the step of a JSON Pointer (RFC 6901) to a member, from its name as written in JSON."""
     return _name(text).replace("~", "~0").replace("/", "~1")

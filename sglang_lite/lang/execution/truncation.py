@@ -48,12 +48,12 @@ def policy_of(op: GenOp, of_run: str | None) -> str:
 
 
 def left_out(generation: Generation) -> tuple[str, ...]:
-    """JSON Pointers of what is missing in an answer that was cut; "" is the whole value."""
+    """Returns JSON Pointers of what is missing in an answer that was cut; "" is the whole value."""
     return generation.shortened or _WHOLE
 
 
 def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it is no value") -> SglError:
-    """Error of an answer that was cut.
+    """Makes the error of an answer that was cut.
 
     Args:
         op: the generation.
@@ -83,7 +83,7 @@ def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it i
 
 
 def warning(op: GenOp, generation: Generation) -> str:
-    """Warning about an answer that was cut and is kept."""
+    """Writes the warning about an answer that was cut and is kept."""
     which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
     count, pointers = generation.usage.completion_tokens, left_out(generation)
     fewest = generation.meta.get("fewest_tokens")

@@ -70,7 +70,7 @@ class CutText:
 
 
 def _is_free(constraint: Constraint) -> bool:
-    """True if a constraint allows free text, maybe with tags in it."""
+    """Returns True if a constraint allows free text, maybe with tags in it."""
     match constraint:
         case StructuralTag():
             return not constraint.at_least_one

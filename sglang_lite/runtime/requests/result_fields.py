@@ -75,7 +75,7 @@ def token_scores(
 
 
 def with_texts(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
-    """Log-probability with the texts of its tokens."""
+    """Adds the texts of its tokens to a log-probability."""
 
     def spelled(entries: Top) -> Top:
         return tuple((value, i, tokenizer.decode((i,), skip_special=False)) for value, i, _ in entries)

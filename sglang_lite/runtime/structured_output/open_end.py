@@ -77,7 +77,8 @@ def kind_of(char: str) -> Kind:
 
 
 def first_kind(text: bytes) -> Kind:
-    """Kind of a text's first character. Half a character counts as a letter if most that begin so are letters."""
+    """Returns the kind of a text's first character. Half a character counts as a letter if most that begin so are
+    letters."""
     found = text[:4].decode("utf-8", "ignore")
     if found and text.startswith(found[0].encode()):
         return kind_of(found[0])
@@ -85,12 +86,12 @@ def first_kind(text: bytes) -> Kind:
 
 
 def last_kind(text: bytes) -> Kind:
-    """Kind of the last character of a text, which ends with a whole one."""
+    """Returns the kind of the last character of a text, which ends with a whole one."""
     return kind_of(text[-4:].decode("utf-8", "ignore")[-1:] or " ")
 
 
 def may_end_before(text: bytes, following: bytes) -> bool:
-    """True if a text may end where other text follows: not within a word or a number."""
+    """Returns True if a text may end where other text follows: not within a word or a number."""
     last = last_kind(text)
     return last == "other" or last != first_kind(following)
 
@@ -393,7 +394,7 @@ class OpenEndGrammar:
 
 
 def begins_with_any(grammar: CompiledGrammar, tokens: Mask) -> bool:
-    """True if a text of the grammar may begin with one of the tokens of a mask."""
+    """Returns True if a text of the grammar may begin with one of the tokens of a mask."""
     return bool((next_mask(grammar.matcher()) & tokens).any())
 
 

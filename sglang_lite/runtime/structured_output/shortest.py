@@ -6,7 +6,7 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 
 def fewest_above(grammar: CompiledGrammar, limit: int) -> int | None:
-    """Number of tokens that no text of a grammar has less of, if that is more than `limit`; else None. May take half a
+    """Returns the least number of tokens of a grammar's texts, if that is more than `limit`; else None. May take half a
     second the first time, so not on the loop's thread."""
     lengths = grammar.lengths()
     if lengths.known is not None and lengths.known <= limit:

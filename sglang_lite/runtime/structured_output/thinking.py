@@ -31,8 +31,8 @@ EndedBy = Literal["model", "limit", "time"]
 
 
 def answer_room(shortest: int, total: int) -> int:
-    """Number of tokens that a thought leaves for the answer: twice its shortest text, but `_MIN_ROOM` more than that
-    at least; and no more than half of the total, if the shortest text fits into that.
+    """Returns the number of tokens that a thought leaves for the answer: twice its shortest text, but `_MIN_ROOM` more
+    than that at least; and no more than half of the total, if the shortest text fits into that.
 
     Args:
         shortest: number of tokens of the answer's shortest text.
@@ -63,7 +63,7 @@ class ThoughtFormat:
 
     @staticmethod
     def of(model_type: str | None, tokenizer: Tokenizer) -> ThoughtFormat:
-        """Format of a type of model; None for the one that the model's chat template shows.
+        """Returns the format of a type of model; None for the one that the model's chat template shows.
 
         Raises:
             ParameterError: the type is unknown, or not given where the template shows no thoughts.
@@ -79,12 +79,12 @@ class ThoughtFormat:
         return ThoughtFormat(model_type, tokenizer)
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """True if an output behind a prompt begins inside a thought."""
+        """Returns True if an output behind a prompt begins inside a thought."""
         end = self.text_of(prompt[-_LOOKED_AT:]).rstrip()
         return end.endswith(self.start.strip()) or (self._open and not end.endswith(self.end))
 
     def text_of(self, tokens: Sequence[int]) -> bytes:
-        """Text of tokens, with that of special ones."""
+        """Decodes tokens, special ones included."""
         return self._tokenizer.decode_bytes(tokens, skip_special=False)
 
     def endings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
@@ -259,7 +259,7 @@ class ThinkingMatcher(DelegatingMatcher):
         return ("end of a thought", forced[0]) if forced else self._inner.state_key
 
     def copy(self) -> ThinkingMatcher | None:
-        """Copy that counts by itself; None while a clock may end the thought."""
+        """Returns a copy that counts by itself; None while a clock may end the thought."""
         if self._limits.seconds is not None and self._progress.stage != "answer":
             return None
         inner = self._inner.copy()
@@ -358,7 +358,7 @@ class ThinkingMatcher(DelegatingMatcher):
             progress.stage = "ending" if progress.forced else "thought"
 
     def _due(self) -> EndedBy | None:
-        """Reason why the thought has to end soon, or None."""
+        """Returns the reason why the thought has to end soon, or None."""
         progress, limits = self._progress, self._limits
         if limits.seconds is not None:
             if progress.until is None:
@@ -371,7 +371,7 @@ class ThinkingMatcher(DelegatingMatcher):
         return "limit" if progress.left <= limits.reserve + grace else None
 
     def _ending(self) -> list[int]:
-        """Tokens that end the thought here; none if the grammar allows no such text."""
+        """Returns tokens that end the thought here; none if the grammar allows no such text."""
         endings = self._form.endings(self._progress.tail, constrained=self._constrained)
         if not self._constrained:
             return endings[0]

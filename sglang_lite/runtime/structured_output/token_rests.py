@@ -42,7 +42,7 @@ class Rests(Protocol):
     def price(self) -> int: ...
 
     def step(self, low: int, high: int) -> Step:
-        """Place after a byte from `low` to `high`."""
+        """Returns the place after a byte from `low` to `high`."""
         ...
 
     def leave(self, low: int, high: int) -> Step:
@@ -50,7 +50,7 @@ class Rests(Protocol):
         ...
 
     def run(self, ranges: Ranges) -> Step:
-        """Place after any number of characters of a set."""
+        """Returns the place after any number of characters of a set."""
         ...
 
 
@@ -232,7 +232,7 @@ class TokenRests:
             self.__dict__.pop("start", None)
 
     def place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
-        """Place with some rests, and whether one of them is empty."""
+        """Returns the place with some rests, and whether one of them is empty."""
         different = tuple(rests) if ordered else tuple(sorted(set(rests)))
         ends = bool(different) and not different[0]
         if ends:
@@ -255,7 +255,7 @@ class TokenRests:
         return [(after, union(ranges)) for after, ranges in found.items()]
 
     def least_ends(self, text: str) -> int:
-        """Fewest tokens that end behind the first byte of a text and before its last one."""
+        """Returns the fewest tokens that end behind the first byte of a text and before its last one."""
         found = self._ends.get(text)
         if found is None:
             found = self._ends[text] = self._least_ends(text.encode())
@@ -294,7 +294,7 @@ class TokenRests:
         return b"\xff\xff\xff".join(self._texts)  # which is in no text
 
     def count(self, text: bytes) -> int:
-        """Fewest tokens of a text; very many if there are none."""
+        """Returns the fewest tokens of a text; very many if there are none."""
         found = self._counts.get(text)
         if found is None:
             best = [0] + [1 << 30] * len(text)
