@@ -151,6 +151,7 @@ class RepeatedWhitespace:
 
 
 DEFAULT_MAX_TOKENS = 128  # for generations that set none, as on other backends; the API requires the field
+MIN_THINKING = 1_024  # tokens of the smallest limit of a thought that the API takes
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
@@ -160,6 +161,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
     Raises:
         CapabilityError: the API does not accept an image of the prompt, or the prompt has text in its open turn and the
             answer a constraint.
+        ParameterError: the API takes no such limit of thoughts.
     """
     messages = _messages(request)
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
@@ -180,10 +182,31 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         request.params, {"max_tokens": "max_tokens", "stop": "stop_sequences", "thinking": "thinking"}
     )
     if "thinking" in own:
-        own["thinking"] = {"type": "enabled", "budget_tokens": own["thinking"]}
+        own["thinking"] = _thinking(own["thinking"], own.get("max_tokens", DEFAULT_MAX_TOKENS))
     # The SDK has no keyword for parameters that only older models accept.
     arguments |= own | ({"extra_body": extra} if extra else {}) | _shape(request)
     return with_marks(arguments, request.prompt) if request.target.cache_hints else arguments
+
+
+def _thinking(budget: int, limit: int) -> dict[str, Any]:
+    """Limits the tokens of a thought.
+
+    Raises:
+        ParameterError: the API takes no such limit.
+    """
+    if budget < MIN_THINKING:
+        raise ParameterError(
+            "thinking",
+            f"Claude takes {MIN_THINKING:,} tokens or more, not {budget:,}.",
+            hint="Raise it, or leave it out: then the model does not think.",
+        )
+    if budget >= limit:
+        raise ParameterError(
+            "thinking",
+            f"Claude's thoughts of {budget:,} tokens need a larger max_tokens, which counts them, than {limit:,}.",
+            hint=f"Set max_tokens to {budget:,} and what the answer needs.",
+        )
+    return {"type": "enabled", "budget_tokens": budget}
 
 
 def _shape(request: ApiRequest) -> dict[str, Any]:

@@ -77,6 +77,23 @@ def test_parameters_that_were_set_are_sent_where_the_model_takes_them(api, claud
     assert api.last["top_p"] == 0.5
 
 
+def test_a_limit_of_thoughts_is_one_that_the_api_takes(api, claude):
+    api.answers = [said("x")]
+    ask(claude(OLD), thinking=1024, max_tokens=1025)
+    assert api.last["thinking"] == {"type": "enabled", "budget_tokens": 1024}
+    for limits, message in [
+        ({"thinking": 1023, "max_tokens": 4000}, "1,024 tokens or more, not 1,023"),
+        ({"thinking": 2000, "max_tokens": 2000}, "thoughts of 2,000 tokens need a larger max_tokens"),
+        ({"thinking": 2000}, "than 128"),
+    ]:
+        with pytest.raises(sgl.ParameterError, match=message):
+            ask(claude(OLD), **limits)
+    for model in ("claude-3-5-haiku", "claude-opus-4-7", NEW, "claude-fable-5", "claude-haiku-5-5"):
+        with pytest.raises(sgl.CapabilityError, match="thinking"):
+            ask(claude(model), thinking=1024, max_tokens=2000)
+    assert len(api.requests) == 1
+
+
 def test_the_system_prompt_stays_for_every_generation_and_in_the_state(api, claude):
     api.answers = [said("one"), said("two")]
 
