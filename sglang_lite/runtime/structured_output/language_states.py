@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Container, Sequence
 from typing import TypeAlias
 
 from sglang_lite.constraints.formal.automaton import Automaton, renewed
 from sglang_lite.constraints.formal.nodes import Language
-from sglang_lite.constraints.formal.terms import DEAD, DONE
+from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
 
@@ -53,6 +54,7 @@ class LanguageStates:
         self.hits = self.misses = 0  # lookups that found a mask, and masks that were computed
         self.forced: dict[tuple[State, int], list[int]] = {}  # forced tokens by state and last token
         self._steps: dict[tuple[State, int], State | None] = {}
+        self._final: dict[int, bool] = {}  # by states of the automaton
         self.read = 0
 
     @property
@@ -132,7 +134,22 @@ class LanguageStates:
             return None
         return None if after == DEAD else (after, rest)
 
-    @staticmethod
-    def is_final(state: State) -> bool:
+    def is_final(self, state: State) -> bool:
         """True if only the end of the text is allowed next."""
-        return state == (DONE, b"")
+        at, partial = state
+        if partial:
+            return False
+        if at not in self._final:
+            self._final[at] = self._ends_at(at)
+        return self._final[at]
+
+    def _ends_at(self, at: int) -> bool:
+        """True if the text may end in a state of the automaton, and has no further character."""
+        machine = self.automaton
+        if not machine.accepting(at):
+            return False
+        try:
+            with self.lock:
+                return all(machine.step(at, symbol) == DEAD for _, symbol in machine.classes_between(0, sys.maxunicode))
+        except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
+            return False

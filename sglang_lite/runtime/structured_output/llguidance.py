@@ -253,8 +253,8 @@ class LlguidanceMatcher(LoneMatcher):
 
     @property
     def finished(self) -> bool:
-        if self._unconsumed and self.state is not None:
-            return LanguageStates.is_final(self.state)
+        if self._unconsumed and self.states is not None and self.state is not None:
+            return self.states.is_final(self.state)
         return bool(self.inner.is_stopped()) and not self.inner.is_error()
 
     @property

@@ -211,3 +211,21 @@ def test_what_fails_for_one_matcher_is_not_kept_for_others_in_its_place(llguidan
     assert filler.fill(shared, found.__setitem__) == []
     assert (found[:2] == right).all()
     assert not found[2].any()
+
+
+@pytest.mark.parametrize("constraint", [
+    Regex("ab"), Ebnf('root ::= "ab" tail\ntail ::= ""'), Ebnf('root ::= "a" middle\nmiddle ::= "b" tail\ntail ::= end\nend ::= ""'),
+    Ebnf('root ::= "ab" tail\ntail ::= "" | "c"'),
+], ids=str)  # fmt: skip
+def test_the_end_is_known_whether_or_not_the_parser_has_seen_the_text(constraint, engine):
+    made = LlguidanceEngine(engine.tokenizer, engine.vocab_size, sorted(engine.tokenizer.eos_ids), tracked=True)
+    grammar = made.compile(constraint)
+    seen = grammar.matcher()
+    unseen = grammar.matcher()
+    for token in made.encode("ab"):
+        next_mask(seen)
+        assert seen.accept(token)
+    next_mask(seen)  # the parser consumes the text
+    for token in made.encode("ab"):
+        assert unseen.accept(token)  # by masks that are known
+    assert unseen.finished == seen.finished
