@@ -157,23 +157,35 @@ def error_reason(matcher: LLMatcher) -> str:
 def _start(constraint: Constraint) -> _Start:
     language = language_of(constraint)
     text, slow = _grammar(language, ShortestTexts(language.rules).longest_forced)
-    matcher = start(NO_FORCING + text, _bytes())  # forcing would only slow masks of bytes down
-    return _Start(matcher, slow, PARSER_BYTES * len(text))
+    return _Start(NO_FORCING + text, slow)  # forcing would only slow masks of bytes down
 
 
-@dataclass(frozen=True, slots=True)
 class _Start:
     """Compiled constraint.
 
-    Attributes:
-        matcher: llguidance matcher at the start, to be copied.
+    Args:
+        text: its grammar.
         slow: whether forced text takes much work to find.
+
+    Attributes:
+        slow: the argument.
         size: approximate memory in bytes.
     """
 
-    matcher: Any
-    slow: bool
-    size: int
+    __slots__ = ("_matcher", "_text", "size", "slow")
+
+    def __init__(self, text: str, slow: bool) -> None:
+        self._text, self.slow, self.size = text, slow, PARSER_BYTES * len(text)
+        self._matcher = start(text, _bytes())
+
+    def matcher(self) -> Any:
+        """Returns a matcher at the start, whose lexer has not failed for another text."""
+        matcher = self._matcher.deep_copy()
+        matcher.compute_bitmask()
+        if lexer_has_failed(matcher):
+            self._matcher = start(self._text, _bytes())
+            matcher = self._matcher.deep_copy()
+        return matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +232,7 @@ class ByteMatcher:
     def __init__(self, constraint: Constraint) -> None:
         self.constraint, self.text = constraint, ""
         first = _start(constraint)
-        self.matcher, self.slow = first.matcher.deep_copy(), first.slow
+        self.matcher, self.slow = first.matcher(), first.slow
 
     def copy(self) -> ByteMatcher:
         """Independent matcher in the same state."""

@@ -5,6 +5,7 @@ import pytest
 
 from sglang_lite import Engine
 from sglang_lite.constraints import byte_matcher
+from sglang_lite.constraints.byte_matcher import ByteMatcher
 from sglang_lite.protocol import ConstraintError, Regex, SamplingParams
 from sglang_lite.runtime.structured_output.base import next_mask
 from tests.constraints.test_generation import random_model
@@ -74,3 +75,12 @@ def test_requests_beside_some_that_fail_are_as_alone(engine):
     for each in together[::3]:
         assert isinstance(each, ConstraintError)
         assert REASON in str(each)
+
+
+def test_texts_of_a_block_go_on_after_one_that_fails(monkeypatch):
+    monkeypatch.setattr(byte_matcher, "STEP_FUEL", 600)
+    with pytest.raises(ConstraintError, match=REASON):
+        ByteMatcher(MIXED).push("x" + " word" * 50)
+    matcher = ByteMatcher(MIXED)
+    matcher.push("12 345 6 7 8 9 10 11 12 13 14 15 1")
+    matcher.end()
