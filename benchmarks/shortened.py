@@ -6,9 +6,8 @@
 shortest text to 256 tokens. Each case runs with 4,096 tokens first, until it ends or passes `--enough` tokens, and
 then with up to six limits. A draw is a function of logits, mask, seed and position, so what a limited answer has to be
 is read off the draws of the unlimited one (shortened_oracle.py): an unmarked text equals the unlimited one; a marked
-value has only scalars whose end was drawn. A part runs as a stream as well, which has to say the same. With
-`--fast` (about a quarter of the time on a CPU) rows depend on their batch by rounding: where limited draws part from
-the unlimited ones, the unlimited request goes on from there, and has to draw what the limited one drew.
+value has only scalars whose end was drawn. A part runs as a stream as well, which has to say the same. Rows do not
+depend on their batch by rounding, which would be a difference as well (`deterministic=True`).
 
 Ways: library (rows of the engine), n (three samples), batch (programs), typed (`type=`), and over HTTP: chat, chat_n,
 tools, responses, messages, ollama, generate, generate_batch. Counts per way; exit status 1 if anything is violated.
@@ -40,7 +39,6 @@ from shortened_oracle import Draws, Judge, Outcome, Vocabulary
 from shortened_ways import CLIENTS, SCHEMA_ONLY, STREAMS, WAIT_S, WAYS, Context
 
 import sglang_lite as sgl
-from sglang_lite.protocol import Delta, SamplingParams
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import RequestEnds
 from sglang_lite.runtime.core.token_reader import TokenReader
@@ -50,7 +48,6 @@ from sglang_lite.runtime.requests.random_uniforms import sample_seed
 
 EXAMPLES = 3
 CALL = 30  # tokens of a call around its arguments, at most
-PARTINGS = 3  # that one limited answer may have
 UNLIMITED = 4096
 LONGEST = 256
 LIMITS = 6  # of each source
@@ -126,7 +123,6 @@ class Run:
     judge: Judge
     found: list[Case]
     dice: random.Random
-    strict: bool
     refused: Counter[str] = field(default_factory=Counter)
 
     def way(self, name: str, count: int) -> None:
@@ -153,11 +149,9 @@ class Run:
         asked = [(free[i][0], limit) for i, limit in calls]
         answers = WAYS[name](self.context, asked, False)
         drawn_of = [[self._drawn(source, k, limit) for k in range(source.samples)] for source, limit in asked]
-        followed = {} if self.strict else self._followed(name, [free[i][1] for i, _ in calls], asked, drawn_of)
         for at, ((i, limit), outcomes) in enumerate(zip(calls, answers)):
             source, draws, whole = free[i]
-            unlimited = [followed.get((at, k), each) for k, each in enumerate(draws)]
-            self._judge(name, source, limit, unlimited, drawn_of[at], outcomes, whole)
+            self._judge(name, source, limit, draws, drawn_of[at], outcomes, whole)
         if name in STREAMS:
             again = [at for at in range(len(asked)) if at % 6 == 0]
             streams = WAYS[name](self.context, [asked[at] for at in again], True)
@@ -181,46 +175,6 @@ class Run:
     def _drawn(self, source: Source, sample: int, limit: int) -> Draws | None:
         found = self.log.taken(sample_seed(source.seed, sample), limit)
         return found[-1] if found else None
-
-    def _followed(
-        self, name: str, free: list[list[Draws]], asked: list[tuple[Source, int]], drawn: list[list[Draws | None]]
-    ) -> dict[tuple[int, int], Draws]:
-        """Other unlimited draws, for limited ones that part from the unlimited ones.
-
-        Where rows depend on their batch by rounding, a draw at a near tie may differ. So the unlimited request goes on
-        from the place of the parting: if it draws what the limited one has drawn, that was no refusal.
-        """
-        found: dict[tuple[int, int], Draws] = {}
-        for _ in range(PARTINGS):
-            parted = [
-                (at, k, one, found.get((at, k), free[at][k]))
-                for at, rows in enumerate(drawn)
-                for k, one in enumerate(rows)
-                if one is not None and name != "tools" and not one.begins(found.get((at, k), free[at][k]))
-            ]
-            self._continue([(asked[at][0], k, one, one.common(whole)) for at, k, one, whole in parted])
-            for at, k, one, whole in parted:
-                more = self.log.taken(sample_seed(asked[at][0].seed, k), UNLIMITED)
-                if more and one.common(more[-1]) > one.common(whole):
-                    found[at, k] = more[-1]
-                    self.judge.note(name, "parted by rounding")
-        return found
-
-    def _continue(self, requests: list[tuple[Source, int, Draws, int]]) -> None:
-        """Runs unlimited requests from the first tokens of limited ones, given as (source, sample, draws, count)."""
-        left = threading.Semaphore(0)
-
-        def take(event: object) -> None:
-            if not isinstance(event, Delta):
-                left.release()
-
-        for source, sample, one, count in requests:
-            seed = sample_seed(source.seed, sample)
-            params = SamplingParams(max_tokens=UNLIMITED, seed=seed, temperature=source.temperature)
-            constraint = source.case.constraint
-            self.context.engine.submit(one.prompt, params, constraint, output_ids=one.ids[:count], sink=take)
-        for _ in requests:
-            assert left.acquire(timeout=WAIT_S), "no event came"
 
     def _judge(
         self, name: str, source: Source, limit: int, free: list[Draws], drawn: list[Draws | None], got: list[Outcome],
@@ -290,7 +244,6 @@ def main() -> None:
     parser.add_argument("--ways", "--wires", default=",".join(SHARES))
     parser.add_argument("--enough", type=int, default=320, help="tokens after which an unlimited answer is ended")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fast", action="store_true", help="rows depend on their batch by rounding")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(machine.describe(), flush=True)
@@ -299,15 +252,12 @@ def main() -> None:
     vocabulary = Vocabulary(path)
     log = Log(max(args.enough, LONGEST), vocabulary)
     log.install()
-    settings: dict[str, Any] = {"deterministic": not args.fast, "in_process": True}
-    with sgl.Engine(path, **settings) as engine, serving(engine) as url:
+    with sgl.Engine(path, deterministic=True, in_process=True) as engine, serving(engine) as url:
         found = cases(engine, min(args.schemas, max(args.generations, 26)), LONGEST)
         print(f"{len(found)} schemas after {time.perf_counter() - began:.0f} s", flush=True)
         with httpx2.Client(base_url=url, timeout=WAIT_S, limits=httpx2.Limits(max_connections=CLIENTS)) as http:
             name = http.get("/v1/models").json()["data"][0]["id"]
-            run = Run(
-                Context(engine, http, name), log, Judge(vocabulary), found, random.Random(args.seed), not args.fast
-            )
+            run = Run(Context(engine, http, name), log, Judge(vocabulary), found, random.Random(args.seed))
             shares = sum(SHARES[way] for way in ways)
             for way in ways:
                 run.way(way, max(int(args.generations * SHARES[way] / shares), LIMITS))

@@ -62,11 +62,6 @@ class Draws:
     ids: tuple[int, ...]
     finish: str
 
-    def common(self, other: Draws) -> int:
-        """Number of first tokens that both have."""
-        pairs = enumerate(zip(self.ids, other.ids))
-        return next((at for at, (one, two) in pairs if one != two), min(len(self.ids), len(other.ids)))
-
     def begins(self, other: Draws) -> bool:
         """True if the other has these draws, and maybe more."""
         return self.ids == other.ids[: len(self.ids)]

@@ -19,7 +19,7 @@ SMALL = {
     "adapters.py": ["--help"],  # it writes an adapter of the default model
     "adjusted_rows.py": ["--shape", "small", "--rows", "2", "--prompt", "4", "--new", "2", "--repeat", "1"],
     "calibration.py": ["--texts", "1"],
-    "shortened.py": ["--generations", "26", "--ways", "library", "--fast"],
+    "shortened.py": ["--generations", "26", "--ways", "library"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "agents_server.py": ["--help"],  # it needs a server that is started apart
     "constrained_gpu.py": ["--help"],  # it needs a GPU, as others below
