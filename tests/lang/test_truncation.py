@@ -156,4 +156,7 @@ def test_prose_is_kept_as_far_as_it_has_come(smollm):
 def test_prose_is_text():
     with pytest.raises(sgl.ConstraintError, match="only strings may be cut anywhere, and this is of the type 'array'"):
         sgl.gen("x", type=Annotated[list[str], sgl.prose])
+    with pytest.raises(sgl.ConstraintError, match="of the type 'integer' or 'null'"):
+        sgl.gen("x", type=Annotated[int | None, sgl.prose])
     assert sgl.gen("x", type=list[Annotated[str, sgl.prose]])
+    assert sgl.gen("x", type=Annotated[str | None, sgl.prose])

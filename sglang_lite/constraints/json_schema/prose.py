@@ -32,9 +32,11 @@ class Prose:
         handler: GetJsonSchemaHandler,
     ) -> dict[str, Json]:
         found = handler(schema)
-        if found.get("type", "string") != "string":
+        kinds = [each.get("type", "string") for each in found.get("anyOf", [found])]
+        if "string" not in kinds:
+            named = " or ".join(map(repr, kinds))
             raise ConstraintError(
-                f"sgl.prose: only strings may be cut anywhere, and this is of the type {found['type']!r}.",
+                f"sgl.prose: only strings may be cut anywhere, and this is of the type {named}.",
                 hint="Write it beside the string's type, as in list[Annotated[str, sgl.prose]].",
             )
         return {**found, PROSE: True}

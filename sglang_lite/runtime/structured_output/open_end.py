@@ -250,7 +250,7 @@ class OpenEndMatcher(DelegatingMatcher):
             own = self._own = self._inner.cached_mask()
             if own is not None:
                 self._mask = own
-                if not own.any() and self._inner.error:
+                if self._inner.error:  # the request ends with it
                     return own
                 if self._is_complete():
                     self._mask = self._ends.behind(own, self._text.text)
