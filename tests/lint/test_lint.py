@@ -56,7 +56,7 @@ def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_pat
     (report,) = lint(tmp_path / "prog.py")[1]["programs"]
     assert [each["code"] for each in report["findings"]] == ["changing-text"]
     further = report["sharing"]["a_further_run"]
-    assert further["computed_tokens"] > further["prompt_tokens"] - 6 > 40
+    assert further["computed_tokens"] > further["prompt_tokens"] - len("Run 123456789: ") > 40
     assert report["sharing"]["ends_at"]["line"] == 5
 
 
