@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         UnknownVariableError,
         ValueValidationError,
     )
+    from sglang_lite.grammar import describe
     from sglang_lite.lang.agent import use_tools
     from sglang_lite.lang.api import (
         assistant,
@@ -114,6 +115,7 @@ _HOMES = {
         "RefusalError", "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "ToolError",
         "TraceError", "TruncatedError", "UnknownVariableError", "ValueValidationError",
     ),
+    "grammar": ("describe",),
     "lang.agent": ("use_tools",),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "audio", "flush_cache", "function", "gen", "gen_int",
@@ -166,8 +168,9 @@ __all__ = [  # a literal, for type checkers
     "RequestAbortedError", "RequestTimeoutError", "Runtime", "RuntimeEndpoint", "SamplingParams", "ScriptedBackend",
     "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError", "TruncatedError",
     "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
-    "assistant_end", "audio", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info",
-    "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "prose", "quote", "record",
+    "assistant_end", "audio", "describe", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string",
+    "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "prose",
+    "quote", "record",
     "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
     "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
     "user_end", "video",

@@ -290,11 +290,14 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
 
 
 def describe(constraint: ConstraintLike) -> str:
-    """Description of the required form of a text, to be added to a prompt. With masks alone, a model is forced into a
-    form that it may not expect.
+    """Description of the required form of a text, to be added to a prompt: `sgl.describe(T)`. With masks alone, a model
+    is forced into a form that it may not expect.
+
+    For a type or schema, the text has the names of members (with `?` if they may be left out), types, limits,
+    docstrings and descriptions. It depends on nothing else, so that prompts which begin with it share it in the cache.
 
     Args:
-        constraint: constraint, JSON schema or Python type.
+        constraint: constraint, JSON schema or Python type, as `gen` takes it.
 
     Raises:
         ConstraintError: the constraint is invalid.

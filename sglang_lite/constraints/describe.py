@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 from sglang_lite.constraints.emit.gbnf import to_gbnf
-from sglang_lite.constraints.json_schema.quotes import KEYWORD, in_words
 from sglang_lite.constraints.kinds import language_of
+from sglang_lite.constraints.notes import SHAPE, decimal_notes, dumped, notes_of, string_word
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Ebnf, JsonSchema, Lark, Number, Regex
 
 _TYPES: Mapping[Any, str] = {
@@ -18,20 +21,9 @@ _TYPES: Mapping[Any, str] = {
     datetime.time: "a time, as 13:05:00",
     datetime.datetime: "a date and time, as 2024-05-31T13:05:00",
 }
-_SILENT = frozenset((  # keywords that constrain no value
-    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id", "id",
-    "$defs", "definitions", "$comment", "$anchor",
-))  # fmt: skip
-_SHAPE = frozenset((  # keywords that the shape itself expresses
-    "type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "required", "additionalProperties",
-    "items", "prefixItems",
-))  # fmt: skip
-_NOTES: Mapping[str, str] = {
-    "minimum": "at least {}", "maximum": "at most {}", "exclusiveMinimum": "more than {}", "exclusiveMaximum":
-    "less than {}", "multipleOf": "a multiple of {}", "minLength": "at least {} characters", "maxLength":
-    "at most {} characters", "minItems": "at least {} items", "maxItems": "at most {} items", "minProperties":
-    "at least {} members", "maxProperties": "at most {} members",
-}  # fmt: skip
+
+_NO_SCHEMAS: Final = frozenset(("$defs", "definitions", "enum", "const", "default", "examples"))
+_OFTEN: Final = 2  # uses up to which an object is described in each place, which small models understand better
 
 
 def description(constraint: Constraint, annotation: object = None) -> str:
@@ -64,130 +56,165 @@ def description(constraint: Constraint, annotation: object = None) -> str:
     return f"text of the grammar:\n{to_gbnf(language_of(constraint))}"
 
 
+_Line: TypeAlias = tuple[str, str]  # a line, and the comment that follows it
+
+
+@dataclass(slots=True)
+class _Shape:
+    """Form of a value.
+
+    Attributes:
+        lines: lines of the form.
+        notes: further things to say of the value, which its surroundings have a place for.
+        is_union: True for alternatives, which need parentheses beside an `&`.
+    """
+
+    lines: list[_Line]
+    notes: list[str] = field(default_factory=list)
+    is_union: bool = False
+
+    def with_notes(self) -> list[_Line]:
+        """Lines with the notes: in parentheses behind a single line, as a comment behind the first of several."""
+        if not self.notes:
+            return self.lines
+        (code, comment), *rest = self.lines
+        if not rest:
+            return [(f"{code} ({', '.join(self.notes)})", comment)]
+        return [(code, _comment(*self.notes, comment)), *rest]
+
+
+def _comment(*notes: str) -> str:
+    return "; ".join(dict.fromkeys(filter(None, notes)))
+
+
+def _joined(parts: Sequence[list[_Line]], between: str) -> list[_Line]:
+    """Lines of several parts, the last line of each before the first of the next."""
+    found = list(parts[0])
+    for (code, comment), *rest in parts[1:]:
+        last, before = found[-1]
+        found[-1] = f"{last}{between}{code}", _comment(before, comment)
+        found += rest
+    return found
+
+
 class _Describer:
-    """Describer of a schema. A subschema that refers to itself is given a name and described separately."""
+    """Describer of a schema. A subschema that refers to itself, or that is referred to often, is described once, with
+    a name."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._named: dict[str, str] = {}  # descriptions of recursive subschemas, by reference
-        self._open: list[str] = []  # references whose description is in progress
+        self._names = _names(schema)
 
     def text(self) -> str:
-        shape = "JSON: " + self._value(self._schema, "")
-        named = [f"{_name(reference)} = {text}" for reference, text in self._named.items() if text]
-        return shape if not named else f"{shape}\nwhere\n" + "\n".join(named)
+        whole = [(self._names["#"], "")] if "#" in self._names else self._described(self._schema).with_notes()
+        parts = ["JSON: " + _written(whole)]
+        for reference, name in self._names.items():
+            lines = self._described(_pointed(self._schema, reference)).with_notes()
+            parts.append(f"{name} = {_written(lines)}")
+        return "\n".join(parts)
 
-    def _value(self, schema: Any, indent: str) -> str:
-        """Description of a value, followed by notes in parentheses."""
-        shape, notes = self._shape(schema, indent), self._notes(schema)
-        return f"{shape} ({', '.join(notes)})" if notes else shape
-
-    def _shape(self, schema: Any, indent: str) -> str:
+    def _described(self, schema: Any) -> _Shape:
         if not isinstance(schema, dict):
-            return "nothing" if schema is False else "anything"
-        parts = []
-        if "$ref" in schema:
-            parts.append(self._referred(schema["$ref"], indent))
-        if "const" in schema:
-            parts.append(json.dumps(schema["const"], ensure_ascii=False))
-        if "enum" in schema:
-            parts.append(" | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"]))
-        for keyword, between in (("anyOf", " | "), ("oneOf", " | "), ("allOf", " & ")):
-            if keyword in schema:
-                options = [self._value(each, indent) for each in schema[keyword]]
-                parts.append(between.join(dict.fromkeys(options)))
-        if not parts or "properties" in schema or "items" in schema or "prefixItems" in schema:
-            parts.append(self._typed(schema, indent))
-        return parts[0] if len(parts) == 1 else " & ".join(f"({part})" if " | " in part else part for part in parts)
+            return _Shape([("nothing" if schema is False else "anything", "")])
+        notes = notes_of(schema, string_word(schema))
+        shapes = [self._referred(schema["$ref"])] if "$ref" in schema else []
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            shapes.append(_Shape([(" | ".join(map(dumped, values)), "")], is_union=len(values) > 1))
+        shapes += [self._union(schema[keyword]) for keyword in ("anyOf", "oneOf") if keyword in schema]
+        for each in schema.get("allOf", ()):
+            shape = self._described(each)
+            if isinstance(each, dict) and not each.keys() & SHAPE:  # it has no form, only limits
+                notes += shape.notes
+            else:
+                shapes.append(shape)
+        if not shapes or schema.keys() & {"properties", "items", "prefixItems"}:
+            shapes.append(self._typed(schema))
+        if len(shapes) == 1:
+            notes, lines = [*notes, *shapes[0].notes], shapes[0].lines
+        else:
+            lines = _joined([_in_parentheses(shape) for shape in shapes], " & ")
+        return _Shape(lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union)
 
-    def _typed(self, schema: Mapping[str, Any], indent: str) -> str:
+    def _union(self, schemas: Sequence[Any]) -> _Shape:
+        decimals = decimal_notes(schemas)
+        if decimals is not None:
+            return _Shape([("number", "")], decimals)
+        shapes = [self._described(each) for each in schemas]
+        known = [shape for shape in shapes if shape.lines != [("null", "")]]
+        if len(known) == 1:  # then all notes are about that one
+            return _Shape(_joined([shape.lines for shape in shapes], " | "), known[0].notes, is_union=len(shapes) > 1)
+        parts: list[list[_Line]] = []
+        for shape in shapes:
+            lines = shape.with_notes()
+            if lines not in parts:
+                parts.append(lines)
+        return _Shape(_joined(parts, " | "), is_union=len(parts) > 1)
+
+    def _typed(self, schema: Mapping[str, Any]) -> _Shape:
         kinds = schema.get("type")
         if kinds is None and ("properties" in schema or "required" in schema):
             kinds = "object"
         elif kinds is None and ("items" in schema or "prefixItems" in schema):
             kinds = "array"
-        found = []
+        parts = []
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             if kind == "object":
-                found.append(self._object(schema, indent))
+                parts.append(self._object(schema))
             elif kind == "array":
-                found.append(self._array(schema, indent))
+                parts.append(self._array(schema))
             else:
-                found.append("anything" if kind is None else str(kind))
-        return " | ".join(found)
+                parts.append([(_word(kind, schema), "")])
+        return _Shape(_joined(parts, " | "), is_union=len(parts) > 1)
 
-    def _array(self, schema: Mapping[str, Any], indent: str) -> str:
+    def _array(self, schema: Mapping[str, Any]) -> list[_Line]:
         first, rest = _items(schema)
-        items = [self._value(each, indent + "  ") for each in first]
+        parts = [self._described(each).with_notes() for each in first]
         if rest is not False:
-            items += [self._value(rest, indent + "  "), "…"]
-        return f"[{', '.join(items)}]"
+            parts += [self._described(rest).with_notes(), [("…", "")]]
+        inside = _joined(parts, ", ") if parts else [("", "")]
+        return _joined([[("[", "")], inside, [("]", "")]], "")
 
-    def _object(self, schema: Mapping[str, Any], indent: str) -> str:
+    def _object(self, schema: Mapping[str, Any]) -> list[_Line]:
         members, required = schema.get("properties", {}), schema.get("required", ())
-        inner = indent + "  "
-        lines = [
-            self._member(name, members.get(name, True), name in required, inner)
+        found = [
+            self._member(f"{dumped(name)}{'' if name in required else '?'}", members.get(name, True))
             for name in dict.fromkeys((*members, *required))
         ]
         more = schema.get("additionalProperties", not members)
-        if more is not False and (more is not True or not lines):
-            lines.append((f"{inner}…: {self._value(more, inner)}", ""))
-        commas = [","] * (len(lines) - 1) + [""]
-        lines_with_commas = [f"{line}{comma}{note}" for (line, note), comma in zip(lines, commas)]
-        return "{\n" + "\n".join(lines_with_commas) + f"\n{indent}}}" if lines else "{}"
+        if more is not False and (more is not True or not found):
+            found.append(self._member("…", more))
+        if not found:
+            return [("{}", "")]
+        for lines in found[:-1]:
+            code, comment = lines[-1]
+            lines[-1] = f"{code},", comment
+        return [("{", ""), *((f"  {code}", comment) for lines in found for code, comment in lines), ("}", "")]
 
-    def _member(self, name: str, schema: Any, required: bool, indent: str) -> tuple[str, str]:
-        """Line for a member, and the comment that follows its comma."""
-        text = schema.get("description") if isinstance(schema, dict) else None
-        notes = [*self._notes(schema), *([" ".join(str(text).split())] if text else [])]
-        line = f"{indent}{json.dumps(name, ensure_ascii=False)}{'' if required else '?'}: {self._shape(schema, indent)}"
-        return line, f"  // {', '.join(notes)}" if notes else ""
+    def _member(self, name: str, schema: Any) -> list[_Line]:
+        shape = self._described(schema)
+        (code, comment), *rest = shape.lines
+        return [(f"{name}: {code}", _comment(*shape.notes, comment)), *rest]
 
-    def _notes(self, schema: Any) -> list[str]:
-        if not isinstance(schema, dict):
-            return []
-        notes = []
-        for keyword, value in schema.items():
-            if keyword in ("minItems", "maxItems") and value == len(_items(schema)[0]):
-                notes += ["all of them"] if keyword == "minItems" and _items(schema)[1] is not False else []
-            elif keyword in _NOTES:
-                notes.append(_NOTES[keyword].format(value))
-            elif keyword == "pattern":
-                notes.append(f"matches /{value}/")
-            elif keyword == KEYWORD:
-                notes.append(in_words(value))
-            elif keyword == "uniqueItems":
-                notes += ["no two alike"] if value else []
-            elif keyword not in _SHAPE and keyword not in _SILENT and not keyword.startswith("x-"):
-                notes.append(f"{keyword}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
-        return notes
+    def _referred(self, reference: str) -> _Shape:
+        if reference in self._names:
+            return _Shape([(self._names[reference], "")])
+        return self._described(_pointed(self._schema, reference))
 
-    def _referred(self, reference: str, indent: str) -> str:
-        if reference == "#" or reference in self._open or self._named.get(reference):
-            self._named.setdefault(reference, "")
-            if reference == "#":
-                self._named["#"] = self._named["#"] or self._rooted()
-            return _name(reference)
-        self._open.append(reference)
-        target = _pointed(self._schema, reference)
-        text = self._value(target, indent)
-        self._open.pop()
-        if reference in self._named:  # the target refers to itself
-            self._named[reference] = text if not indent else self._alone(reference, target)
-            return _name(reference)
-        return text
 
-    def _alone(self, reference: str, target: Any) -> str:
-        """Separate description of a reference's target, without indentation."""
-        self._open.append(reference)
-        text = self._value(target, "")
-        self._open.pop()
-        return text
+def _in_parentheses(shape: _Shape) -> list[_Line]:
+    lines = shape.with_notes()
+    return _joined([[("(", "")], lines, [(")", "")]], "") if shape.is_union else lines
 
-    def _rooted(self) -> str:
-        self._named["#"] = "…"  # placeholder while the description is in progress
-        return self._value(self._schema, "")
+
+def _word(kind: object, schema: Mapping[str, Any]) -> str:
+    if kind == "string":
+        return string_word(schema)
+    return "anything" if kind is None else str(kind)
+
+
+def _written(lines: Iterable[_Line]) -> str:
+    return "\n".join(f"{code}{f'  // {comment}' if comment else ''}" for code, comment in lines)
 
 
 def _items(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
@@ -198,19 +225,60 @@ def _items(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
     return first, False if schema.get("maxItems") == len(first) else rest
 
 
-def _name(reference: str) -> str:
-    return "Root" if reference == "#" else reference.rsplit("/", 1)[-1]
+def _names(schema: Any) -> dict[str, str]:
+    """Names of the subschemas that are described once, by reference, in the order of their first use: those that refer
+    to others, so that a description is never longer than its schema, and those that are used often."""
+    counts = {"#": 1}
+    composed: set[str] = set()
+    queue = [("#", schema)]
+    for reference, target in queue:
+        for each in _references(target):
+            composed.add(reference)
+            counts[each] = counts.get(each, 0) + 1
+            if counts[each] == 1:
+                queue.append((each, _pointed(schema, each)))
+    names: dict[str, str] = {}
+    for reference, count in counts.items():
+        target = _pointed(schema, reference)
+        is_object = isinstance(target, dict) and "properties" in target
+        if count > 1 and (reference in composed or (is_object and count > _OFTEN)):
+            wanted = "Root" if reference == "#" else re.sub(r"\W", "_", _steps(reference)[-1])
+            numbered = (f"{wanted}{number}" for number in itertools.count(2))
+            names[reference] = next(n for n in itertools.chain([wanted], numbered) if n not in names.values())
+    return names
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Yields the references in a schema, each as often as it is there, without those in its definitions."""
+    queue = [schema]
+    for each in queue:
+        if isinstance(each, list):
+            queue += each
+        elif isinstance(each, dict):
+            if isinstance(each.get("$ref"), str):
+                yield each["$ref"]
+            for keyword, value in each.items():
+                if keyword == "properties" and isinstance(value, dict):
+                    queue += value.values()
+                elif keyword not in _NO_SCHEMAS:
+                    queue.append(value)
 
 
 def _pointed(schema: Any, reference: str) -> Any:
     """Part of a schema that a JSON Pointer reference within it names, or True for any other reference."""
+    if reference == "#":
+        return schema
     if not reference.startswith("#/"):
         return True
     found: Any = schema
-    for step in reference[2:].split("/"):
-        step = step.replace("~1", "/").replace("~0", "~")
+    for step in _steps(reference):
         try:
             found = found[int(step)] if isinstance(found, Sequence) and not isinstance(found, str) else found[step]
         except (KeyError, IndexError, ValueError, TypeError):
             raise ConstraintError(f"the schema has no {reference!r}.", pointer="/$ref") from None
     return found
+
+
+def _steps(reference: str) -> list[str]:
+    """Names and numbers that a JSON Pointer reference leads through."""
+    return [step.replace("~1", "/").replace("~0", "~") for step in reference.removeprefix("#/").split("/")]

@@ -47,6 +47,19 @@ def test_a_planted_fault_is_found_and_nothing_else(file, lint):
     assert status == 1
 
 
+def test_a_description_in_the_prompt_cures_hidden_fields(lint, tmp_path):
+    text = (HERE / "programs" / "hidden_fields.py").read_text()
+    (finding,) = lint(HERE / "programs" / "hidden_fields.py")[1]["programs"][0]["findings"]
+    advised = re.search(r"write ({sgl\.describe\(Person\)}) into the turn", finding["advice"])[1]
+    cured = tmp_path / "cured.py"
+    cured.write_text(text.replace("and answer in JSON:", f"and answer in JSON: {advised}"))
+    status, report = lint(cured)
+    assert (status, report["programs"][0]["findings"]) == (0, [])
+    rows = data(tmp_path, [{"text": "Ada Lovelace, 1815"}, {"text": "Her name is Ada."}])
+    found = lint(HERE / "programs" / "hidden_fields.py", "--data", rows)[1]["programs"][0]["findings"]
+    assert [each["code"] for each in found] == ["hidden-fields"]  # of the first row; the second has a field's name
+
+
 def test_text_that_changes_with_every_run_is_not_counted_as_shared(lint, tmp_path):
     text = (
         "import random\nimport sglang_lite as sgl\n@sgl.function\ndef f(s):\n"

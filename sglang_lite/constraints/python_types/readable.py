@@ -124,7 +124,10 @@ class _Readable:
                 name: self._typed(hint) if name in annotation.__required_keys__ else NotRequired[self._typed(hint)]
                 for name, hint in hints.items()
             }
-            return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # built at run time, as documented
+            make: Any = TypedDict  # type checkers expect names that are written out
+            made = make(annotation.__name__, fields)
+            made.__doc__ = annotation.__doc__
+            return made
         if origin is Annotated:
             base, metadata = self._typed(arguments[0]), [_metadata(each) for each in arguments[1:]]
             return Annotated[(base, *metadata)]

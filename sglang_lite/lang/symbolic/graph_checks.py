@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.matching import may_contain
 from sglang_lite.lang.backend.base import Backend, check_adapter, refusal, refused_medium
 from sglang_lite.lang.backend.capabilities import Demands
 from sglang_lite.lang.expressions import number_as_regex
+from sglang_lite.lang.symbolic.hidden_fields import hidden_fields
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Way
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, ImagePart, Path, Rollback, Select, Text
@@ -24,6 +26,8 @@ from sglang_lite.protocol import (
     Unset,
 )
 from sglang_lite.protocol.record import Record
+
+_MAX_FIELDS: Final = 6  # that a finding lists
 
 
 class Finding(Record, frozen=True):
@@ -54,7 +58,7 @@ def check(graph: GraphRecord, backend: Backend | None) -> tuple[Finding, ...]:
     """
     found = (
         *_problems(graph), *_unread(graph), *_unreached(graph), *_stops(graph), *_refused(graph, backend),
-        *_tools(graph), *_changes(graph),
+        *_tools(graph), *_fields(graph, backend), *_changes(graph),
     )  # fmt: skip
     # If several ways have the same finding, the first one is kept.
     once = {(each.code, each.where, each.message): each for each in reversed(found)}
@@ -200,6 +204,19 @@ def _tools(graph: GraphRecord) -> Iterator[Finding]:
                 "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…)); or write "
                 "sglang_lite.lang.agent.describe(tools, s) into the prompt.",
             )  # fmt: skip
+
+
+def _fields(graph: GraphRecord, backend: Backend | None) -> Iterator[Finding]:
+    if backend is not None and not backend.enforces:  # an API is sent the schema, and shows it to its model
+        return
+    for hidden in hidden_fields(graph):
+        node, names = hidden.node, ", ".join(hidden.fields[:_MAX_FIELDS])
+        more = ", …" if len(hidden.fields) > _MAX_FIELDS else ""
+        yield Finding(
+            "hidden-fields", f"no text before {node.name or 'gen'!r} names one of its fields: {names}{more}.",
+            node.where,
+            f"Show the model the type: write {{sgl.describe({hidden.type_name or '…'})}} into the turn before it.",
+        )  # fmt: skip
 
 
 def _changes(graph: GraphRecord) -> Iterator[Finding]:

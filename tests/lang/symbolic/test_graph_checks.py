@@ -6,6 +6,7 @@ import uuid
 from datetime import datetime
 
 import pytest
+from pydantic import BaseModel
 
 import sglang_lite as sgl
 from tests.conformance.case import cases
@@ -174,6 +175,10 @@ FAULTS = {
     "fork_error_in_fork": ["unread-variable"],
     "fork_error_unread": ["unread-variable", "unread-variable"],
     "fork_unread": ["unread-variable"],
+    "gen_json_schema": ["hidden-fields"],
+    "gen_json_schema_forms": ["hidden-fields", "hidden-fields"],
+    "gen_type_model": ["hidden-fields"],
+    "gen_types": ["hidden-fields", "hidden-fields"],
     "role_misuse": ["error"],
     "scope_in_scope": ["unread-variable"],
     "tools_unread": ["hidden-tools"],
@@ -191,3 +196,143 @@ def test_what_is_found_in_conformance_programs():
         if codes:
             wrong[name] = codes
     assert wrong == FAULTS
+
+
+# ------------------------------------------------------------------------- fields that the prompt does not name
+
+
+class Invoice(BaseModel):
+    invoice_number: str
+    total: float
+    lines: list[dict[str, str]] = []
+
+
+def test_fields_that_the_prompt_names_nowhere():
+    def body(s, text):
+        s += sgl.system("You read bills.")
+        s += sgl.user(f"Extract the data as JSON: {text}")
+        s += sgl.assistant(sgl.gen("bill", type=Invoice))
+
+    assert found(body) == [("hidden-fields", 3)]
+    assert found(body, text="Invoice 12, total 30 EUR") == []  # its words are there
+    assert found(body, text="No. 12, 30 EUR") == [("hidden-fields", 3)]
+    (finding,) = sgl.function(body).trace().graph().check()
+    assert finding.message == "no text before 'bill' names one of its fields: invoice_number, total, lines."
+    assert "sgl.describe(Invoice)" in finding.advice
+
+
+def test_the_advice_cures_it():
+    def body(s, text):
+        s += sgl.user(f"Extract the data as JSON. {sgl.describe(Invoice)}\n{text}")
+        s += sgl.assistant(sgl.gen("bill", type=Invoice))
+
+    assert found(body) == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "What is the number of the invoice?", "Give me the TOTALS.", "InvoiceNumber, please", '{"total": …}',
+        "Welche Rechnungstotale?",
+    ],
+)  # fmt: skip
+def test_a_prompt_that_names_a_field_in_words(prompt):
+    def body(s):
+        s += prompt + "\n" + sgl.gen("bill", type=Invoice)
+
+    assert found(body) == []
+
+
+@pytest.mark.parametrize("prompt", ["Read this:", "Is it of use?", "What a message, an idea!"])
+def test_small_words_parts_of_words_and_templates_name_nothing(prompt):
+    class Short(BaseModel):
+        is_it: bool
+        user: str
+        age: int
+        id: int
+
+    def body(s):
+        s += sgl.user(prompt)
+        s += sgl.assistant(sgl.gen("short", type=Short))
+
+    assert found(body) == [("hidden-fields", 2)]
+
+
+def test_a_prompt_that_the_caller_writes_is_not_judged():
+    def alone(s, prompt):
+        s += sgl.user(prompt) + sgl.assistant(sgl.gen("bill", type=Invoice))
+
+    def first(s, instructions, text):
+        s += sgl.user(f"{instructions}\n\nText: {text}") + sgl.assistant(sgl.gen("bill", type=Invoice))
+
+    def as_system(s, instructions, text):
+        s += sgl.system(instructions) + sgl.user(f"Text: {text}") + sgl.assistant(sgl.gen("bill", type=Invoice))
+
+    def no_turns(s, prompt):
+        s += prompt + "\n" + sgl.gen("bill", type=Invoice)
+
+    for body in (alone, first, as_system, no_turns):
+        assert found(body) == []
+    assert found(alone, prompt="Read on.") == [("hidden-fields", 1)]
+
+
+def test_an_answer_before_it_has_named_the_fields():
+    def body(s, text):
+        s += sgl.user(f"Read this: {text}")
+        s += sgl.assistant(sgl.gen("first", type=Invoice))
+        s += sgl.user("Another one, please.") + sgl.assistant(sgl.gen("second", type=Invoice))
+
+    assert found(body) == [("hidden-fields", 2)]
+
+
+def test_branches_see_what_came_before_them():
+    def named(s, text):
+        s += sgl.user(f"Give totals of this: {text}")
+        branches = s.fork(2)
+        branches += sgl.assistant(sgl.gen("bill", type=list[Invoice]))
+        branches.join()
+
+    def elsewhere(s, text):
+        branches = s.fork(2)
+        branches[0] += f"Total of {text}: " + sgl.gen("total", max_tokens=5)
+        branches[1] += f"Read {text}: " + sgl.gen("bill", type=Invoice)
+        branches.join()
+
+    assert found(named) == []
+    assert found(elsewhere) == [("hidden-fields", 3)]
+
+
+def test_what_has_no_fields_hides_none():
+    def body(s, text):
+        s += f"Read {text}: " + sgl.gen("a", type=int) + sgl.gen("b", type=list[str], max_tokens=20)
+        s += sgl.gen("c", type=dict[str, int], max_tokens=20) + sgl.gen(
+            "d", json_schema={"type": "object"}, max_tokens=9
+        )
+
+    assert found(body) == []
+
+
+def test_fields_of_a_schema_and_of_what_it_refers_to():
+    schema = {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}], "$defs": {"a/b": {
+        "type": "object", "properties": {"weight": {"type": "number"}, "next": {"$ref": "#/$defs/a~1b"}}}}}  # fmt: skip
+
+    def body(s, text):
+        s += f"Read {text}: " + sgl.gen("a", json_schema=schema, max_tokens=40)
+
+    def named(s, text):
+        s += f"Which weight has {text}? " + sgl.gen("a", json_schema=schema, max_tokens=40)
+
+    assert found(body) == [("hidden-fields", 1)]
+    assert found(named) == []
+    (finding,) = sgl.function(body).trace().graph().check()
+    assert "sgl.describe(…)" in finding.advice
+
+
+def test_a_backend_that_sends_the_schema_shows_the_fields():
+    def body(s, text):
+        s += sgl.user(f"Read this: {text}") + sgl.assistant(sgl.gen("bill", type=Invoice))
+
+    class Api(sgl.ScriptedBackend):
+        enforces = False
+
+    assert found(body, backend=Api({})) == []
