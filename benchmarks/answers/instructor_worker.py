@@ -1,0 +1,46 @@
+"""Runs in instructor's own environment: reads requests from stdin, writes answers to stdout, a JSON object a line.
+
+python benchmarks/answers/instructor_worker.py URL MODE CLIENTS ATTEMPTS MAX_TOKENS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import instructor
+import openai
+from schemas import SCHEMAS  # beside this file
+
+URL, MODE, CLIENTS, ATTEMPTS, MAX_TOKENS = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """Asks for one value, with retries, and counts the tokens of every attempt."""
+    client = instructor.from_openai(
+        openai.OpenAI(base_url=f"{URL}/v1", api_key="none", timeout=1200, max_retries=0), mode=instructor.Mode[MODE]
+    )
+    told = {"prompt_tokens": 0, "completion_tokens": 0, "text": "", "error": "", "value": None}
+
+    def count(response: Any) -> None:
+        told["prompt_tokens"] += response.usage.prompt_tokens
+        told["completion_tokens"] += response.usage.completion_tokens
+        told["text"] = response.choices[0].message.content or ""
+
+    client.on("completion:response", count)
+    try:
+        value = client.chat.completions.create(
+            model="default", messages=request["messages"], response_model=SCHEMAS[request["schema"]],
+            max_retries=ATTEMPTS, max_tokens=MAX_TOKENS, temperature=0,
+        )  # fmt: skip
+        told["value"] = value.model_dump(mode="json")
+    except Exception as error:  # what instructor gives up with is an outcome
+        told["error"] = f"{type(error).__name__}: {error}"[:500]
+    return told
+
+
+with ThreadPoolExecutor(CLIENTS) as pool:
+    for answer in pool.map(ask, map(json.loads, sys.stdin)):
+        print(json.dumps(answer), flush=True)
