@@ -1,12 +1,15 @@
 """Runs in instructor's own environment: reads requests from stdin, writes answers to stdout, a JSON object a line.
 
-python benchmarks/answers/instructor_worker.py URL MODE CLIENTS ATTEMPTS MAX_TOKENS
+python benchmarks/answers/instructor_worker.py URL MODEL MODE CLIENTS ATTEMPTS MAX_TOKENS START
+
+START is the time when it was started, to tell how long its imports took.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +17,8 @@ import instructor
 import openai
 from schemas import SCHEMAS  # beside this file
 
-URL, MODE, CLIENTS, ATTEMPTS, MAX_TOKENS = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+URL, MODEL, MODE, CLIENTS, ATTEMPTS, MAX_TOKENS = *sys.argv[1:4], *map(int, sys.argv[4:7])
+SETUP_SECONDS = time.time() - float(sys.argv[7])
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     client.on("completion:response", count)
     try:
         value = client.chat.completions.create(
-            model="default", messages=request["messages"], response_model=SCHEMAS[request["schema"]],
+            model=MODEL, messages=request["messages"], response_model=SCHEMAS[request["schema"]],
             max_retries=ATTEMPTS, max_tokens=MAX_TOKENS, temperature=0,
         )  # fmt: skip
         told["value"] = value.model_dump(mode="json")
@@ -42,5 +46,5 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 with ThreadPoolExecutor(CLIENTS) as pool:
-    for answer in pool.map(ask, map(json.loads, sys.stdin)):
-        print(json.dumps(answer), flush=True)
+    for index, answer in enumerate(pool.map(ask, map(json.loads, sys.stdin))):
+        print(json.dumps(answer | {"setup_seconds": 0.0 if index else SETUP_SECONDS}), flush=True)

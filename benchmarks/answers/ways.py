@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -25,7 +26,7 @@ from benchmarks.answers.scoring import json_of, valid_call
 from benchmarks.answers.toolbox import TOOLS, Tool, world_tools
 from sglang_lite.lang.agent import use_tools
 from sglang_lite.lang.tools import tool_schemas
-from sglang_lite.protocol import SamplingParams
+from sglang_lite.protocol import SamplingParams, Usage
 from sglang_lite.text.chat_format import ChatFormat, Conversation
 from sglang_lite.text.chat_format import Tool as ShownTool
 
@@ -56,8 +57,14 @@ def run_program(context: Context, program: Any, rows: list[dict[str, Any]]) -> l
 
 def outcome_of(state: Any, read: Callable[[Any], Any]) -> Outcome:
     """Outcome of a program's state; `read` makes the value of it."""
-    if isinstance(state, Exception):
-        return Outcome(error=f"{type(state).__name__}: {state}"[:500])
+    if isinstance(state, Exception):  # one that a limit has cut has a text and its cost
+        usage = getattr(state, "usage", None) or Usage()
+        return Outcome(
+            text=getattr(state, "text", None) or "",
+            error=f"{type(state).__name__}: {state}"[:500],
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
     usage = state.usage()
     outcome = Outcome(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
     try:
@@ -124,7 +131,8 @@ def instructor(context: Context, cases: Sequence[Case], *, mode: str, prompt: st
         messages = [{"role": "system", "content": system}, {"role": "user", "content": case["text"]}]
         lines.append(json.dumps({"schema": case["schema"], "messages": messages}) + "\n")
     limits = map(str, (ROWS, ATTEMPTS, LIMITS["extraction"]))
-    command = [str(context.instructor), str(FOLDER / "instructor_worker.py"), context.url, mode, *limits]
+    worker, model = str(FOLDER / "instructor_worker.py"), context.engine.model_name
+    command = [str(context.instructor), worker, context.url, model, mode, *limits, str(time.time())]
     done = subprocess.run(command, input="".join(lines), stdout=subprocess.PIPE, text=True, check=True)
     return [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
 
@@ -187,8 +195,12 @@ def tools_free(context: Context, cases: Sequence[Case]) -> list[Outcome]:
         tools = [TOOLS[name] for name in case["tools"]]
         told = complete_free(context, messages, tools, LIMITS["tools"])
         calls = qwen_calls(told.text, tools)
+        usage = told.usage
         return Outcome(
-            text=told.text, calls=calls, prompt_tokens=told.prompt_tokens, completion_tokens=told.completion_tokens
+            text=told.text,
+            calls=calls,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
         )
 
     with ThreadPoolExecutor(ROWS) as pool:
@@ -293,8 +305,8 @@ def _answer_turn(
     for _ in range(STEPS + 1):
         told = complete_free(context, messages, tools, LIMITS["agents"])
         outcome.text = told.text
-        outcome.prompt_tokens += told.prompt_tokens
-        outcome.completion_tokens += told.completion_tokens
+        outcome.prompt_tokens += told.usage.prompt_tokens
+        outcome.completion_tokens += told.usage.completion_tokens
         messages.append({"role": "assistant", "content": told.text})
         calls = read(told.text, tools)
         if not calls:
