@@ -321,12 +321,12 @@ def _answer_turn(
 
 WAYS: dict[str, dict[str, Way]] = {
     "extraction": {
-        "free text": partial(extraction, how="free text"),
         "instructor, JSON": partial(instructor, mode="JSON", prompt="extraction"),  # which adds the schema itself
-        "instructor, JSON_SCHEMA": partial(instructor, mode="JSON_SCHEMA", prompt="schema"),
         "masks": partial(extraction, how="json_schema"),
-        "ours": partial(extraction, how="type"),
-        "ours, described": partial(extraction, how="type", show=described),
+        "ours": partial(extraction, how="type", show=described),
+        "instructor, JSON_SCHEMA": partial(instructor, mode="JSON_SCHEMA", prompt="schema"),
+        "ours, JSON schema shown": partial(extraction, how="type"),
+        "free text": partial(extraction, how="free text"),
     },
     "tools": {"free text": tools_free, "ours": tools_ours},
     "labels": {name: partial(one_value, program=label, how=name) for name in ("free text", "select", "masked Literal")},
