@@ -17,7 +17,8 @@ import instructor
 import openai
 from schemas import SCHEMAS  # beside this file
 
-URL, MODEL, MODE, CLIENTS, ATTEMPTS, MAX_TOKENS = *sys.argv[1:4], *map(int, sys.argv[4:7])
+URL, MODEL, MODE = sys.argv[1:4]
+CLIENTS, ATTEMPTS, MAX_TOKENS = map(int, sys.argv[4:7])
 SETUP_SECONDS = time.time() - float(sys.argv[7])
 
 
