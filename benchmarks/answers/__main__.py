@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with engine, serving(engine) as url:
         context = Context(engine, url, options.instructor)
         for task in options.tasks:
-            if options.held_out:
-                record_held_out(name, task, ways[task])
             for way in ways[task]:
+                if options.held_out:
+                    record_held_out(name, task, [way])
                 engine.flush_cache()
                 cases = load_cases(task, half)[: options.cases]
                 results = run_way(context, task, way, cases, options.log / f"{name}.{half}.{task}.jsonl")
@@ -104,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     kept.setdefault(task, {})[each] = result
                     print(f"{task}: {each}: {result['seconds']} s", file=sys.stderr, flush=True)
                 if not tried:
+                    path.parent.mkdir(exist_ok=True)  # empty folders are not in the repository
                     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(show({f"{name}, {half}": kept}))
 
