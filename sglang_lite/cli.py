@@ -13,12 +13,12 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from sglang_lite.commands import evaluate, mcp_server, quantize, replay, save, warm
+from sglang_lite.commands import evaluate, mcp_server, models, quantize, replay, save, warm
 from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
@@ -125,48 +125,16 @@ def _serve_node(settings: Mapping[str, Any]) -> int:
     return run_agent(config, resolve_served(config.model, config.revision))
 
 
-_LISTED_TOKENS = 8192  # for which `models` tells the memory of keys and values
-
-
-def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
-    from sglang_lite.runtime.models.aliases import ALIASES
-    from sglang_lite.runtime.models.resolve import fetched, resolve
-
-    match options.name:
-        case [] | ["list"]:
-            for name, model in ALIASES.items():
-                size = f"{model.file_bytes / 1e9:.1f} GB{' *' if fetched(name) else ''}"
-                cache = f"+ {2 * _LISTED_TOKENS * model.token_numbers / 1e9:.1f} GB" if model.token_numbers else ""
-                print(f"{name:20} {size:9} {cache:9} {model.use} ({model.description})")
-            print(f"Memory of the weights (bfloat16, or as packaged) + {_LISTED_TOKENS:,} tokens. Fetched already: *")
-        case ["pull", name]:
-            print(resolve(name, options.revision))
-        case [name] if name != "pull":
-            return _describe(name, options)
-        case _:
-            wrong("give the name of a model, list, or pull NAME.")
-    return 0
-
-
-def _describe(name: str, options: argparse.Namespace) -> int:
-    """Prints how a model would run. Returns exit status 0 if the model is supported, else 1."""
-    from sglang_lite.runtime.host.installed import check_installed
-
-    check_installed("a description")
-    from sglang_lite.runtime.loading.description import describe
-
-    found = describe(name, options.revision)
-    print(json.dumps(asdict(found)) if options.json else found.as_text())
-    return 1 if found.refused else 0
-
-
 def _init(options: argparse.Namespace) -> int:
-    from sglang_lite.commands.new_project import write_project
+    from sglang_lite.commands.new_project import proposed_model, write_project
 
     for file in write_project(options.folder):
         print(file)
     folder = shlex.quote(str(options.folder))
-    print(f"\ncd {folder}\npython -m pytest -q\nsglang-lite run extract.py --rows notes.jsonl")
+    run = "sglang-lite run extract.py --rows notes.jsonl"
+    print(f"\ncd {folder}\npython -m pytest -q\n{run}", flush=True)
+    if (model := proposed_model()) is not None:
+        print(f"\nWith a larger model, which fits this machine: {run} --model {model}", file=sys.stderr)
     return 0
 
 
@@ -393,16 +361,6 @@ def _flag(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], ob
     return lambda parser: parser.add_argument(*names, **options)
 
 
-def _add_models(models: argparse.ArgumentParser) -> None:
-    models.usage = "sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]"
-    _with(
-        partial(_models, models.error),
-        _flag("name", nargs="*", metavar="NAME", help="a model, as for Engine; exit status 1 if it is not supported"),
-        _flag("--revision", help="branch, tag or commit of a hub model (default: main)"),
-        _flag("--json", action="store_true", help="print a JSON object"),
-    )(models)
-
-
 def _add_grammar(grammar: argparse.ArgumentParser) -> None:
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
     told = "report what is enforced and what is refused; exit status 1 if something is refused"
@@ -541,7 +499,7 @@ _GROUPS = {
     "models": (
         _Command(
             "models", "show how a model would run, without loading it; list or fetch models with a short name",
-            "sglang-lite models smollm2-135m", _add_models,
+            "sglang-lite models smollm2-135m", models.add_flags,
         ),
         _Command(
             "serve", "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",

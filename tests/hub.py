@@ -15,8 +15,9 @@ COMMIT = "c" * 40
 
 
 @contextmanager
-def local_hub(folders: Mapping[str, Path]) -> Iterator[str]:
-    """Serves folders by hub id. Yields its address."""
+def local_hub(folders: Mapping[str, Path], gated: Mapping[str, int] = {}) -> Iterator[str]:
+    """Serves folders by hub id, but for the files of those that are gated, by the status that refuses them. Yields its
+    address."""
 
     class Hub(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -29,8 +30,12 @@ def local_hub(folders: Mapping[str, Path]) -> Iterator[str]:
                 folder = folders.get(found[1])
                 return self.refuse() if folder is None else self.answer(json.dumps(tree(folder)))
             found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path)
-            file = folders[found[1]] / found[2] if found and found[1] in folders else None
-            return self.send(file) if file and file.is_file() else self.refuse()
+            if not found or found[1] not in folders:
+                return self.refuse()
+            if found[1] in gated:
+                return self.refuse(gated[found[1]], "GatedRepo")
+            file = folders[found[1]] / found[2]
+            return self.send(file) if file.is_file() else self.refuse(404, "EntryNotFound")
 
         do_HEAD = do_GET  # noqa: N815 # the name that http.server calls
 
@@ -38,8 +43,8 @@ def local_hub(folders: Mapping[str, Path]) -> Iterator[str]:
             self.begin(200, {"Content-Type": "application/json", "Content-Length": len(text.encode())})
             self.write(text.encode())
 
-        def refuse(self):
-            self.begin(404, {"X-Error-Code": "RepoNotFound", "Content-Length": 0})
+        def refuse(self, status=404, code="RepoNotFound"):
+            self.begin(status, {"X-Error-Code": code, "Content-Length": 0})
 
         def send(self, file):
             data = file.read_bytes()

@@ -61,6 +61,7 @@ def diagnoses() -> Iterator[Diagnosis]:
         yield Diagnosis("engine", f"none without {', '.join(missing)}", "Programs can run on APIs and servers.")
         return
     yield from _machine()
+    yield _model()
     yield _speed()
 
 
@@ -118,6 +119,17 @@ def _machine() -> Iterator[Diagnosis]:
         yield Diagnosis("GPU", f"{name}, {memory / 1e9:,.1f} GB free")
     else:
         yield Diagnosis("GPU", f"none: {reason}", "Engines run on the CPU, well for models of up to 1B parameters.")
+
+
+def _model() -> Diagnosis:
+    """The model that is proposed to this machine."""
+    from sglang_lite.runtime.loading.model_choice import choose_model, gigabytes, measure_machine
+
+    choice = choose_model(measure_machine())
+    advice = "sglang-lite models --fits lists what fits."
+    if choice.proposed is None:
+        return Diagnosis("model", f"none that was run here fits {gigabytes(choice.machine.free)}", advice)
+    return Diagnosis("model", f"{choice.proposed.name} fits: it needs {gigabytes(choice.proposed.needed)}", advice)
 
 
 def _speed() -> Diagnosis:

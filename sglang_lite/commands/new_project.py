@@ -6,6 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.config import DEFAULT_MODEL
+from sglang_lite.runtime.host.installed import NEEDED, is_installed
 
 
 def write_project(folder: Path) -> list[Path]:
@@ -25,3 +27,14 @@ def write_project(folder: Path) -> list[Path]:
     except OSError as error:
         raise ParameterError("DIR", f"{folder} can't be written: {error.strerror}.") from error
     return targets
+
+
+def proposed_model() -> str | None:
+    """Returns the name of the model that is proposed to this machine beside the default one; None if there is none, or
+    no engine is installed."""
+    if not all(map(is_installed, NEEDED)):
+        return None
+    from sglang_lite.runtime.loading.model_choice import choose_model, measure_machine  # imports torch
+
+    proposed = choose_model(measure_machine()).proposed
+    return None if proposed is None or proposed.name == DEFAULT_MODEL else proposed.name

@@ -108,6 +108,7 @@ class CoreClient:
         tokenizer, vocab_size: tokenizer and vocabulary size of the model.
         capacity: limits of the engine: rows, tokens per step, pages, context length.
         description: one line about the model and its capacity.
+        suggestion: one line of advice on the default model, "" on others.
         builder: checks of requests, and their tokens.
         open_requests: requests and programs that have not ended.
         gate: checks of callers.
@@ -138,6 +139,7 @@ class CoreClient:
     def _set_up(self, ready: Ready) -> None:
         config = self.config
         self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
+        self.suggestion = ready.suggestion
         self._eos_ids = frozenset(ready.eos_ids)
         self.generates = self.encoder is None and not config.encoder_only
         self.capacity = capacity = ready.capacity

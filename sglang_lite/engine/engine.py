@@ -80,6 +80,7 @@ class Engine:
             if not isinstance(model, str | os.PathLike):
                 raise ParameterError("model", f"{shown(model)} is not a name, a folder or a file.")
             config["model"] = os.fspath(model)
+        is_named = "model" in config
         is_embedding = config.pop("is_embedding", None)
         settings = with_seed(EngineConfig.make(**config))
         check_platform()
@@ -91,9 +92,11 @@ class Engine:
                 "is_embedding", f"{settings.model} is {'no' if is_embedding else 'an'} embedding model."
             )
         started = time.perf_counter()
-        self.core = _started(self, settings, path)
+        self.core, advice = _started(self, settings, path)
         seconds = time.perf_counter() - started
         startup_messages.announce(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
+        if not is_named:
+            startup_messages.suggest(advice, settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Self:  # as of the constructor
@@ -555,17 +558,20 @@ class Engine:
         self.close()
 
 
-def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
-    """Core for an engine, ended when the engine is garbage-collected."""
+def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, str]:
+    """Core for an engine, ended when the engine is garbage-collected, and a line of advice on its model."""
     if config.node_rank:
         hint = "Run `sglang-lite serve` there: it starts that machine's ranks."
         raise ParameterError("node_rank", "an engine is on machine 0.", hint=hint)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
         from sglang_lite.runtime.loading.load_model import load
+        from sglang_lite.runtime.loading.model_choice import suggestion
 
-        return engine_thread.start(engine, config, lambda: load(config, path))
+        advice = suggestion(config)  # while the memory is free
+        return engine_thread.start(engine, config, lambda: load(config, path)), advice
     core: CoreClient | Replicas
+    advice = ""
     if config.dp_size > 1:
         from sglang_lite.engine.replicas import Replicas
 
@@ -575,8 +581,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
         from sglang_lite.engine.core_client import CoreClient  # while the process starts
 
         core = CoreClient(config, path, process)
+        advice = core.suggestion
     weakref.finalize(engine, core.disconnect).atexit = False
-    return core
+    return core, advice
 
 
 def _last_event(submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None) -> Any:

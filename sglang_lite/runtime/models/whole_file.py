@@ -1,0 +1,69 @@
+"""Checks of files that are fetched: their hash, and the room for them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from sglang_lite.protocol import DownloadError
+
+
+def is_whole(path: Path, sha256: str, note: Path | None = None) -> bool:
+    """Returns True if a file, or a folder's safetensors, has this hash. A note says that it had, and its size and time
+    of change then: computing the hash would be a twentieth of each start.
+
+    Args:
+        path: the file or folder.
+        sha256: the hash, in hexadecimal.
+        note: path of the note; None for one beside `path`.
+    """
+    weights = path / "model.safetensors" if path.is_dir() else path
+    if not weights.exists():
+        return False
+    stat, note = weights.stat(), note or path.with_name(f".{path.name}.checked")
+    checked = f"{sha256} {stat.st_size} {stat.st_mtime_ns}".encode()
+    with contextlib.suppress(OSError):
+        if note.read_bytes() == checked:
+            return True
+    if hash_file(weights) != sha256:
+        return False
+    with contextlib.suppress(OSError):  # a folder that can't be written
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_bytes(checked)
+    return True
+
+
+def hash_file(path: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_disk(folder: Path, needed: int, what: str, setting: str) -> None:
+    """Checks that a disk has room for a download.
+
+    Args:
+        folder: folder for the file; it need not exist.
+        needed: bytes of the download.
+        what: description of the file, for the message.
+        setting: environment variable that names another folder.
+
+    Raises:
+        DownloadError: less is free than needed; the message has both numbers.
+    """
+    around = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    free = shutil.disk_usage(around).free
+    if free < needed:
+        raise DownloadError(
+            f"{folder}: {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB needed for {what}.",
+            hint=f"Free some space, or set {setting} to a folder on another disk.",
+        )
+
+
+def proxies() -> str:
+    """Names of the environment variables that send downloads through a proxy, as a part of a sentence."""
+    names = [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")]
+    return f", the proxy ({', '.join(names)})" if names else ""
