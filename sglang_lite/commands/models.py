@@ -13,7 +13,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.host.installed import check_installed
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.loading.model_choice import Choice, Fit
+    from sglang_lite.runtime.loading.model_choice import ModelChoice, ModelFit
 
 _LISTED_TOKENS = 8192  # tokens for which the list has the memory of keys and values
 
@@ -79,7 +79,7 @@ def _list_fitting(*, as_json: bool) -> int:
     )
 
 
-def _lines(choice: Choice) -> Iterator[str]:
+def _lines(choice: ModelChoice) -> Iterator[str]:
     from sglang_lite.runtime.loading.model_choice import TOKENS, gigabytes
 
     machine = choice.machine
@@ -94,7 +94,7 @@ def _lines(choice: Choice) -> Iterator[str]:
     yield f"Memory of the weights as kept here + {TOKENS:,} tokens + {gigabytes(machine.beside)} of the process."
 
 
-def _line(mark: str, fit: Fit, remark: str) -> str:
+def _line(mark: str, fit: ModelFit, remark: str) -> str:
     from sglang_lite.runtime.loading.model_choice import gigabytes
     from sglang_lite.runtime.models.aliases import ALIASES
 

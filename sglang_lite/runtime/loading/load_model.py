@@ -231,11 +231,7 @@ def load_model(
     experts = first_placement(config, spec, ranks.parallel)
     part = rank_spec(spec, ranks.parallel, even=kind.fused, placement=experts)
     ranks = _on_device(ranks, config, device, spec.hidden_size * formats.compute.itemsize)
-    few_bits = formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding
-    # A CPU that computes in 16 bits has decoded weights beside those in few bits.
-    keeps_few = kind.fused or (formats.blocks and formats.weights == torch.float32)
-    few_bits = few_bits or (keeps_few and (path.is_file() or source.has_packed))
-    item = 0.5 if few_bits else formats.weights.itemsize
+    item = _least_item(formats, kind, in_few_bits=path.is_file() or source.has_packed)
     offload = _offload(config, part, device, formats.weights.itemsize)
     check_room(
         {"weights": max(weight_bytes(part, item) - (config.cpu_offload_gb << 30), 0),
@@ -267,6 +263,21 @@ def load_model(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
         None if tower is None else files.media, tower, stages=ranks.parallel.pp if kind.fused else 1,
     )  # fmt: skip
+
+
+def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -> float:
+    """Lower bound of the bytes that a matrix's weight takes.
+
+    Args:
+        formats: numeric formats of the model.
+        kind: class of the model.
+        in_few_bits: whether the checkpoint may have matrices of few bits.
+    """
+    if formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding:
+        return 0.5
+    # A CPU that computes in 16 bits has decoded weights beside those in few bits.
+    keeps_few = kind.fused or (formats.blocks and formats.weights == torch.float32)
+    return 0.5 if keeps_few and in_few_bits else formats.weights.itemsize
 
 
 def _formats(config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool) -> Precision:

@@ -1,4 +1,4 @@
-"""Which models with a short name fit this machine, and which of them is proposed to its user."""
+"""Decides which models with a short name fit this machine, and which of them is proposed to its user."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _READ_BY_CORE = 600_000_000  # most bytes of weights that a proposed model reads
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What an engine would run on.
+class HostMachine:
+    """Machine that an engine would run on.
 
     Attributes:
         device: its device, as torch names it.
         free: bytes that an engine may take.
         cores: number of processor cores.
-        item: bytes of a weight, and of a key's or value's number, that is computed with.
+        item: bytes of a decoded weight, and of a number of a key or value.
     """
 
     device: str
@@ -47,8 +47,8 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """How a model fits a machine.
+class ModelFit:
+    """Memory that a model needs on a machine, and what it lacks.
 
     Attributes:
         name: its short name.
@@ -66,7 +66,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModelChoice:
     """All models with a short name, as they fit a machine.
 
     Attributes:
@@ -77,13 +77,13 @@ class Choice:
         proposed: the model that is proposed; None if none of those that were run here fits.
     """
 
-    machine: Machine
-    fitting: Sequence[Fit]
-    others: Sequence[Fit]
-    proposed: Fit | None
+    machine: HostMachine
+    fitting: Sequence[ModelFit]
+    others: Sequence[ModelFit]
+    proposed: ModelFit | None
 
 
-def measure_machine(config: EngineConfig | None = None) -> Machine:
+def measure_machine(config: EngineConfig | None = None) -> HostMachine:
     """Measures what an engine of this config would run on, by default the engine of `sgl.Engine()`.
 
     Raises:
@@ -95,10 +95,10 @@ def measure_machine(config: EngineConfig | None = None) -> Machine:
     if device.type == "cuda":  # an engine leaves a part of the GPU alone
         free -= int((1 - config.mem_fraction) * torch.cuda.mem_get_info(device)[1])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(str(device), max(free, 0), cores, precision("auto", device).weights.itemsize)
+    return HostMachine(str(device), max(free, 0), cores, precision("auto", device).weights.itemsize)
 
 
-def choose_model(machine: Machine) -> Choice:
+def choose_model(machine: HostMachine) -> ModelChoice:
     """Decides which models with a short name fit a machine, and which one to propose: of those that were run here and
     answer instructions, the best whose weights its cores read fast enough."""
     fits = [_fit(name, machine) for name in ALIASES]
@@ -106,10 +106,10 @@ def choose_model(machine: Machine) -> Choice:
     fitting = [fit for fit in fits if not fit.lacking]
     by_name = {fit.name: fit for fit in fitting if not fit.is_slow}
     proposed = next((by_name[name] for name in PROPOSED if name in by_name), None)
-    return Choice(machine, fitting, sorted((f for f in fits if f.lacking), key=lambda f: f.lacking), proposed)
+    return ModelChoice(machine, fitting, sorted((f for f in fits if f.lacking), key=lambda f: f.lacking), proposed)
 
 
-def _fit(name: str, machine: Machine) -> Fit:
+def _fit(name: str, machine: HostMachine) -> ModelFit:
     model = ALIASES[name]
     decoded = machine.item * model.parameters
     if isinstance(model, HubModel):
@@ -124,7 +124,7 @@ def _fit(name: str, machine: Machine) -> Fit:
         kept = read = model.file_bytes
     needed = kept + TOKENS * machine.item * model.token_numbers + machine.beside
     is_slow = machine.is_cpu and read > machine.cores * _READ_BY_CORE
-    return Fit(name, needed, max(needed - machine.free, 0), read, is_slow)
+    return ModelFit(name, needed, max(needed - machine.free, 0), read, is_slow)
 
 
 def suggestion(config: EngineConfig) -> str:

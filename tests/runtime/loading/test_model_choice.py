@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.commands.doctor import diagnoses
 from sglang_lite.runtime.host import startup_messages
-from sglang_lite.runtime.loading.model_choice import Machine, choose_model
+from sglang_lite.runtime.loading.model_choice import HostMachine, choose_model
 from sglang_lite.runtime.models.aliases import ALIASES
 
 GB = 1_000_000_000
@@ -47,24 +48,24 @@ def machine(monkeypatch):
     ],
 )
 def test_the_proposed_model_is_the_best_that_memory_and_cores_allow(free_gb, cores, proposed):
-    found = choose_model(Machine("cpu", int(free_gb * GB), cores, item=2)).proposed
+    found = choose_model(HostMachine("cpu", int(free_gb * GB), cores, item=2)).proposed
     assert (found and found.name) == proposed
 
 
 def test_a_gpu_reads_fast_enough_for_all():
-    choice = choose_model(Machine("cuda:0", 100 * GB, 1, item=2))
+    choice = choose_model(HostMachine("cuda:0", 100 * GB, 1, item=2))
     assert choice.proposed is not None
     assert choice.proposed.name == "qwen2.5-coder-1.5b"
     assert not choice.others
     assert not any(fit.is_slow for fit in choice.fitting)
-    assert choose_model(Machine("cuda:0", 3 * GB, 1, item=2)).proposed is None
+    assert choose_model(HostMachine("cuda:0", 3 * GB, 1, item=2)).proposed is None
 
 
 @pytest.mark.parametrize("item", [2, 4])
 @pytest.mark.parametrize("free_gb", [0, 1, 3, 8, 100])
 def test_every_model_is_listed_once_with_what_it_lacks(free_gb, item):
     free = free_gb * GB
-    choice = choose_model(Machine("cpu", free, 4, item))
+    choice = choose_model(HostMachine("cpu", free, 4, item))
     assert sorted(fit.name for fit in (*choice.fitting, *choice.others)) == sorted(ALIASES)
     assert all(fit.needed <= free and fit.lacking == 0 for fit in choice.fitting)
     assert all(fit.needed == free + fit.lacking and fit.lacking > 0 for fit in choice.others)
@@ -72,7 +73,7 @@ def test_every_model_is_listed_once_with_what_it_lacks(free_gb, item):
 
 def test_needs_are_at_least_what_processes_were_measured_to_take():
     """Resident GB after requests of 8,192 tokens or nearly as many, on a CPU in bfloat16 (docs/models.md)."""
-    choice = choose_model(Machine("cpu", 100 * GB, 2, item=2))
+    choice = choose_model(HostMachine("cpu", 100 * GB, 2, item=2))
     needed = {fit.name: fit.needed / GB for fit in choice.fitting}
     measured = {"smollm2-135m": 0.96, "qwen2.5-coder-0.5b": 2.24, "qwen2.5-coder-1.5b": 5.05, "qwen3-0.6b": 2.98}
     for name, taken in measured.items():
@@ -155,9 +156,9 @@ def messages(monkeypatch, caplog):
 
 def test_the_default_model_says_once_what_it_can_not_do(machine, messages, model_file, capsys):
     machine(16)
-    settings = {"in_process": True, "max_total_tokens": 256, "context_length": 128}
-    for named in ({"model": "smollm2-135m"}, {"model": str(model_file)}):
-        with sgl.Engine(**named, **settings):
+    settings: dict[str, Any] = {"in_process": True, "max_total_tokens": 256, "context_length": 128}
+    for named in ("smollm2-135m", str(model_file)):
+        with sgl.Engine(named, **settings):
             assert messages() == []
     for _ in range(2):
         with sgl.Engine(**settings):

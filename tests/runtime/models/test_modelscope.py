@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.runtime.models.aliases import ALIASES, HubFile
 from sglang_lite.runtime.models.resolve import resolve
 from tests.runtime.models.test_new_weights import pair, told
 
@@ -117,6 +119,22 @@ def test_a_model_is_fetched_once_and_used_without_the_hub(hub, folder, monkeypat
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
     with sgl.Engine(MODEL, **settings) as running:
         assert told(running) == expected
+
+
+def test_a_short_name_of_a_file_is_fetched_alone_and_with_its_hash(hub, monkeypatch):
+    real, content = ALIASES["gemma-3-270m"], b"GGUF" + bytes(2000)
+    assert isinstance(real, HubFile)
+    alias = replace(real, hub_id=MODEL, file_sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(ALIASES, "gemma-3-270m", alias)
+    with pytest.raises(sgl.DownloadError, match=f"{MODEL}: there is no file {real.file}"):
+        resolve("gemma-3-270m")
+    hub.files[real.file] = bytes(2000)
+    with pytest.raises(sgl.DownloadError, match="nothing was kept"):
+        resolve("gemma-3-270m")
+    hub.files[real.file] = content
+    hub.asked.clear()
+    assert resolve("gemma-3-270m").read_bytes() == content
+    assert hub.asked == ["master", real.file]
 
 
 def test_a_changed_file_is_fetched_again(hub):
