@@ -20,6 +20,7 @@ from typing import Any
 
 from sglang_lite.commands import evaluate, mcp_server, models, quantize, replay, save, warm
 from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
+from sglang_lite.commands.verify import command as verify
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
 from sglang_lite.version import __version__
 
@@ -500,6 +501,10 @@ _GROUPS = {
         _Command(
             "models", "show how a model would run, without loading it; list or fetch models with a short name",
             "sglang-lite models smollm2-135m", models.add_flags,
+        ),
+        _Command(
+            "verify", "compare a model as it runs here with transformers' code, and try what programs do",
+            "sglang-lite verify smollm2-135m --report smollm2.json", verify.add_flags,
         ),
         _Command(
             "serve", "serve a model over HTTP: SGLang's, OpenAI's, Anthropic's and Ollama's protocols",

@@ -1,0 +1,1 @@
+"""`sglang-lite verify`: compares a model as it runs here with transformers' own code, and tries what programs do."""

@@ -1,0 +1,7 @@
+"""Names of the checks, in their order. Imports nothing, as every command line reads them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHECKS: Final = ("template", "tokenizer", "greedy", "long", "served", "tasks", "recipes", "speed")

@@ -1,0 +1,90 @@
+"""`sglang-lite verify`: what to run before trusting a model here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sglang_lite.commands.verify.check_names import CHECKS
+from sglang_lite.protocol import ParameterError
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a model, as for Engine")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="also write all figures to FILE, as JSON (default: none)"
+    )
+    parser.add_argument(
+        "--long", action="store_true", help="let the long prompt fill the whole context (default: 8,000 tokens)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK",
+        help=f"make these checks alone: {', '.join(CHECKS)} (default: all)",
+    )  # fmt: skip
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Prints each check as it is made. Returns exit status 1 if one has failed."""
+    if options.report is not None:
+        _check_writable(options.report)
+    from sglang_lite.runtime.host.installed import check_installed
+
+    check_installed("a verification")
+    from sglang_lite.commands.verify import machine, page
+    from sglang_lite.commands.verify.records import Check, VerifyReport
+    from sglang_lite.commands.verify.session import run_checks
+    from sglang_lite.commands.verify.subject import find_subject
+
+    started = time.perf_counter()
+    subject = find_subject(options.name)
+    print(page.heading(subject), flush=True)
+    checks: list[Check] = []
+    for check in run_checks(subject, options.only, long=options.long):
+        checks.append(check)
+        print(page.line(check), flush=True)
+    print(page.ending(checks, time.perf_counter() - started), flush=True)
+    if options.report is not None:
+        report = VerifyReport(
+            subject.path.name if subject.path == Path(options.name).expanduser() else options.name,
+            subject.description.architecture or "", subject.sha256, f"{datetime.now(UTC):%Y-%m-%d}", options.long,
+            machine.versions(), machine.machine(subject.description.device or "cpu"), tuple(checks),
+        )  # fmt: skip
+        _write(options.report, json.dumps(report.as_json(), ensure_ascii=False, indent=1) + "\n")
+        print(f"report     {options.report}")
+    return 1 if any(check.status == "failed" for check in checks) else 0
+
+
+def _check_writable(report: Path) -> None:
+    """
+    Raises:
+        ParameterError: a file can't be written there.
+    """
+    folder = report.parent
+    if report.is_dir() or not folder.is_dir():
+        problem = "it is a folder" if report.is_dir() else f"there is no folder {folder}"
+        raise ParameterError("--report", f"{report} can't be written: {problem}.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # permissions say less: of containers, read-only disks
+    except OSError as error:
+        raise ParameterError("--report", f"{report} can't be written: {error}") from error
+
+
+def _write(report: Path, text: str) -> None:
+    """Writes the whole report or nothing.
+
+    Raises:
+        ParameterError: the disk is full, or the like.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=report.parent) as folder:
+            part = Path(folder, report.name)
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, report)
+    except OSError as error:
+        raise ParameterError("--report", f"{report} can't be written: {error}") from error

@@ -1,0 +1,113 @@
+"""Engines of a verification, and what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from sglang_lite.commands.verify.records import Subject
+from sglang_lite.engine.engine import Engine
+from sglang_lite.protocol import Generation, SamplingParams
+
+T = TypeVar("T")
+R = TypeVar("R")
+ROWS = 8  # requests at the same time
+_TOP = 5  # likeliest tokens that are compared
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyAnswer:
+    """Greedy answer to a prompt, with its log-probabilities.
+
+    Attributes:
+        prompt: ids of the prompt.
+        tokens: ids of the answer.
+        start: index of the first token of prompt and answer that has a log-probability.
+        logprobs: log-probability of each token from there on.
+        top: likeliest tokens in each of these positions, as (log-probability, id).
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    start: int
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[tuple[float, int], ...], ...]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of prompt and answer."""
+        return self.prompt + self.tokens
+
+    @property
+    def token_logprobs(self) -> tuple[float, ...]:
+        """Log-probabilities of the answer's tokens."""
+        return self.logprobs[len(self.prompt) - self.start :]
+
+
+def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engine:
+    """Starts an engine that computes in float32.
+
+    Args:
+        longest: longest sequence that it will be given, in tokens.
+        whole: whether it computes each prompt in one step, not in chunks.
+    """
+    return Engine(
+        str(subject.path), dtype="float32", context_length=longest, max_total_tokens=longest + ROWS * 512,
+        max_running=ROWS, step_tokens=-1 if whole else None, log_level="error",
+    )  # fmt: skip
+
+
+def served_engine(path: Path) -> Engine:
+    """Starts the engine that `Engine(NAME)` would be."""
+    return Engine(str(path), log_level="error")
+
+
+def answer_greedily(
+    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, start: int = 1
+) -> list[GreedyAnswer]:
+    """Generates greedily with log-probabilities, some prompts at the same time.
+
+    Args:
+        tokens: number of tokens of each answer; the end of sequence doesn't end it.
+        start: index of the first token of a prompt whose log-probability is wanted.
+    """
+    params = SamplingParams(
+        max_tokens=tokens, temperature=0, ignore_eos=True, return_logprob=True, logprob_start_len=start,
+        top_logprobs_num=_TOP,
+    )  # fmt: skip
+    found = all_results(partial(engine.complete, params=params), prompts)
+    return [_answer(tuple(prompt), start, each) for prompt, each in zip(prompts, found)]
+
+
+def read_along(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tuple[float, int]]]:
+    """Log-probability that an engine gives each token of an answer after the tokens before it, and the token that is
+    likeliest to it there."""
+
+    def read(answer: GreedyAnswer) -> list[tuple[float, int]]:
+        params = SamplingParams(
+            max_tokens=1, temperature=0, return_logprob=True, logprob_start_len=len(answer.prompt), top_logprobs_num=1
+        )
+        found = engine.complete(answer.ids, params).prompt_logprobs
+        return [(entry.logprob or 0.0, entry.top[0][1]) for entry in found]
+
+    return all_results(read, answers)
+
+
+def all_results(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
+    """Results of calls of an engine, ROWS at the same time. An interrupt doesn't wait for those that run: they end with
+    the engine."""
+    pool = ThreadPoolExecutor(ROWS)
+    try:
+        return list(pool.map(call, arguments))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answer(prompt: tuple[int, ...], start: int, found: Generation) -> GreedyAnswer:
+    entries = (*found.prompt_logprobs, *found.output_logprobs)
+    top = tuple(tuple((value, token) for value, token, _ in entry.top) for entry in entries)
+    return GreedyAnswer(prompt, found.token_ids, start, tuple(entry.logprob or 0.0 for entry in entries), top)

@@ -1,0 +1,84 @@
+"""Checks `greedy` and `served`: float32 beside transformers' code, and the served format beside float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, read_along
+from sglang_lite.commands.verify.records import Check, Subject
+from sglang_lite.commands.verify.reference import ReferenceModel, largest
+from sglang_lite.commands.verify.texts import PROMPTS
+from sglang_lite.engine.engine import Engine
+from sglang_lite.protocol import SglError
+from sglang_lite.text.chat_template import JinjaTemplate
+
+TOKENS: Final = 16  # of each answer
+TOLERANCE: Final = 1e-3  # largest difference of log-probabilities in float32, in nats
+_NEAR_TIE: Final = 2 * TOLERANCE  # two log-probabilities that are both right within it may change places
+# The served format is broken if it agrees with float32 on fewer tokens, or differs by more nats in the mean: rounding
+# to 4 bits changes some tokens in ten, and a wrong scale or layer nearly all.
+_FEWEST_EQUAL: Final = 0.5
+_LARGEST_MEAN: Final = 1.0
+_CHATS: Final = 10
+
+
+def prompts_for(subject: Subject) -> list[list[int]]:
+    """Token ids of the 30 prompts, by our tokenizer: the same ids for both."""
+    tokenizer, texts = subject.files.tokenizer, list(PROMPTS)
+    if tokenizer.chat_template is not None:
+        try:
+            template = JinjaTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+            for i in range(_CHATS):
+                texts[i] = template.render([{"role": "user", "content": texts[i]}], add_generation_prompt=True)
+        except SglError:  # the check of the template says so
+            texts = list(PROMPTS)
+    limit = max(2, subject.context_length - TOKENS - 1)
+    return [tokenizer.encode(text)[:limit] or [0] for text in texts]
+
+
+def check_greedy(model: ReferenceModel, answers: Sequence[GreedyAnswer]) -> Check:
+    """Compares greedy answers with what transformers' code would have chosen."""
+    found = [model.compare(answer) for answer in answers]
+    worst = largest(each.difference for each in found)
+    partings = {i: each.parting for i, each in enumerate(found, 1) if each.parting is not None}
+    summary = (
+        f"{len(found) - len(partings)} of {len(found)} prompts have transformers' greedy ids in float32, "
+        f"largest difference of log-probabilities {worst:.1e}"
+    )
+    for i, parting in partings.items():
+        kind = "a near tie" if parting.margin <= _NEAR_TIE else "no near tie"
+        summary += f"; prompt {i} parts at token {parting.position + 1} ({kind}, margin {parting.margin:.4f})"
+    apart = any(not parting.margin <= _NEAR_TIE for parting in partings.values())
+    failed = apart or not worst <= TOLERANCE
+    figures = {
+        "prompts": len(found), "equal": len(found) - len(partings), "tokens": TOKENS, "largest_difference": worst,
+        "tolerance": TOLERANCE, "near_tie": _NEAR_TIE, "differences": [each.difference for each in found],
+        "partings": [{"prompt": i, **asdict(parting)} for i, parting in partings.items()],
+    }  # fmt: skip
+    return Check("greedy", "failed" if failed else "passed", summary, figures)
+
+
+def check_served(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
+    """Tells how far the served format is from float32: on the same tokens, and in texts of its own."""
+    dtype = subject.description.dtype
+    differences, equal = [], 0
+    for answer, read in zip(answers, read_along(engine, answers)):
+        for (logprob, likeliest), exact, token in zip(read, answer.token_logprobs, answer.tokens):
+            differences.append(abs(logprob - exact))
+            equal += likeliest == token
+    own = answer_greedily(engine, [answer.prompt for answer in answers], TOKENS)
+    texts = sum(one.tokens == other.tokens for one, other in zip(own, answers))
+    share, mean, worst = equal / len(differences), sum(differences) / len(differences), largest(differences)
+    summary = (
+        f"{dtype}: {share:.1%} of the greedy tokens are float32's, log-probabilities differ by {mean:.3f} in the mean "
+        f"and {worst:.3f} at most; {texts} of {len(own)} whole answers are the same"
+    )
+    broken = not (share >= _FEWEST_EQUAL and mean <= _LARGEST_MEAN)
+    figures = {
+        "dtype": dtype, "device": subject.description.device, "products": subject.description.products,
+        "equal_share": share, "mean_difference": mean, "largest_difference": worst, "equal_answers": texts,
+        "answers": len(own), "fewest_equal": _FEWEST_EQUAL, "largest_mean": _LARGEST_MEAN,
+    }  # fmt: skip
+    return Check("served", "failed" if broken else "passed", summary, figures)

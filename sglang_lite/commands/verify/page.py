@@ -1,0 +1,38 @@
+"""A verification as one page of text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from sglang_lite.commands.verify.records import Check, Subject
+
+_WIDTH = 110
+
+
+def heading(subject: Subject) -> str:
+    """Lines that name the model."""
+    found, sums = subject.description, subject.sha256
+    folder = subject.path.parent if subject.path.is_file() else subject.path
+    largest = max(sums, key=lambda name: (folder / name).stat().st_size, default="none")
+    more = f" and {len(sums) - 1} more files" if len(sums) > 1 else ""
+    return (
+        f"verify     {subject.name}: {found.architecture or 'no architecture named'}, "
+        f"{', '.join(found.formats[:3])}, served in {found.dtype} on {found.device}\n"
+        f"files      {largest} SHA-256 {sums.get(largest, 'none')}{more}"
+    )
+
+
+def line(check: Check) -> str:
+    """Check as a line, which is wrapped if it is long."""
+    return textwrap.fill(
+        f"{check.name:10} {check.status:9} {check.summary}", _WIDTH, subsequent_indent=" " * 21,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def ending(checks: Sequence[Check], seconds: float) -> str:
+    """Last line: how many checks passed."""
+    counts = {status: sum(check.status == status for check in checks) for status in ("passed", "failed", "left out")}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{'WRONG' if counts['failed'] else 'result':10} {told}, in {seconds:,.0f} s"

@@ -1,0 +1,163 @@
+"""Transformers' own reading of a model: its tokenizer, and what its code computes from the same token ids."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from sglang_lite.commands.verify.engines import GreedyAnswer
+from sglang_lite.commands.verify.records import Subject, Unread
+from sglang_lite.commands.verify.subject import float32_bytes, no_room
+from sglang_lite.protocol.anything import Foreign
+
+# Of a GGUF file transformers has at times the tensors in float32 both as it decodes them and as the model has them
+# (measured with the 0.5B: 4.0 GB at most, for 2.5 GB of weights); of a folder hardly more than the weights.
+_GGUF_TIMES: Final = 1.7
+_FOLDER_TIMES: Final = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """First position in which transformers would have chosen another token.
+
+    Attributes:
+        position: index of the token in the answer.
+        ours, theirs: ids of the tokens.
+        margin: by how much the log-probability of theirs is larger than that of ours, to transformers.
+    """
+
+    position: int
+    ours: int
+    theirs: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An answer beside transformers' reading of it.
+
+    Attributes:
+        parting: where the greedy tokens part; None if they are the same.
+        difference: largest difference of the log-probabilities of its tokens and of the likeliest others.
+    """
+
+    parting: Parting | None
+    difference: float
+
+
+def largest(values: Iterable[float]) -> float:
+    """Largest of the values; infinite if one is no number, which `max` would pass over."""
+    return max((math.inf if math.isnan(value) else value for value in values), default=0.0)
+
+
+class ReferenceModel:
+    """A model in float32, run by transformers' code."""
+
+    def __init__(self, model: Foreign) -> None:
+        self._model = model
+
+    def compare(self, answer: GreedyAnswer) -> Comparison:
+        """Reads prompt and answer in one forward, and compares each position from the answer's start on."""
+        rows = self._logprobs(answer.ids, answer.start)
+        differences = []
+        for row, token, logprob, top in zip(rows, answer.ids[answer.start :], answer.logprobs, answer.top):
+            for value, each in ((logprob, token), *top):
+                differences.append(abs(row[each].item() - value))
+        parting = None
+        first = len(answer.prompt) - answer.start
+        for position, (row, ours) in enumerate(zip(rows[first:], answer.tokens)):
+            if (theirs := int(row.argmax())) != ours:
+                parting = Parting(position, ours, theirs, (row[theirs] - row[ours]).item())
+                break
+        return Comparison(parting, largest(differences))
+
+    def room_for(self, subject: Subject, tokens: int) -> str:
+        """Reason why there is no memory for a prompt of as many tokens; "" if there is."""
+        config = self._model.config.get_text_config()
+        # Scores of a whole head are kept where transformers has no fused attention for a model, and masks elsewhere.
+        fused = self._model.get_correct_attn_implementation(None) != "eager"
+        heads = 1 if fused else config.num_attention_heads
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        return no_room(subject, 4 * tokens * (heads * tokens + 4 * inner), f"transformers' code for {tokens:,} tokens")
+
+    def _logprobs(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
+        """Log-probabilities of all tokens in the positions from `start` on: float32 [positions, vocabulary]."""
+        count = len(ids) - start + 1  # the last one is of the token that would follow
+        few = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        keep = {"logits_to_keep": count} if few else {}
+        with torch.inference_mode():
+            found = self._model(torch.tensor([ids], device=self._model.device), use_cache=False, **keep)
+            logits: torch.Tensor = found.logits[0, -count:-1].float()
+            return logits.log_softmax(-1).cpu()
+
+
+def read_model(subject: Subject) -> ReferenceModel | Unread:
+    """Loads the model with transformers' code in float32, on the device of the engine. Fetches nothing and runs no code
+    of the model's folder."""
+    times = _GGUF_TIMES if subject.path.is_file() else _FOLDER_TIMES
+    if reason := no_room(subject, int(float32_bytes(subject) * times), "transformers' code in float32"):
+        return Unread(reason)
+    with _quietly():
+        try:
+            from transformers import AutoModelForCausalLM
+
+            where, options = _location(subject)
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                where, dtype=torch.float32, output_loading_info=True, **options
+            )
+        except Exception as error:  # foreign code, of any model
+            return Unread(f"transformers can't load it: {_first_line(error)}")
+    if missing := sorted(loaded["missing_keys"]):
+        return Unread(f"transformers finds no weights for {missing[0]} and {len(missing) - 1} others in the files")
+    return ReferenceModel(model.eval().to(torch.device(subject.description.device or "cpu")))
+
+
+def read_tokenizer(subject: Subject) -> Foreign | Unread:
+    """Loads transformers' tokenizer of the model. Fetches nothing and runs no code of the model's folder."""
+    with _quietly():
+        try:
+            from transformers import AutoTokenizer
+
+            where, options = _location(subject)
+            return AutoTokenizer.from_pretrained(where, **options)
+        except Exception as error:  # as above
+            return Unread(f"transformers can't load the tokenizer: {_first_line(error)}")
+
+
+def _location(subject: Subject) -> tuple[str, dict[str, Any]]:
+    options = {"local_files_only": True, "trust_remote_code": False}
+    if subject.path.is_file():
+        return str(subject.path.parent), {**options, "gguf_file": subject.path.name}
+    return str(subject.path), options
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keeps transformers from showing bars, warnings and messages."""
+    from transformers.utils import logging as messages
+
+    level, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    messages.set_verbosity(logging.CRITICAL)
+    messages.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # bars that no setting hides
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        messages.set_verbosity(level)
+        if bars:
+            messages.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

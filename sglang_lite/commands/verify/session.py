@@ -1,0 +1,110 @@
+"""The order of the checks: one model in memory at a time, and each check told as soon as it is made."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from sglang_lite.commands.verify.check_names import CHECKS
+from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, exact_engine, served_engine
+from sglang_lite.commands.verify.greedy import TOKENS, check_greedy, check_served, prompts_for
+from sglang_lite.commands.verify.long_prompt import TOKENS as LONG_TOKENS
+from sglang_lite.commands.verify.long_prompt import answer_long, check_long, long_length
+from sglang_lite.commands.verify.recipes import check_recipes
+from sglang_lite.commands.verify.records import Check, Subject, Unread
+from sglang_lite.commands.verify.reference import read_model, read_tokenizer
+from sglang_lite.commands.verify.speed import child_processes, first_token, measure_speed
+from sglang_lite.commands.verify.subject import engine_bytes, no_room
+from sglang_lite.commands.verify.tasks import check_tasks
+from sglang_lite.commands.verify.template import check_template
+from sglang_lite.commands.verify.tokens import check_tokenizer
+from sglang_lite.protocol import SglError
+
+_EXACT: Final = frozenset(("greedy", "long", "served"))  # need answers in float32
+_SERVED: Final = frozenset(("served", "tasks", "recipes", "speed"))  # need the engine that is served
+
+
+def run_checks(subject: Subject, wanted: Collection[str], *, long: bool) -> Iterator[Check]:
+    """Yields the checks in the order of CHECKS, each as soon as it is made.
+
+    Args:
+        wanted: names of the checks to make; the others are yielded as left out.
+        long: whether the long prompt fills the whole context.
+    """
+    yield from _made(subject, frozenset(wanted), long)
+    for name in CHECKS:
+        if name not in wanted:
+            yield Check(name, "left out", "not asked for (--only)")
+
+
+def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Check]:
+    if wanted & {"template", "tokenizer"}:
+        theirs = read_tokenizer(subject)
+        if "template" in wanted:
+            yield check_template(subject, theirs)
+        if "tokenizer" in wanted:
+            yield check_tokenizer(subject, theirs)
+        del theirs
+    answers: list[GreedyAnswer] = []
+    if exact := wanted & _EXACT:
+        reason = no_room(subject, engine_bytes(subject), "an engine in float32")
+        if reason:
+            yield from (Check(name, "left out", reason) for name in ("greedy", "long", "served") if name in exact)
+        else:
+            length = long_length(subject, whole=long) if "long" in wanted else 0
+            try:
+                answers, long_answer = _exact_answers(subject, length)
+            except SglError as error:
+                yield from (Check(name, "failed", f"in float32: {error}") for name in CHECKS if name in exact)
+            else:
+                yield from _beside_transformers(subject, wanted, answers, long_answer)
+    if served := (wanted & _SERVED if answers else wanted & _SERVED - {"served"}):
+        left: list[str] = [name for name in CHECKS if name in served]
+        try:
+            for check in _with_served_engine(subject, served, answers):
+                left.remove(check.name)
+                yield check
+        except SglError as error:
+            yield from (Check(name, "failed", f"the engine failed: {error}") for name in left)
+
+
+def _exact_answers(subject: Subject, length: int) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
+    """Answers of an engine in float32, whose process has ended afterwards."""
+    prompts = prompts_for(subject)
+    longest = max(length + LONG_TOKENS, max(map(len, prompts)) + TOKENS) + 1
+    with exact_engine(subject, min(longest, subject.context_length)) as engine:
+        answers = answer_greedily(engine, prompts, TOKENS)
+        return answers, answer_long(subject, engine, length) if length else None
+
+
+def _beside_transformers(
+    subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer], long_answer: GreedyAnswer | None
+) -> Iterator[Check]:
+    if not wanted & {"greedy", "long"}:
+        return
+    model = read_model(subject)
+    if "greedy" in wanted:
+        if isinstance(model, Unread):
+            yield Check("greedy", "left out", model.reason)
+        else:
+            yield check_greedy(model, answers)
+    if long_answer is not None:
+        yield check_long(subject, model, long_answer)
+    del model
+    gc.collect()
+
+
+def _with_served_engine(subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer]) -> Iterator[Check]:
+    before, started = child_processes(), time.perf_counter()
+    with served_engine(subject.path) as engine:
+        waited = first_token(engine, started)
+        if "served" in wanted:
+            yield check_served(subject, engine, answers)
+        if "tasks" in wanted:
+            yield check_tasks(engine)
+        if "recipes" in wanted:
+            yield check_recipes(subject, engine)
+        if "speed" in wanted:
+            yield measure_speed(subject, engine, waited, sorted(child_processes() - before))

@@ -1,0 +1,100 @@
+"""Finds the model to verify, and refuses before anything is loaded what can't be verified."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from sglang_lite.commands.verify.records import Subject
+from sglang_lite.protocol import CapabilityError, ModelError, ParameterError
+from sglang_lite.runtime.embedding.spec import is_encoder
+from sglang_lite.runtime.loading.description import describe
+from sglang_lite.runtime.loading.model_files import open_model_files
+from sglang_lite.runtime.models import memory_check
+from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.transformers_config import TransformersSpec
+from sglang_lite.runtime.models.weights.remote import is_address
+
+# Endings of files that decide what a model computes or reads.
+_HASHED: Final = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt")
+
+
+def find_subject(name: str) -> Subject:
+    """Finds a model, and hashes its files.
+
+    Args:
+        name: alias, folder, GGUF file or hub id, as for `Engine`.
+
+    Raises:
+        ModelError: there is no such model, it can't run here, or it is larger than the memory that is free.
+        DownloadError: it could not be fetched.
+        CapabilityError: it generates no text from text.
+        ParameterError: it is at an address.
+    """
+    if "://" in name or is_address(name):
+        raise ParameterError(
+            "NAME", f"{name!r} is an address, and transformers reads files.", hint="Copy the model to a folder."
+        )
+    path = resolve(name)
+    if is_encoder(path):
+        raise CapabilityError(
+            f"{name}: an embedding model, a reranker or a classifier generates nothing, and verify compares what "
+            "models generate.",
+            hint=f"`sglang-lite models {name}` tells what it serves; docs/embeddings.md, how to compare its vectors.",
+        )
+    found = describe(str(path))  # not by its name: nothing more is asked of the hub
+    if found.refused:
+        raise ModelError(f"{name}: {found.refused[0]}")
+    files = open_model_files(path)
+    if isinstance(files.spec, TransformersSpec) and files.spec.sound is not None:
+        raise CapabilityError(
+            f"{name}: it reads sounds and no text, and verify has prompts of text.",
+            hint="docs/images.md tells how to try it with a sound.",
+        )
+    device = torch.device(found.device or "cpu")
+    memory_check.check_room(
+        {"weights": found.loaded_bytes or 0}, device, name,
+        "Verify it on a machine with more memory, or a file of the model with fewer bits.",
+    )  # fmt: skip
+    return Subject(name, path, files, found, _sums(path))
+
+
+def float32_bytes(subject: Subject) -> int:
+    """Lower bound of the bytes of the model's weights in float32."""
+    spec = subject.files.spec
+    if isinstance(spec, ModelSpec):
+        return memory_check.weight_bytes(spec, 4)
+    item = getattr(torch, subject.description.dtype or "float32").itemsize
+    return (subject.description.loaded_bytes or 0) * 4 // int(item)
+
+
+def engine_bytes(subject: Subject) -> int:
+    """Lower bound of the bytes of the model's weights in an engine in float32."""
+    in_blocks = subject.description.products.startswith("as they are stored")
+    return min(float32_bytes(subject), subject.description.loaded_bytes or 0) if in_blocks else float32_bytes(subject)
+
+
+def no_room(subject: Subject, needed: int, use: str) -> str:
+    """Reason why `needed` bytes of memory can't be had, with both numbers; "" if they are free.
+
+    Args:
+        use: what they are for, as the subject of the sentence.
+    """
+    free = memory_check.free_bytes(torch.device(subject.description.device or "cpu"))
+    if free is None or needed <= free:
+        return ""
+    return f"{use} needs {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
+
+
+def _sums(path: Path) -> dict[str, str]:
+    files = [path] if path.is_file() else [each for each in sorted(path.iterdir()) if each.suffix in _HASHED]
+    sums = {}
+    for file in files:
+        if file.is_file():
+            with file.open("rb") as opened:
+                sums[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return sums

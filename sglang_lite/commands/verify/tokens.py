@@ -1,0 +1,107 @@
+"""Check `tokenizer`: texts become transformers' token ids, and come back from them."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Final
+
+from sglang_lite.commands.verify.records import Check, Subject, Unread
+from sglang_lite.commands.verify.texts import PROMPTS, TOKENIZED
+from sglang_lite.protocol import Span
+from sglang_lite.protocol.anything import Foreign
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+# What transformers' conversion of a GGUF file leaves out of the tokenizer that the file names (`tokenizer.ggml.pre`).
+_NORMALISED: Final = ("qwen2", "qwen35")
+_SINGLE_DIGITS: Final = ("smollm",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Texts that something is wrong with, or that a tokenizer normalises."""
+
+    other_ids: tuple[str, ...]
+    not_back: tuple[str, ...]
+    normalised: tuple[str, ...]
+    spelled: tuple[str, ...]
+
+
+def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
+    """Encodes and decodes texts, and compares the ids with transformers' if it has the tokenizer. Text of users that
+    spells control tokens must not become them."""
+    ours = subject.files.tokenizer
+    controls = ours.control_texts[:40]
+    texts = [*TOKENIZED, *PROMPTS, *controls, *(f"a {each} b" for each in controls), "".join(controls)]
+    restored = "" if isinstance(theirs, Unread) else _restore(theirs, subject)
+    found = _compare(ours, theirs, texts)
+    wrong = {
+        "have other ids than transformers'": found.other_ids,
+        "do not come back": found.not_back,
+        "become control tokens though they are users' text": found.spelled,
+    }
+    if isinstance(theirs, Unread):
+        summary = f"{len(texts)} texts come back ({theirs.reason}, so ids were not compared)"
+    else:
+        summary = f"{len(texts)} texts have transformers' ids{restored} and come back"
+    if any(wrong.values()):
+        told = [f"{len(each)} of {len(texts)} texts {what}: {_shown(each)}" for what, each in wrong.items() if each]
+        summary = "; ".join(told) + restored
+    elif found.normalised:
+        summary += f", {len(found.normalised)} of them in the form that the tokenizer gives them"
+    figures = {
+        "texts": len(texts), "compared": not isinstance(theirs, Unread), "restored": restored.strip(" ()"),
+        "normalised": list(found.normalised), **{what: list(each) for what, each in wrong.items()},
+    }  # fmt: skip
+    return Check("tokenizer", "failed" if any(wrong.values()) else "passed", summary, figures)
+
+
+def _compare(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) -> _Found:
+    other, lost, normalised, spelled = list[str](), list[str](), list[str](), list[str]()
+    controls = {ours.encode(each, first=False)[0]: each for each in ours.control_texts if each}
+    for text in texts:
+        ids = ours.encode(text)
+        if not isinstance(theirs, Unread) and ids != _ids(theirs, text, ours):
+            other.append(text)
+        own = ours.encode(text, first=False)
+        back = ours.decode(own, skip_special=False)
+        if back != text:
+            same = back in {unicodedata.normalize(form, text) for form in ("NFC", "NFKC")}
+            if not same and not isinstance(theirs, Unread):
+                same = back == theirs.decode(own, clean_up_tokenization_spaces=False)
+            (normalised if same else lost).append(text)
+        plain = ours.encode_spans((Span(text, special=False),), first=False).tolist()
+        if any(controls.get(each, text + "x") in text for each in plain):
+            spelled.append(text)
+    return _Found(tuple(other), tuple(lost), tuple(normalised), tuple(spelled))
+
+
+def _ids(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
+    """Ids of transformers, with the beginning of sequence as the model's prompts have it here: some tokenizers add one,
+    and templates of others write it."""
+    ids: list[int] = theirs(text, add_special_tokens=False).input_ids
+    first = ours.bos_id
+    return ids if first is None or (ids and ids[0] == first) else [first, *ids]
+
+
+def _restore(theirs: Foreign, subject: Subject) -> str:
+    """Gives transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what that was, as a part of
+    the summary; "" for nothing."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    if subject.files.gguf is None:
+        return ""
+    kind, backend = subject.files.gguf.metadata.get("tokenizer.ggml.pre"), theirs.backend_tokenizer
+    if kind in _NORMALISED and backend.normalizer is None:
+        backend.normalizer = normalizers.NFC()
+        return f" (with the NFC form of {kind}, which transformers leaves out of GGUF files)"
+    if kind in _SINGLE_DIGITS and len(theirs("12", add_special_tokens=False).input_ids) == 1:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        return f" (with the single digits of {kind}, which transformers leaves out of GGUF files)"
+    return ""
+
+
+def _shown(texts: tuple[str, ...]) -> str:
+    some = ", ".join(repr(text if len(text) <= 24 else f"{text[:24]}…") for text in texts[:3])
+    return some if len(texts) <= 3 else f"{some} …"
