@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Most test files that name a changed module, and that name one that names it: rooms stand for more.
 MOST, FEW = 40, 15
+REAL = "tests/real/"  # which `make test-real` alone runs
 # What tests see of a room without naming its modules, by the beginnings of paths.
 ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/": ("tests/test_structure.py", "tests/test_light.py", "tests/test_import.py"),
@@ -65,6 +66,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "examples/": ("tests/test_examples.py", "tests/test_docs.py", "tests/lint"),
     "tests/conformance/programs/": ("tests/conformance", "tests/lint"),
     "tests/": ("tests/test_structure.py",),
+    "tests/real/": ("tests/test_real_files.py",),
     "CHANGELOG.md": ("tests/test_docs.py",),
     "CONTRIBUTING.md": ("tests/test_docs.py", "tests/test_structure.py"),
     "Makefile": ("tests/test_docs.py", "tests/test_structure.py"),
@@ -80,6 +82,7 @@ def to_run(changed: Iterable[str]) -> set[str]:
     """Test files and folders for changed files, all by their paths from the root of the repository."""
     found = {test for path in changed for test in _for(path)}
     folders = tuple(f"{test}/" for test in found if not test.endswith(".py"))
+    found = {test for test in found if not f"{test}/".startswith(REAL)}
     return {test for test in found if not test.startswith(folders) and (ROOT / test).exists()}
 
 

@@ -23,10 +23,17 @@ from tests.rooms import ROOMS, ROOT, to_run
         ("tests/waiting.py", "tests/engine/test_death.py"),
         ("tests/runtime/models/conftest.py", "tests/runtime/models/test_gguf.py"),
         ("tests/wire.py", "tests/test_structure.py"),
+        ("tests/real/pieces.json", "tests/test_real_files.py"),
     ],
 )
 def test_a_change_names_the_tests_that_it_can_break(changed, test):
     assert any(test == found or test.startswith(f"{found}/") for found in to_run([changed]))
+
+
+def test_nothing_names_the_tests_of_real_models():
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests/real").iterdir()]
+    found = to_run([*files, "sglang_lite/cli.py", "tests/hub.py"])
+    assert [test for test in found if f"{test}/".startswith("tests/real/")] == []
 
 
 def test_every_module_has_tests_beyond_those_of_all():

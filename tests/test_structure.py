@@ -203,7 +203,7 @@ def test_nothing_that_is_ignored_is_committed():
 def test_long_counts_are_in_make_and_in_contributing():
     tests = (file.read_text() for file in (ROOT / "tests").rglob("*.py"))
     used = {found for text in tests for found in re.findall(r'environ\.get\("SGLANG_LITE_(\w+)"', text)}
-    used -= {"FIRST", "TEST_GPU"}
+    used -= {"FIRST", "REAL_MODELS", "TEST_GPU"}
     table = re.findall(r"^\| `SGLANG_LITE_(\w+)` .*$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     counts = re.search(r"^LONG := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     assert used == set(table) == {count.partition("=")[0] for count in counts}
@@ -535,6 +535,6 @@ def test_classes_have_few_lines_of_code_and_methods_and_functions_are_short():
 def test_folders_of_tests_are_folders_of_the_package():
     tests = Path(__file__).parent
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
-    # Programs that mean the same on all backends, `lang/backend`, and the programs of the docs.
-    folders -= {Path("conformance"), Path("lang/backends"), Path("docs")}
+    # Programs that mean the same on all backends, `lang/backend`, the programs of the docs, and real models.
+    folders -= {Path("conformance"), Path("lang/backends"), Path("docs"), Path("real")}
     assert sorted(folder for folder in folders if not (PACKAGE / folder).is_dir()) == []

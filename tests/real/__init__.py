@@ -1,0 +1,1 @@
+"""Tests with models that people use. `make test-real` runs them; `make test` doesn't."""
