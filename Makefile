@@ -18,7 +18,7 @@ WORKERS ?= 3
 docs fast: WORKERS := 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test docs fast changed check unit coverage test-clients test-gateways test-quantisers test-long test-gpu test-ranks format clean
+.PHONY: demo test docs fast changed check unit coverage test-clients test-gateways test-quantisers test-real test-long test-gpu test-ranks format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -78,6 +78,13 @@ test-quantisers:
 	$(PYTHON) -m venv $(QUANTISERS)
 	$(QUANTISERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[quantisers]'
 	$(QUANTISERS)/bin/python -m pytest tests/runtime/models/test_quantisers.py
+
+# With models that people use: 1.9 GB, fetched once into the folder REAL. Engines run one at a time, with all threads.
+REAL ?= build/real
+test-real: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/sglang-lite models pull all-minilm-l6-v2
+	$(BIN)/python -m tests.real.fetch $(REAL)
+	SGLANG_LITE_REAL_MODELS=$(REAL) $(BIN)/python -m pytest tests/real
 
 # What is random or repeated, many times more: hours.
 LONG := ADAPTERS=2000 CASES=all ENGINES=100 EXAMPLES=500 FUZZ=10000 HOSTILE_FILES=10000 IMAGES=3000 KILLS=50 LEAVING=500 MASKBENCH=full OPENAPI=300 ORACLE=5000 PROGRAMS=3000 QUOTES=2000 RANDOM_GRAMMARS=1000 RANDOM_SCHEMAS=1000 RAY_ROWS=500 READINGS=5000 REQUESTS=500 RERUNS=2000 RESTARTS=50 RUNS=100 SAMPLES=2000 SLEEPS=1500 SOAK=20000 STREAMS=200 TYPE_SAMPLES=60 WIRE_FUZZ=10000 WIRE_RECORDS=1000

@@ -16,6 +16,8 @@ import sglang_lite as sgl
 from sglang_lite.runtime.models.aliases import PackagedModel
 from tests.real import fetch as module
 from tests.real.fetch import RealModel, fetch, main, real_models
+from tests.real.verdicts import NOT_RUN, is_right, shown, verdicts
+from tests.test_examples import RECIPES
 
 DATA = [b"GGUF" + bytes(range(250)), bytes(300), b"end" * 50]
 WHOLE = b"".join(DATA)
@@ -222,3 +224,17 @@ def test_the_table_is_of_whole_files():
         assert all(re.fullmatch("[0-9a-f]{64}", each) for each in hashes)
         assert len({*hashes}) == len(hashes)
     assert sum(model.file_bytes for model in models.values()) < 2.5e9
+
+
+def test_what_the_pages_show_is_right_and_nothing_at_all_is_wrong():
+    assert [name for name in RECIPES if not is_right(name, shown(name))] == []
+    assert [name for name in RECIPES if is_right(name, "\n")] == []
+
+
+def test_the_table_of_recipes_has_a_verdict_for_each_recipe():
+    for model in ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"):
+        said = verdicts(model)
+        assert said.keys() == RECIPES.keys()
+        assert [
+            name for name, each in said.items() if not re.fullmatch(f"{NOT_RUN}|right(: .+)?|wrong: .+", each)
+        ] == []

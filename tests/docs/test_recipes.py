@@ -54,14 +54,14 @@ def shown(page: str) -> re.Match[str]:
     return found
 
 
-def printed(name: str, engine: sgl.Engine) -> str:
-    """What a recipe prints when its page's command runs it."""
+def printed(name: str, engine: sgl.Engine, *arguments: str) -> str:
+    """What a recipe prints when its page's command runs it, with further arguments."""
     command = COMMAND.search(RECIPES[name].read_text())
     assert command is not None
     sgl.set_default_backend(engine)
     with contextlib.ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()) as out:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(sys, "argv", [command[1]])
+        patch.setattr(sys, "argv", [command[1], *arguments])
         for key in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
             patch.delenv(key, raising=False)
         if command[3]:
