@@ -4,6 +4,7 @@ TypedDicts of `typing_extensions`, which pydantic requires before Python 3.12.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 import typing
@@ -59,18 +60,51 @@ class ClassReader:
 
 
 def class_fields(cls: object) -> list[ClassField] | None:
-    """Fields of an attrs class or msgspec Struct that JSON gives; None for any other annotation.
+    """Fields that JSON gives of a class that pydantic does not read: of an attrs class or msgspec Struct, or of a
+    dataclass that has a field of such a class, or of a TypedDict before Python 3.12. None for any other annotation.
 
     Raises:
         ConstraintError: a Struct is written as an array, or a name in an annotation is not known.
     """
-    if not isinstance(cls, type) or not (hasattr(cls, "__attrs_attrs__") or issubclass(cls, msgspec.Struct)):
+    if not isinstance(cls, type) or not (_is_record(cls) or (_is_dataclass(cls) and _has_foreign(cls, set()))):
         return None
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise ConstraintError(f"type: {cls.__name__} has no JSON schema: {error}.") from error
-    return list((_struct_fields if issubclass(cls, msgspec.Struct) else _attrs_fields)(cls, hints))
+    if issubclass(cls, msgspec.Struct):
+        return list(_struct_fields(cls, hints))
+    return list(_attrs_fields(cls, hints) if hasattr(cls, "__attrs_attrs__") else _dataclass_fields(cls, hints))
+
+
+def _is_record(cls: type) -> bool:
+    """Returns True for an attrs class or a Struct."""
+    return hasattr(cls, "__attrs_attrs__") or issubclass(cls, msgspec.Struct)
+
+
+def _is_dataclass(cls: type) -> bool:
+    """Returns True for a dataclass of the standard library; pydantic's own have more than fields."""
+    return dataclasses.is_dataclass(cls) and not hasattr(cls, "__pydantic_config__")
+
+
+def _has_foreign(annotation: Any, seen: set[type]) -> bool:
+    """Returns True if an annotation has a class in it that pydantic does not read.
+
+    Args:
+        seen: dataclasses that have been looked at, as one may contain itself.
+    """
+    if typing.is_typeddict(annotation):
+        return sys.version_info < (3, 12)
+    if isinstance(annotation, type) and _is_record(annotation):
+        return True
+    if not isinstance(annotation, type) or not _is_dataclass(annotation) or annotation in seen:
+        return any(_has_foreign(each, seen) for each in get_args(annotation))
+    seen.add(annotation)
+    try:
+        hints = typing.get_type_hints(annotation, include_extras=True)
+    except NameError:  # which pydantic may know
+        return False
+    return any(_has_foreign(hint, seen) for hint in hints.values())
 
 
 def _struct_fields(cls: type[msgspec.Struct], hints: dict[str, Any]) -> Iterator[ClassField]:
@@ -90,6 +124,14 @@ def _attrs_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
         if each.init:
             default = {} if each.default is attrs.NOTHING else _shown(each.default)
             yield ClassField(each.alias, each.alias, hints.get(each.name, Any), default)
+
+
+def _dataclass_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
+    for each in dataclasses.fields(cls):
+        if each.init:
+            required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+            default = None if each.default is dataclasses.MISSING else each.default
+            yield ClassField(each.name, each.name, hints[each.name], {} if required else _shown(default))
 
 
 def _shown(default: Any) -> dict[str, Any]:
@@ -162,7 +204,7 @@ class _Readable:
 
 def _checks(cls: Any) -> str:
     """Name of what the constructor of a class checks beyond the types of fields, or ""."""
-    if issubclass(cls, msgspec.Struct):
+    if not hasattr(cls, "__attrs_attrs__"):
         return "__post_init__" if hasattr(cls, "__post_init__") else ""
     hooks = [name for name in ("__attrs_pre_init__", "__attrs_post_init__") if hasattr(cls, name)]
     own = any(each.validator or each.converter for each in cls.__attrs_attrs__)

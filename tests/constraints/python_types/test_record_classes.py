@@ -1,7 +1,9 @@
 """attrs classes and msgspec Structs as types: the schema, the values, and errors with their places."""
 
+import dataclasses
 import json
 import random
+import typing
 from typing import Annotated, Literal
 
 import attrs
@@ -184,3 +186,28 @@ def test_a_program_gets_the_value():
 
     state = place.run(backend=sgl.ScriptedBackend({"": ['{"x": 4}', '[{"type": "cat", "lives": 7}]']}))
     assert (state["point"], state["pets"]) == (Point(4), [Cat(7)])
+
+
+class Entry(typing.TypedDict):
+    word: str
+    count: typing.NotRequired[int]
+
+
+@dataclasses.dataclass
+class Index:
+    entries: list[Entry]
+    owner: Person
+    pages: int = 3
+    parts: "list[Index]" = dataclasses.field(default_factory=list)
+
+
+def test_a_dataclass_may_have_typed_dicts_and_structs_in_it():
+    read = value_type(Index).parse
+    text = '{"entries": [{"word": "a"}], "owner": {"name": "Anna", "homes": [{"streetName": "Main"}]}}'
+    found = read(text)
+    assert found == Index([{"word": "a"}], found.owner)
+    assert type(found.owner) is Person
+    nested = read(json.dumps({**json.loads(text), "pages": 4, "parts": [json.loads(text)]}))
+    assert (nested.pages, nested.parts) == (4, [found])
+    with pytest.raises(ValueValidationError, match="word"):
+        read(text.replace("word", "wrd"))
