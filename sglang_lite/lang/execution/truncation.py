@@ -20,6 +20,7 @@ from sglang_lite.protocol import (
 )
 
 _WHOLE = ("",)  # JSON Pointers of an answer that is no value
+_SHOWN_POINTERS = 4  # in a message
 
 
 def is_cut(op: GenOp, generation: Generation) -> bool:
@@ -70,7 +71,7 @@ def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it i
             hint="Raise it, or shorten the prompt if the context is full.",
         )
     enough = _sufficient_limit(op, generation)
-    missing = problem.rstrip(".") if pointers == _WHOLE else f"what is missing: {', '.join(pointers)}"
+    missing = problem.rstrip(".") if pointers == _WHOLE else f"what is missing: {_list_pointers(pointers)}"
     keep = "" if pointers == _WHOLE else ', or shortened="keep" to take what there is'
     return TruncatedError(
         f"{op.node.name!r} was cut after {count:,} tokens: {missing}.",
@@ -89,8 +90,15 @@ def warning(op: GenOp, generation: Generation) -> str:
     fewest = generation.meta.get("fewest_tokens")
     if isinstance(fewest, int):
         return f"{which} cut {op.node.name!r} after {count} tokens: the shortest text of its constraint has {fewest}"
-    lost = "it is no value" if pointers == _WHOLE else f"{', '.join(pointers)} and what would follow is missing"
+    lost = "it is no value" if pointers == _WHOLE else f"{_list_pointers(pointers)} and what would follow is missing"
     return f"{which} cut {op.node.name!r} after {count} tokens, {lost}: raise it"
+
+
+def _list_pointers(pointers: tuple[str, ...]) -> str:
+    """Writes the first pointers, shortened in the middle if they are long."""
+    shown = [each if len(each) <= 80 else f"{each[:40]}…{each[-30:]}" for each in pointers[:_SHOWN_POINTERS]]
+    others = len(pointers) - len(shown)
+    return ", ".join(shown) + (f" and {others} more" if others else "")
 
 
 def _sufficient_limit(op: GenOp, generation: Generation) -> int:
