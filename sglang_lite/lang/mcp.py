@@ -10,6 +10,7 @@ import shlex
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -90,6 +91,14 @@ class McpTools(Sequence[SchemaTool]):
                 left_out[each.name] = error.message.partition(f"{each.name}: ")[2]
         for name, why in left_out.items() if names is None else ():
             warnings.warn(f"{connection.server}: the tool {name} is left out: {why}", stacklevel=3)
+        for name, count in Counter(each.name for each in connection.listed).items():
+            if count > 1 and (names is None or name in names):
+                times = "twice" if count == 2 else f"{count} times"
+                message = f"{connection.server}: it lists the tool {name} {times}; the first one is used."
+                warnings.warn(message, stacklevel=3)
+        if connection.has_more and names is None:
+            problem = f"it lists its tools on more than {_MAX_PAGES} pages; those after are not read."
+            warnings.warn(f"{connection.server}: {problem} Name the tools that you need: tools=[…].", stacklevel=3)
 
     @overload
     def __getitem__(self, index: int) -> SchemaTool: ...
@@ -140,6 +149,7 @@ class _Connection:
         server: its name.
         listed: tools of the server, as the SDK describes them.
         left_out: by name, why the SDK refuses a tool.
+        has_more: whether its list of tools has more pages than were read.
     """
 
     def __init__(self, server: Foreign, name: str, timeout: float) -> None:
@@ -152,6 +162,7 @@ class _Connection:
             server = self._checked(stdio_client(server))
         self.server, self._client, self._timeout = name, Client(server), timeout
         self.left_out: dict[str, str] = {}
+        self.has_more = False
         self._loop, self._closed, self._process = asyncio.new_event_loop(), False, os.getpid()
         connected: Future[list[Foreign]] = Future()
         self._serving = self._loop.create_task(self._serve(connected))
@@ -189,6 +200,7 @@ class _Connection:
                 cursor = page.next_cursor
                 if cursor is None:
                     break
+            self.has_more = cursor is not None
             connected.set_result(listed)
             await asyncio.Event().wait()  # until it is cancelled
 
@@ -284,7 +296,9 @@ class _Reading:
 
 
 def _chosen(connection: _Connection, names: Sequence[str] | None) -> list[Foreign]:
-    by_name = {each.name: each for each in connection.listed}
+    by_name: dict[str, Foreign] = {}
+    for each in connection.listed:
+        by_name.setdefault(each.name, each)
     if names is None:
         return [*by_name.values()]
     for name in names:

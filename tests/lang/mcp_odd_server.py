@@ -24,8 +24,13 @@ for line in sys.stdin:
                 "serverInfo": {"name": "odd", "version": "1"},
             }
         case "tools/list":
-            tools = [{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()]
-            answer = {"tools": [{**tool, "outputSchema": COUNT} if tool["name"] == "lies" else tool for tool in tools]}
+            if "--endless" in sys.argv:
+                tools, page = [{"name": "good", "inputSchema": SCHEMAS["good"]}], {"nextCursor": "more"}
+            else:
+                tools, page = [{"name": name, "inputSchema": schema} for name, schema in SCHEMAS.items()], {}
+                tools.append({"name": "good", "description": "A second one.", "inputSchema": {"type": "object"}})
+            tools = [{**tool, "outputSchema": COUNT} if tool["name"] == "lies" else tool for tool in tools]
+            answer = {"tools": tools, **page}
         case "tools/call" if asked["params"]["name"] == "lies":
             answer = {"content": [], "structuredContent": {"count": "three"}}
         case "tools/call":

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -288,7 +289,7 @@ def test_the_official_client_lists_and_calls_bound_programs_with_enums(old):
 
 def test_a_server_that_lies_about_its_schemas_answers_the_rest():
     command = [sys.executable, str(Path(__file__).with_name("mcp_odd_server.py"))]
-    with pytest.warns(UserWarning, match="is left out") as told:
+    with warnings.catch_warnings(record=True, action="always") as told:
         tools = sgl.mcp(command)
     with tools as (good, lies):
         with pytest.raises(sgl.ToolError, match=r"failed in lies: .* 'three' is not of type 'integer'") as refused:
@@ -298,8 +299,18 @@ def test_a_server_that_lies_about_its_schemas_answers_the_rest():
     said = "".join(str(each.message) for each in told)
     assert "the tool refused is left out: its schema can't be used: inputSchema.type: " in said
     assert "the tool unheld is left out: its schema can't be used: " in said
+    assert "it lists the tool good twice; the first one is used." in said
     for name in ("refused", "unheld"):
         with pytest.raises(sgl.ParameterError, match=f"{name}: its schema can't be used"):
             sgl.mcp(command, tools=[name])
     with pytest.raises(sgl.ParameterError, match="has no tool 'other'"):
         sgl.mcp(command, tools=["other"])
+
+
+def test_an_endless_list_of_tools_is_told():
+    command = [sys.executable, str(Path(__file__).with_name("mcp_odd_server.py")), "--endless"]
+    with warnings.catch_warnings(record=True, action="always") as told, sgl.mcp(command) as (good,):
+        assert good(x=3) == "3"
+    said = "".join(str(each.message) for each in told)
+    assert "the tool good 100 times; the first one is used" in said
+    assert "its tools on more than 100 pages; those after are not read. Name the tools that you need" in said
