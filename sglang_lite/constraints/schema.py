@@ -63,6 +63,20 @@ def json_schema(
     return msgspec.structs.replace(schema, schema=text)
 
 
+def refuse_example(constraint: JsonSchema) -> None:
+    """Raises ConstraintError if what was given as a schema is an example of a document: it has names that no schema
+    has, and no keyword that asserts anything, so that any JSON would be valid."""
+    from sglang_lite.constraints.json_schema.assertions import foreign_names
+
+    schema = json.loads(constraint.schema)
+    names = foreign_names(schema)
+    if not names:
+        return
+    hint = 'Describe its values: {"type": "object", "properties": {…}}, or give a pydantic model.'
+    problem = f"json_schema: {names[0]!r} is no keyword of JSON Schema, and no other one says what is valid"
+    raise ConstraintError(problem, pointer=f"/{names[0]}", hint=hint)
+
+
 def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
     """JSON text of a schema with the resources embedded in its definitions."""
     wellformed.check_text(text)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
 
@@ -12,18 +13,20 @@ from typing_extensions import TypeForm
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
+from sglang_lite.constraints.schema import refuse_example
 from sglang_lite.errors import with_article
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.default import flush_cache as flush_cache
 from sglang_lite.lang.backend.default import get_server_info as get_server_info
 from sglang_lite.lang.backend.default import set_default_backend as set_default_backend
-from sglang_lite.lang.checks import check_flags, check_limits, check_policy
+from sglang_lite.lang.checks import check_flags, check_function, check_limits, check_policy
 from sglang_lite.lang.expressions import DTYPES, NO_OPTIONS, GenOptions, SglAudio, SglGen, SglImage, SglSelect, SglVideo
 from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReasoning
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
 from sglang_lite.lang.tools import Toolbox, ToolCall
+from sglang_lite.lang.tracebacks import warn_here
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,
     checked_choices,
@@ -294,6 +297,8 @@ def gen(
             shortened=shortened,
             **{key: value for key, value in sampling.items() if key not in (*_IN_ORDER, "lora_path")},
         )  # fmt: skip
+        if max_tokens is not None:
+            warn_here("max_tokens has no effect with choices: whole texts are scored. Leave it out.")
         temperature = sampling.get("temperature") or 0.0
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, temperature, method, lora_path=sampling.get("lora_path"))
@@ -349,8 +354,8 @@ def _options(
     timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any, shortened: Any
 ) -> GenOptions:
     check_limits(timeout, retries)
-    if check is not None and not callable(check):
-        raise ParameterError("check", f"{check!r} is not a function.")
+    if check is not None:
+        check_function(check)
     if reasoning is not None:
         ReasoningParser(reasoning)
     if repair is not None:
@@ -378,7 +383,12 @@ def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType 
     if isinstance(value, Deferred):  # a symbol of a trace: its mark stands for it in text
         value = f"{value}"
     if not isinstance(value, str):
-        raise ParameterError("regex", f"{value!r} is not a string.")
+        hint = (
+            "Give its text: regex=pattern.pattern. Flags are written into it: (?i)."
+            if isinstance(value, re.Pattern)
+            else ""
+        )
+        raise ParameterError("regex", f"{value!r} is not a string.", hint=hint)
     return check_syntax(Regex(value)), None
 
 
@@ -386,7 +396,9 @@ def _schema(value: Any) -> JsonSchema:
     if isinstance(value, JsonSchema):
         return value
     if isinstance(value, str | Mapping):
-        return checked_schema(value)
+        schema = checked_schema(value)
+        refuse_example(schema)
+        return schema
     if isinstance(value, bool):
         hint = 'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
         raise ParameterError("json_schema", f"{value!r} is not a schema.", hint=hint)
@@ -518,6 +530,9 @@ def select(
         raise ParameterError(
             "choices", "one is empty or given twice, but multi= takes each at most once.", hint="Remove it."
         )
+    if not multi and not isinstance(texts, Deferred) and len(set(texts)) < len(texts):
+        twice = next(text for i, text in enumerate(texts) if text in texts[:i])
+        warn_here(f"choices: {twice!r:.60} is given twice, and counts once. Remove it.")
     method = method_of(choices_method)
     adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
     return SglSelect(Select(name, texts, name_of(method), float(temperature), lora_path=adapter), method, multi)

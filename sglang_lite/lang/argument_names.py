@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "workers": "num_threads",
     "max_workers": "num_threads",
     "concurrency": "num_threads",
+    "batch_size": "num_threads",
     "show_progress": "progress_bar",
     "max_turns": "max_steps",
     "max_iterations": "max_steps",
@@ -173,6 +174,8 @@ def no_such_attribute(state: object, name: str) -> AttributeError:
         return AttributeError("s.probs(name) is now s.selection(name).probs.", name=name, obj=state)
     if name in ("gen", "gen_int", "gen_string", "select", "image", "video", "audio"):
         return AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state)
+    if name in ("append", "extend", "add", "write"):
+        return AttributeError(f"a state has no {name}. Text and generations are added by s += …", name=name, obj=state)
     problem = f"{type(state).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
     return AttributeError(problem, name=name, obj=state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 from sglang_lite.protocol import Location, ParameterError
@@ -46,6 +47,22 @@ def check_no_offset(offset: UserValue, where: Location | None) -> None:
     """Raises ParameterError if `position_ids_offset`, which SGLang's `fork` and `copy` take and don't use, is given."""
     if offset is not None:
         raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=where)
+
+
+def check_function(check: UserValue) -> None:
+    """Raises ParameterError if `check` is not a function that can be called with one value."""
+    if not callable(check):
+        raise ParameterError("check", f"{check!r} is not a function.")
+    try:
+        signature = inspect.signature(check)
+    except ValueError:  # of some functions written in C
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(check, "__name__", "check")
+        problem = f"{name}{signature} can't be called with the value alone."
+        raise ParameterError("check", problem, hint="It gets one argument: check=lambda value: ….") from None
 
 
 _POLICIES = ("raise", "warn", "keep")

@@ -378,7 +378,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise _misfit(self, kwargs, what, error) from error
+                raise _misfit(self, args, kwargs, what, error) from error
         return kwargs
 
 
@@ -417,7 +417,9 @@ def _split(program: SglFunction, given: Mapping[str, UserValue]) -> tuple[dict[s
     return own, options
 
 
-def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:
+def _misfit(
+    program: SglFunction, args: Sequence[UserValue], arguments: Collection[str], what: str, error: TypeError
+) -> ParameterError:
     """Error of a call whose arguments don't fit, with a hint at a name that may be misspelt."""
     unknown = [name for name in arguments if name not in program.names]
     problem, hint = f"{program.name}: {error}", ""
@@ -427,8 +429,12 @@ def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: 
         if not hint:
             hint = f"Its arguments: {', '.join(own) or 'none'}."
             hint += f" (Settings of a run: help({program.name}.run).)" if what == "run" else ""
+        if what.startswith("batch_kwargs"):
+            hint += f" Leave other columns out: {{name: row[name] for name in {[*program.arg_names]!r}}}."
         if "missing" in str(error):
             problem += f", and was given {', '.join(map(repr, unknown))}"
+    elif what == "call" and args and isinstance(args[0], ProgramState):
+        hint = f"The state is not an argument: s += {program.name}(…) continues it."
     elif what == "run" and "too many positional" in str(error):
         hint = "A run's own settings are given by name: run(…, backend=…)."
     return ParameterError(what, f"{problem}.", hint=hint, where=user_location())

@@ -95,7 +95,9 @@ def _bytes_of(source: object, kind: MediaKind, where: Location | None) -> bytes 
         return Path(source).read_bytes()
     except (OSError, ValueError) as error:
         problem = f"{os.fspath(source)!r} can't be read: {getattr(error, 'strerror', None) or error}."
-        raise ParameterError(kind, problem, where=where) from error
+        missing = isinstance(error, FileNotFoundError)
+        hint = "A relative path begins where Python was started. Beside the program: Path(__file__).with_name(…)."
+        raise ParameterError(kind, problem, hint=hint if missing else "", where=where) from error
 
 
 def fetched(image: Media, where: Location | None = None) -> Media:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeAlias
 
@@ -68,6 +69,8 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         self._unused = _Unused(program.name, user_location())
 
     def play_on(self, state: ProgramState) -> None:
+        from sglang_lite.lang.tracer import TracingScope
+
         program = self._program
         self._unused.name = ""
         if self._state is not None and not self._added:
@@ -85,7 +88,17 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
             )  # fmt: skip
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
         self._added, self._state = True, state
-        state.ret_value = checked_return_value(program, program.func(state, *self._args, **kwargs))
+        try:
+            returned = program.func(state, *self._args, **kwargs)
+        except RecursionError as error:
+            if TracingScope.get_current_scope() is not None:  # a trace reports it at the call's line
+                raise
+            limit = sys.getrecursionlimit()
+            raise ProgramError(
+                f"{program.name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
+                hint="Write a loop in one body, or raise the limit: sys.setrecursionlimit(…).", where=user_location(),
+            ) from error  # fmt: skip
+        state.ret_value = checked_return_value(program, returned)
 
     @property
     def state(self) -> ProgramState[R]:

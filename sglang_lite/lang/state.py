@@ -27,6 +27,7 @@ from sglang_lite.lang.execution.push_down import expect_pause
 from sglang_lite.lang.execution.reading import (
     afind_variable,
     all_messages,
+    check_assignment,
     check_name,
     checked,
     confidence_of,
@@ -205,7 +206,7 @@ class ProgramState(AttributeHints, Generic[R]):
         return program.run(*args, **kwargs)
 
     def set_var(self, name: str, value: object) -> None:
-        check_name(name, user_location())
+        check_assignment(name, value, user_location())
         self.branch.names.check(user_location())
         self.branch.names.declare(name, Variable.of(value))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import warnings
 from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 from sglang_lite.protocol import Location, SglError
 
@@ -102,3 +104,12 @@ class _Trimmed:
 
 
 trimmed = _Trimmed()
+
+
+_seen: dict[Any, Any] = {}  # warnings that were shown, as Python's filters keep them
+
+
+def warn_here(message: str) -> None:
+    """Warns about the line of the user's program that is being run, once for each line."""
+    where = user_location() or Location("<unknown>", 0, "")
+    warnings.warn_explicit(message, UserWarning, where.file, where.line, registry=_seen)

@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import EnumType
 from typing import Any, TypeAlias
 
 from sglang_lite.program.nodes import Method
@@ -183,6 +184,10 @@ def checked_choices(choices: object) -> tuple[str, ...]:
         ParameterError: `choices` is not a list of strings, or is empty.
         TraceError: one of them is a symbol.
     """
+    if isinstance(choices, EnumType):
+        name = choices.__name__
+        hint = f"Give its values: [each.value for each in {name}], or a generation: gen(type={name})."
+        raise ParameterError("choices", f"{choices!r:.80} is a class, not a list of strings.", hint=hint)
     texts = () if isinstance(choices, str) or not isinstance(choices, Iterable) else tuple(choices)
     if not texts:
         raise ParameterError("choices", f"{choices!r:.80} is not a list of at least one string.")

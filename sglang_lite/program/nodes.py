@@ -48,8 +48,12 @@ class Expression:
         """Raises ParameterError: an expression formatted into a string would be mere text and never be played."""
         raise ParameterError(
             "+", f"{self!r:.60} can't be written into a string.",
-            hint="Add it: s += \"…\" + sgl.gen(…). Read its value as s[name].",
+            hint="Add it: s += \"…\" + sgl.gen(…). Read its value as s[name]. To look at it, print(repr(…)).",
         )  # fmt: skip
+
+    def __str__(self) -> str:
+        """Raises ParameterError, like `__format__`; `repr` shows an expression."""
+        return self.__format__("")
 
     def walk(self) -> Iterator[Expression]:
         """Yields the elementary expressions in order, with lists flattened."""
@@ -139,6 +143,10 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
         hint = "Call it: s += program(…)."
     elif inspect.isfunction(value):
         hint = f"Call it: s += {value.__name__}(…)."
+    elif isinstance(value, bytes | bytearray):
+        hint = "Decode it: s += data.decode()."
+    elif inspect.isgenerator(value):
+        hint = "Add the parts in a loop: for part in parts: s += part."
     elif value is None:
         hint = "A call that returns nothing, such as print(…), adds nothing: write it on a line of its own."
     name = "coroutine" if isinstance(value, Coroutine) else type(value).__name__

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, get_args, ge
 
 from sglang_lite.protocol import ParameterError, RecordName
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.sampling import named
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config_checks import check_int as _check_int
@@ -536,6 +537,9 @@ class EngineConfig:
         known = {field.name for field in fields(EngineConfig)}
         for name in values:
             if name not in known:
+                if name in _OF_GENERATIONS:
+                    hint = f"It belongs to a generation: gen({name}=…)."
+                    raise ParameterError(name, "Engine has no such parameter.", hint=hint)
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"Did you mean {near[0]}=?" if near else f"It has: {', '.join(sorted(known))}."
                 raise ParameterError(name, "Engine has no such parameter.", hint=hint)
@@ -553,6 +557,7 @@ def _choices(hint: Any) -> tuple[UserValue, ...]:  # any type
     return (None, *found) if found else ()
 
 
+_OF_GENERATIONS = named("gen")
 _HINTS: dict[str, Any] = get_type_hints(EngineConfig)
 _CHOICES = {name: allowed for name, hint in _HINTS.items() if (allowed := _choices(hint))}
 # Texts, and whether they may be None; the three others have checks of their own.

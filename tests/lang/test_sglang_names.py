@@ -171,7 +171,9 @@ def test_token_usage_is_a_record():
 
 
 def test_of_choices_that_are_there_twice_the_first_counts():
-    state = run("a" + sgl.select("x", ["b", "c", "b"]), backend=sgl.ScriptedBackend(answers={"a": "b"}))
+    with pytest.warns(UserWarning, match="'b' is given twice"):
+        choice = sgl.select("x", ["b", "c", "b"])
+    state = run("a" + choice, backend=sgl.ScriptedBackend(answers={"a": "b"}))
     assert state["x"] == "b"
     assert len(state.get_meta_info("x")["normalized_prompt_logprobs"]) == 3
     assert state.selection("x").probs.keys() == {"b", "c"}

@@ -174,14 +174,41 @@ def _adapter(annotation: Any) -> Any:
 
     if inspect.isroutine(annotation):
         raise ConstraintError(f"type: {annotation!r} is a function, not a type.")
+    if _is_record(annotation):
+        name = type(annotation).__name__
+        raise ConstraintError(f"type: {annotation!r:.60} is a value, not a type.", hint=f"Give the class: type={name}.")
+    if isinstance(annotation, list | tuple | set):
+        inside = ", ".join(getattr(each, "__name__", repr(each)) for each in annotation)
+        hint = f"Write {type(annotation).__name__}[{inside or 'str'}]."
+        raise ConstraintError(f"type: {annotation!r} is a value, not a type.", hint=hint)
     try:
         return TypeAdapter(readable(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(
-            f"type: values of {annotation!r} can't be generated: {str(error).partition('. Set ')[0]}"
+            f"type: values of {annotation!r} can't be generated: {_first_sentence(error)}.",
+            hint=_cure(annotation),
         ) from error
     except ImportError as error:  # pydantic's optional dependencies, such as email-validator
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
+
+
+def _is_record(value: object) -> bool:
+    """Returns True for an instance of a dataclass, a pydantic model, an attrs class or a Struct."""
+    marks = ("__dataclass_fields__", "__pydantic_fields__", "__attrs_attrs__", "__struct_fields__")
+    return not isinstance(value, type) and any(hasattr(type(value), mark) for mark in marks)
+
+
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\. |\.?\n", str(error))[0]
+
+
+def _cure(annotation: Any) -> str:
+    """Returns what to write instead of a type that pydantic can't read."""
+    if not isinstance(annotation, type):
+        return ""
+    if inspect.get_annotations(annotation):
+        return f"Make {annotation.__name__} a dataclass: @dataclasses.dataclass in front of it."
+    return "Give a dataclass, a pydantic model, a TypedDict, or a type of their fields."
 
 
 _load = partial(json.loads, object_pairs_hook=refuse_duplicate_names)

@@ -22,6 +22,7 @@ from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.program.nodes import Expression, Text
 from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Prompt, Selection, SglError, Unset
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
@@ -31,6 +32,17 @@ def check_name(name: object, where: Location | None) -> None:
     """Raises ParameterError if `name` is not a string, as names of variables must be."""
     if not isinstance(name, str):
         raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)
+
+
+def check_assignment(name: object, value: object, where: Location | None) -> None:
+    """Raises ParameterError if a variable can't have the name, or the value is an expression, which would not be played
+    there. A trace's symbols stand for values."""
+    check_name(name, where)
+    if isinstance(value, Expression) and not all(isinstance(part, Deferred | Text) for part in value.walk()):
+        raise ParameterError(
+            f"{name}", f"{value!r:.60} can't be stored as a value: it would never be played.",
+            hint="Add it: s += sgl.gen(…). Then s[name] is its value.", where=where,
+        )  # fmt: skip
 
 
 def name_of(variable: VariableName, where: Location | None) -> str:

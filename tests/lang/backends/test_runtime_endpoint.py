@@ -514,9 +514,9 @@ def test_a_selection_by_log_probabilities(server, endpoint, method, best):
 
 def test_with_an_empty_choice_the_prompts_last_token_is_scored_too(server, endpoint):
     server.answers["/generate"] = scored
-    selection = sgl.function(lambda s: s.__iadd__("Saa" + sgl.select("c", ["xy", "", "xy"]))).run(
-        backend=endpoint(server.url)
-    )
+    with pytest.warns(UserWarning, match="'xy' is given twice"):
+        choice = sgl.select("c", ["xy", "", "xy"])
+    selection = sgl.function(lambda s: s.__iadd__("Saa" + choice)).run(backend=endpoint(server.url))
     assert selection["c"] == ""
     assert [score.token_ids for score in selection.selection("c").scores] == [(97, 120, 121), (97,), (97, 120, 121)]
 
