@@ -148,7 +148,7 @@ class Toolbox:
     def _read_format(
         self, family: str, schemas: Mapping[str, JsonSchema], text: str
     ) -> ToolCall | list[ToolCall] | str:
-        answer = parse_answer(family, text, tools=schemas)
+        answer = parse_answer(family, text, tools=schemas, parallel=self.parallel)
         if not answer.complete or (self.choice != "auto" and not answer.calls):
             raise ValueValidationError("the text ends in the middle of a tool call.", text=text)
         if not answer.calls:

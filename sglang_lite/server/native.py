@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from sglang_lite.protocol import (
     Constraint,
+    JsonSchema,
     ParameterError,
     Prompt,
     RequestTimeoutError,
@@ -430,8 +431,9 @@ def separate_reasoning(_: RequestReader, call: HttpRequest) -> tuple[str | None,
 def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
     """Tool calls in an answer, and its other text."""
     body = call.read(PARSE_FUNCTION_CALL)
-    found = parse_answer(body.tool_call_parser, body.text)
     names = [each.get("function", {}).get("name") for each in body.tools]
+    any_arguments = {name: JsonSchema("{}") for name in names if isinstance(name, str) and name}
+    found = parse_answer(body.tool_call_parser, body.text, tools=any_arguments)
     calls = [
         {"tool_index": names.index(each.name) if each.name in names else -1, "name": each.name,
          "parameters": each.arguments}

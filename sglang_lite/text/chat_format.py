@@ -109,10 +109,12 @@ class RenderedConversation:
         prompt: the rendered messages.
         constraint: constraint on the whole generated text.
         family, reasoning: formats by which calls and reasoning are found in the text; None if they count as content.
-        schemas: JSON Schemas of the tools' arguments by tool name.
+        schemas: JSON Schemas of the arguments by name, of the tools that may be called.
         unused: names of the request's fields that the template doesn't show.
         custom_tools: names of the custom tools.
         input_of: as of the conversation.
+        bare: whether JSON objects that name a tool are calls; not if the answer's constraint may allow such objects.
+        parallel: as of the conversation.
     """
 
     prompt: Prompt
@@ -123,6 +125,8 @@ class RenderedConversation:
     unused: Sequence[str] = ()
     custom_tools: frozenset[str] = frozenset()
     input_of: str | None = None
+    bare: bool = True
+    parallel: bool = True
 
     def reader(self, *, separate: bool = True) -> AnswerReader:
         """Reader of one sample's text.
@@ -130,7 +134,11 @@ class RenderedConversation:
         Args:
             separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
         """
-        return AnswerReader(self.family, self.reasoning if separate else None, self.schemas)
+        reasoning = self.reasoning if separate else None
+        if self.family is not None:
+            tools = ToolParser(self.family, reasoning, self.schemas, bare=self.bare, parallel=self.parallel)
+            return AnswerReader(tools, None)
+        return AnswerReader(None, None if reasoning is None else ReasoningParser(reasoning, once=True))
 
 
 class AnswerReader:
@@ -141,11 +149,8 @@ class AnswerReader:
         ended: number of calls that have ended.
     """
 
-    def __init__(self, family: str | None, reasoning: str | None, schemas: Mapping[str, JsonSchema]) -> None:
-        self._tools = None if family is None else ToolParser(family, reasoning, schemas)
-        self._reasoning = None
-        if family is None and reasoning is not None:
-            self._reasoning = ReasoningParser(reasoning, once=True)
+    def __init__(self, tools: ToolParser | None, reasoning: ReasoningParser | None) -> None:
+        self._tools, self._reasoning = tools, reasoning
 
     @property
     def open(self) -> bool:
@@ -216,7 +221,8 @@ class ChatFormat:
         unused = [*self._unread(conversation), *self._unshown(conversation, prompt)]
         custom = frozenset(tool.name for tool in conversation.tools if tool.custom)
         return RenderedConversation(
-            prompt, constraint, family, reasoning, schemas, unused, custom, conversation.input_of
+            prompt, constraint, family, reasoning, allowed, unused, custom, conversation.input_of,
+            bare=conversation.answer is None, parallel=conversation.parallel,
         )  # fmt: skip
 
     def _calls(

@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     TaggedObject,
 )
 from sglang_lite.protocol.anything import Json
+from sglang_lite.text.bare_calls import END, FENCE_END, BareCalls, FoundCall
 from sglang_lite.text.reasoning import ReasoningParser, reasoning_format, with_reasoning
 from sglang_lite.text.stop import partial_match_start
 from sglang_lite.text.tool_arguments import (
@@ -192,8 +193,11 @@ class ToolParser:
     Args:
         family: name in text.tool_formats.
         reasoning: key of text.reasoning.FORMATS, or None to split off no reasoning.
-        tools: schema of the arguments by tool name, for formats with unquoted strings. Without a schema, text that is
-            valid JSON is not read as a string.
+        tools: schema of the arguments by tool name. Calls without marks (text.bare_calls) have to name one of these. In
+            formats with unquoted strings, text that is valid JSON is not read as a string without a schema.
+        bare: whether to read calls without marks.
+        parallel: whether there may be several calls. If not, a call without marks is only read as the first one, and
+            what follows it is content: the constraint can't end the answer there.
 
     Attributes:
         open: True if a call has begun and not ended.
@@ -204,7 +208,13 @@ class ToolParser:
     """
 
     def __init__(
-        self, family: str, reasoning: str | None = None, tools: Mapping[str, JsonSchema] | None = None
+        self,
+        family: str,
+        reasoning: str | None = None,
+        tools: Mapping[str, JsonSchema] | None = None,
+        *,
+        bare: bool = True,
+        parallel: bool = True,
     ) -> None:
         self._format = found = tool_format(family)
         self._reasoning = None if reasoning is None else ReasoningParser(reasoning, once=True)
@@ -215,6 +225,11 @@ class ToolParser:
         self._pending = ""
         self._read = self._text
         self._inside = False  # between the format's `opening` and `closing`
+        self._bare = BareCalls(found.bare, tuple(self._tools)) if bare and found.bare and self._tools else None
+        self._parallel = parallel
+        self._is_bare = False  # of the latest call
+        self._at_line = True  # the pending text begins a line, or follows a call
+        self._named = False  # the pending text has the name of a tool, and may become a call without marks
         self.ended = 0
         self._scan: JsonArguments | TaggedArguments = JsonArguments()
         self._content: list[str] = []
@@ -222,7 +237,7 @@ class ToolParser:
 
     @property
     def open(self) -> bool:
-        return self._read in (self._begin, self._arguments, self._end)
+        return self._named or self._read in (self._begin, self._arguments, self._end)
 
     def push(self, piece: str) -> Pieces:
         """Appends a piece of text; returns the parts that have become certain."""
@@ -237,7 +252,8 @@ class ToolParser:
         while self._format.marks and not cut and self._pending.startswith(self._format.marks):
             self._consume(next(len(mark) for mark in self._format.marks if self._pending.startswith(mark)))
         pending, self._pending = self._pending, ""
-        if cut or (self.ended and pending.strip() in ("", self._format.separator.strip())):
+        ends = ("`", "``", "```") if self._read == self._after_bare else (self._format.separator.strip(),)
+        if cut or (self.ended and pending.strip() in ("", *ends)):
             pending = ""
         return Pieces(pieces.reasoning, pieces.content + pending, pieces.calls)
 
@@ -254,12 +270,35 @@ class ToolParser:
     # more.
 
     def _text(self) -> bool:
+        if self.ended and self._is_bare and not self._parallel:
+            self._say(len(self._pending))
+            return False
         hits = [at for stop in self._stops if (at := self._pending.find(stop)) >= 0]
-        if hits:
-            self._content.append(self._consume(min(hits)))
-            return self._switch_to(self._begin, inside=False)
-        self._content.append(self._consume(min(partial_match_start(self._pending, 0, stop) for stop in self._stops)))
-        return False
+        end = min(hits or (partial_match_start(self._pending, 0, stop) for stop in self._stops))
+        bare = self._find_bare(self._pending, at_line=self._at_line)
+        if bare is not None and bare.start < end:
+            self._say(bare.start)
+            return bare.whole and self._begin_bare(bare)
+        self._named = False
+        self._say(end)
+        return bool(hits) and self._switch_to(self._begin, inside=False)
+
+    def _find_bare(self, text: str, *, at_line: bool) -> FoundCall | None:
+        allowed = self._bare is not None and (self._parallel or not self.ended)
+        found = self._bare.find(text, at_line=at_line) if self._bare is not None and allowed else None
+        self._named = found is not None and not found.whole and bool(found.name)
+        return found
+
+    def _begin_bare(self, found: FoundCall) -> bool:
+        """Reads the beginning of a call without marks, which begins the pending text."""
+        self._consume(found.end - found.start)
+        self._is_bare = True
+        self._calls.append(CallPiece(self.ended, found.name, ""))
+        if found.arguments:
+            self._calls.append(CallPiece(self.ended, "", found.arguments))
+            return self._switch_to(self._end, inside=False)
+        self._scan = JsonArguments()
+        return self._switch_to(self._arguments, inside=False)
 
     def _begin(self) -> bool:
         """Reads the beginning of a call, with the text before the first one, or a mark."""
@@ -277,8 +316,10 @@ class ToolParser:
             self._consume(len(stop))
             if stop not in self._format.marks:
                 self._content.append(stop)
+                self._at_line = False
             return self._switch_to(self._text, inside=False)
         self._consume(head.end())
+        self._is_bare = False
         name = head["name"]
         tags = self._format.arguments
         self._scan = JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
@@ -293,14 +334,37 @@ class ToolParser:
         return self._scan.done and self._switch_to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
-        end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._pending, partial=True)
+        found = END if self._is_bare else pattern(self._format.end, blanks=self._format.any_blanks)
+        end = found.match(self._pending, partial=True)
         if end and end.partial:
             return False
         self.ended += 1
+        self._at_line = True
         if end is None:  # impossible under the format's constraint
             return self._switch_to(self._text, inside=False)
         self._consume(end.end())
-        return self._switch_to(self._after, inside=self._inside)
+        return self._switch_to(self._after_bare if self._is_bare else self._after, inside=self._inside)
+
+    def _after_bare(self) -> bool:
+        """Reads the end of a fence after a call without marks."""
+        end = FENCE_END.match(self._pending, partial=True)
+        if end and end.partial:
+            return False
+        if end:
+            self._consume(end.end())
+        return self._switch_to(self._between, inside=False)
+
+    def _between(self) -> bool:
+        """Reads blanks between a call without marks and another call; before text they are part of the text."""
+        rest = self._pending.lstrip()
+        blanks = self._pending[: len(self._pending) - len(rest)]
+        found = self._find_bare(rest, at_line=blanks == "" or blanks.endswith("\n"))
+        follows = found is not None and not found.start
+        if not rest or self._format.trigger.startswith(rest) or (follows and found is not None and not found.whole):
+            return False
+        if follows or (self._parallel and rest.startswith(self._format.trigger)):
+            self._pending, self._at_line = rest, True
+        return self._switch_to(self._text, inside=False)
 
     def _after(self) -> bool:
         """Reads after a call: either the beginning of another call or the end of all calls."""
@@ -324,6 +388,12 @@ class ToolParser:
         self._read, self._inside = read, inside
         return True
 
+    def _say(self, length: int) -> None:
+        """Reads text that is content."""
+        if length:
+            self._content.append(self._consume(length))
+            self._at_line = self._content[-1].endswith("\n")
+
     def _consume(self, length: int) -> str:
         text, self._pending = self._pending[:length], self._pending[length:]
         return text
@@ -342,10 +412,15 @@ def _head(call_format: ToolFormat) -> regex.Pattern[str]:
 
 
 def parse_answer(
-    family: str, text: str, reasoning: str | None = None, tools: Mapping[str, JsonSchema] | None = None
+    family: str,
+    text: str,
+    reasoning: str | None = None,
+    tools: Mapping[str, JsonSchema] | None = None,
+    *,
+    parallel: bool = True,
 ) -> ParsedAnswer:
     """Parses a whole answer. For arguments and errors, see ToolParser."""
-    parser = ToolParser(family, reasoning, tools)
+    parser = ToolParser(family, reasoning, tools, parallel=parallel)
     pieces = (parser.push(text), parser.flush())
     calls: list[WrittenCall] = []
     for piece in (piece for part in pieces for piece in part.calls):

@@ -28,6 +28,8 @@ class ToolFormat:
         final: marks around text without calls.
         excluded: strings that this text must not contain.
         between: text between reasoning and answer, or None for the model's reasoning marks.
+        bare: text before and after the name in calls that are JSON objects without marks (bare_calls.py), or None if
+            these are no calls. A blank stands for any blanks.
     """
 
     trigger: str
@@ -44,6 +46,7 @@ class ToolFormat:
     final: tuple[str, str] = ("", "")
     excluded: tuple[str, ...] = ()
     between: str | None = None
+    bare: tuple[str, str] | None = None
 
     @property
     def any_blanks(self) -> bool:
@@ -77,7 +80,8 @@ def _dsml(calls: str, blank: str = "") -> ToolFormat:
 # Formats by SGLang's names; "cohere" is xgrammar's name, because SGLang has no such format.
 FORMATS = {
     "qwen": ToolFormat(
-        "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
+        "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n",
+        bare=('{ "name" : "', '" , "arguments" :'),
     ),
     "exaone": ToolFormat("<tool_call>", '<tool_call>{"name": "', '", "arguments": ', "}</tool_call>", separator="\n"),
     "llama3": ToolFormat('{"name": "', '{"name": "', '", "parameters": ', "}", separator="; "),

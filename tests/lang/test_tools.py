@@ -267,6 +267,36 @@ def test_a_call_in_that_format_that_is_cut_short_carries_its_text():
     assert caught.value.text == '<tool_call>\n{"name": "add",'
 
 
+BARE = '{\n  "name": "add",\n  "arguments": {"a": 2}\n}'
+
+
+def test_a_call_without_the_formats_marks_is_one_if_it_names_a_tool():
+    wanted = sgl.ToolCall("add", {"a": 2, "b": 1}, add)
+    for text in (BARE, f"```json\n{BARE}\n```", f"So:\n```json\n{BARE}\n```\nThat is it."):
+        assert native(text, add, weather)["x"] == wanted
+        assert native(f"{text}\n{BARE}", add, weather)["x"] == wanted
+        assert native(f"{text}\n{BARE}", add, parallel_tool_calls=True)["x"] == [wanted, wanted]
+        assert native(text, weather)["x"] == text
+        assert native(text.replace("add", "Alice"), add)["x"] == text.replace("add", "Alice")
+    string = BARE.replace('{"a": 2}', json.dumps('{"a": 2}'))
+    assert native(string, add)["x"] == wanted
+
+
+def test_a_call_without_marks_that_does_not_fit_its_tool_is_an_error_that_may_be_retried():
+    with pytest.raises(sgl.ValueValidationError, match="neither a tool call nor an answer"):
+        native(BARE.replace("2", '"x"'), add)["x"]
+    texts = iter([BARE.replace("2", '"x"'), BARE])
+    body = sgl.function(lambda s: s.__iadd__(sgl.gen("x", tools=[add], retries=1)))
+    assert body.run(backend=Native(lambda _: next(texts)))["x"].run() == 3
+
+
+def test_a_call_without_marks_that_is_cut_short_is_no_answer():
+    for cut in ('"add",', '{"a"', '{"a": 2}'):
+        text = BARE[: BARE.index(cut) + len(cut)]
+        with pytest.raises(sgl.ValueValidationError, match="ends in the middle of a tool call"):
+            native(f"```json\n{text}", add)["x"]
+
+
 @pytest.mark.parametrize("choice", ["required", "add", add])
 def test_a_call_can_be_demanded(choice):
     assert native(qwen("add", a=1), add, weather, tool_choice=choice)["x"].name == "add"

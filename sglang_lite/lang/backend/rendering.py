@@ -113,7 +113,8 @@ def _rendered(prompt: Prompt, tools: PromptTools, template: JinjaTemplate, contr
     if tools.family is None or "tool_calls" not in template.source:
         messages = _texts(prompt.messages)
     else:
-        messages = _messages(prompt.messages, tools.family, {tool.name: tool.schema for tool in functions})
+        schemas = {tool.name: tool.schema for tool in functions}
+        messages = _messages(prompt.messages, tools.family, schemas, parallel=tools.parallel)
     if tools.family is None:
         messages, functions = with_description(messages, _description(tools), template.has_system), []
     chat_format = _chat_format(template, tuple(control), tools.family)
@@ -148,7 +149,9 @@ def _texts(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
-def _messages(turns: Sequence[Message], family: str, schemas: Mapping[str, JsonSchema]) -> list[Mapping[str, Any]]:
+def _messages(
+    turns: Sequence[Message], family: str, schemas: Mapping[str, JsonSchema], *, parallel: bool
+) -> list[Mapping[str, Any]]:
     """Turns as messages of a chat API, with calls and their results."""
     messages: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -162,7 +165,7 @@ def _messages(turns: Sequence[Message], family: str, schemas: Mapping[str, JsonS
             ]
             calls = []
         elif turn["role"] == "assistant":
-            message = _answer(turn["content"], family, schemas, count)
+            message = _answer(turn["content"], family, schemas, count, parallel=parallel)
             calls = message.get("tool_calls", [])
             count += len(calls)
             messages.append(message)
@@ -171,13 +174,14 @@ def _messages(turns: Sequence[Message], family: str, schemas: Mapping[str, JsonS
     return messages
 
 
-def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: int) -> dict[str, Any]:
+def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: int, *, parallel: bool) -> dict[str, Any]:
     """Message of the assistant.
 
     Args:
         count: number of calls in earlier messages.
+        parallel: whether an answer may have several calls.
     """
-    answer = parse_answer(family, text, tools=schemas)
+    answer = parse_answer(family, text, tools=schemas, parallel=parallel)
     try:
         given = [(call.name, json.loads(call.arguments)) for call in answer.calls]
     except (ValueError, RecursionError):  # the text only begins like a call

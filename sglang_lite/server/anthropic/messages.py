@@ -20,7 +20,7 @@ from sglang_lite.server.anthropic.messages_request import CountTokensRequest, co
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.addresses import addresses
 from sglang_lite.server.conversation.images import RequestImages
-from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader, shortened_of
+from sglang_lite.server.conversation.sample_reader import CallDelta, SampleDelta, SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
@@ -239,7 +239,7 @@ def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, 
         found = "model_context_window_exceeded" if full else "max_tokens"
     elif isinstance(generation.matched, str):
         found, matched = "stop_sequence", generation.matched
-    return {"stop_reason": found, "stop_sequence": matched, **shortened_of(generation)}
+    return {"stop_reason": found, "stop_sequence": matched, **sample.shortened(generation)}
 
 
 ROUTES = (

@@ -131,6 +131,12 @@ class SampleReader:
         """True while a call has begun and has not ended."""
         return self._reader.open
 
+    def shortened(self, generation: Generation) -> dict[str, list[str]]:
+        """Field of an answer as `shortened_of` makes it. The engine takes a call without the format's marks for free
+        text: if a limit cuts it, the whole answer is marked here, as that of any other call."""
+        found = shortened_of(generation)
+        return {"shortened": [""]} if not found and self.cut and generation.finish_reason == "length" else found
+
     @property
     def ended(self) -> int:
         """Number of calls that have ended, which are the first of `calls`."""

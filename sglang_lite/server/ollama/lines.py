@@ -20,7 +20,6 @@ from sglang_lite.server.conversation.sample_reader import (
     SampleReader,
     entries_of,
     logprobs_of,
-    shortened_of,
 )
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read
 from sglang_lite.server.http.sse import EventStream
@@ -75,7 +74,7 @@ class _Sample:
         if message or (entries and self.body.logprobs):
             yield _line(self.service, self.body, message, entries)
         if isinstance(each, Generation):
-            yield {**_line(self.service, self.body, {}), **_ended(each)}
+            yield {**_line(self.service, self.body, {}), **_ended(self.reader, each)}
 
 
 def _line(
@@ -101,14 +100,14 @@ def _call(call: PartialToolCall) -> dict[str, Any]:
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
 
 
-def _ended(generation: Generation) -> dict[str, Any]:
+def _ended(sample: SampleReader, generation: Generation) -> dict[str, Any]:
     """End of an answer: reason, counts, and times in nanoseconds. The time of the prompt begins with its
     computation."""
     usage = generation.usage
     return {
         "done": True,
         "done_reason": "length" if generation.finish_reason == "length" else "stop",
-        **shortened_of(generation),
+        **sample.shortened(generation),
         "total_duration": int(usage.total_s * 1e9),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
@@ -144,7 +143,7 @@ def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable
             events = await with_first_event(service.async_engine.generate(request))
             return JsonLines(events, partial(_stream, sample), "ollama")
         (generation,) = await service.async_engine.results(request)
-        return answer({**_line(service, body, *sample.read(generation)), **_ended(generation)})
+        return answer({**_line(service, body, *sample.read(generation)), **_ended(sample.reader, generation)})
 
     return handle
 

@@ -16,7 +16,6 @@ from sglang_lite.server.conversation.sample_reader import (
     SampleReader,
     entries_of,
     logprobs_of,
-    shortened_of,
 )
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.http.sse import DONE, EventStream, event
@@ -66,7 +65,7 @@ def _choice_of(service: Service, chat: RenderedChat, generation: Generation) -> 
         "logprobs": _logprobs(service, logprobs_of(generation)) if chat.body.logprobs else None,
         "finish_reason": sample.finish(generation),
         "matched_stop": generation.matched,
-        **shortened_of(generation),
+        **sample.shortened(generation),
     }
 
 
@@ -102,7 +101,7 @@ async def _stream(
                 logprobs = _logprobs(service, rest) if body.logprobs and rest else None
                 if new or logprobs:
                     parts.append(chunk(each.index, new, logprobs=logprobs))
-                parts.append(chunk(each.index, {}, sample.finish(each), **shortened_of(each)))
+                parts.append(chunk(each.index, {}, sample.finish(each), **sample.shortened(each)))
                 usages[each.index] = each.usage
         yield b"".join(parts)
     end = b""

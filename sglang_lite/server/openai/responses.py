@@ -27,7 +27,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.addresses import addresses
-from sglang_lite.server.conversation.sample_reader import SampleReader, shortened_of
+from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read, with_priorities
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
@@ -299,7 +299,9 @@ class _Response:
             **self.content,
             "status": "incomplete" if cut else "completed",
             "completed_at": int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens", **shortened_of(generation)} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens", **self.answer.sample.shortened(generation)}
+            if cut
+            else None,
             "output": self.answer.items,
             "usage": await self._usage(generation.usage),
         }

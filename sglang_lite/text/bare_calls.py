@@ -1,0 +1,88 @@
+"""Calls without the marks of their format: JSON objects that name a tool, at the beginning of a line or in a code
+fence. Qwen2.5-Coder writes such calls, though its chat template asks for marks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+import regex
+
+from sglang_lite.text.tool_arguments import expression
+
+_FENCE = r"```\w{0,20}[ \t]{0,20}\r?\n"
+_STARTS = regex.compile(r"```|`{1,2}\Z|(?m:^)\{")  # where an object or a fence may begin
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+END = regex.compile(r"\s{0,100}\}")
+FENCE_END = regex.compile(r"\s{0,100}```(?=\W)")  # a word would be the language of the next fence
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """Beginning of a call in a text, or the end of a text that may become one.
+
+    Attributes:
+        start, end: the characters of the beginning, with its fence, and with the arguments if these are a string.
+        name: name of the tool; "" if the text ends before it.
+        arguments: JSON text of arguments that are written as a JSON string, or "" for an object, which follows.
+        whole: False if more text is needed to know whether it is a call.
+    """
+
+    start: int
+    end: int
+    name: str
+    arguments: str
+    whole: bool
+
+
+class BareCalls:
+    """Search for the beginnings of calls.
+
+    Args:
+        heads: text before and after the tool's name, in which a blank stands for any blanks.
+        names: names of the tools.
+    """
+
+    def __init__(self, heads: tuple[str, str], names: tuple[str, ...]) -> None:
+        self._head, self._named = _patterns(heads, names)
+
+    def find(self, text: str, *, at_line: bool) -> FoundCall | None:
+        """Returns the first call that begins in a text, or may begin at its end.
+
+        Args:
+            at_line: whether the text begins a line.
+        """
+        for start in _STARTS.finditer(text):
+            at = start.start()
+            if not at and not at_line and start[0] == "{":
+                continue
+            found = self._head.match(text, at, partial=True)
+            if found is None:
+                continue
+            if found.partial:
+                named = self._named.match(text, at)
+                return FoundCall(at, len(text), named["name"] if named else "", "", whole=False)
+            arguments = "" if found["string"] is None else _object_in(found["string"])
+            if arguments is not None:
+                return FoundCall(at, found.end(), found["name"], arguments, whole=True)
+        return None
+
+
+def _object_in(string: str) -> str | None:
+    """Text of an object that is written as a JSON string, or None if the string is that of no object."""
+    try:
+        text = json.loads(string)
+        return text if isinstance(json.loads(text), dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _patterns(heads: tuple[str, str], names: tuple[str, ...]) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
+    """Patterns of a call up to its arguments, and up to the end of its name."""
+    begin, middle = (expression(text, blanks=True) for text in heads)
+    named = f"(?:{_FENCE})?{begin}(?P<name>{'|'.join(map(regex.escape, names))})"
+    arguments = rf"\s{{0,100}}(?:(?=\{{)|(?P<string>{_STRING})(?=\s{{0,100}}\}}))"
+    return regex.compile(f"{named}{middle}{arguments}"), regex.compile(f'{named}"')
