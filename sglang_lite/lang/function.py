@@ -429,7 +429,7 @@ def _misfit(
         if not hint:
             hint = f"Its arguments: {', '.join(own) or 'none'}."
             hint += f" (Settings of a run: help({program.name}.run).)" if what == "run" else ""
-        if what.startswith("batch_kwargs"):
+        if what.startswith("batch_kwargs") and "missing" not in str(error):
             hint += f" Leave other columns out: {{name: row[name] for name in {[*program.arg_names]!r}}}."
         if "missing" in str(error):
             problem += f", and was given {', '.join(map(repr, unknown))}"
