@@ -27,6 +27,7 @@ SMALL = {
     "cpu_formats.py": ["--help"],  # it needs folders of half a gigabyte in all
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto", "--sampling", "greedy", "top_p"],
     "day.py": ["--help"],  # it takes minutes
+    "descriptions.py": ["--help"],  # it needs a model that can extract
     "distribution.py": ["--draws", "2"],
     "engine_process.py": ["--repeat", "1", "--tokens", "2", "--workloads", "decode1", "--requests", "1"],
     "experts.py": ["--small"],

@@ -128,7 +128,7 @@ TASKS: Final = (
 @function
 def _ask(s: ProgramState, task: _Task) -> None:
     s += task.prompt
-    s += gen("answer", max_tokens=64, temperature=0, **task.options)
+    s += gen("answer", temperature=0, **task.options)
 
 
 def check_tasks(engine: Engine) -> Check:
@@ -137,7 +137,7 @@ def check_tasks(engine: Engine) -> Check:
     invalid, right = [], 0
     for task in TASKS:
         try:
-            value = _ask.run(task, backend=engine)["answer"]
+            value = _ask.run(task, backend=engine, max_new_tokens=64)["answer"]
             valid = task.valid(value)
         except (SglError, ValueError, TypeError, KeyError) as error:
             value, valid = f"{type(error).__name__}: {error}", False
