@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from sglang_lite.text.chat_template import JinjaTemplate
 
 T = TypeVar("T")
+
+
+_SETTINGS = frozenset(field.name for field in fields(EngineConfig))
 
 
 class Engine:
@@ -124,6 +127,15 @@ class Engine:
         )
         engine.core = core
         return engine
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _SETTINGS:
+            raise ParameterError(
+                name,
+                "an engine's settings are fixed once it has started.",
+                hint=f"Start it with: sgl.Engine(…, {name}=…).",
+            )
+        object.__setattr__(self, name, value)
 
     def __reduce__(self) -> NoReturn:
         raise BackendError(

@@ -137,6 +137,27 @@ def test_roles_without_a_template_are_an_error():
         run(lambda s: s.user("x"), Bare())
 
 
+def template_error(backend):
+    with pytest.raises(sgl.TemplateError, match="no chat template") as caught:
+        run(lambda s: s.user("x"), backend)
+    return caught.value.hint
+
+
+def test_the_advice_on_a_missing_template_is_right_for_a_backend():
+    from sglang_lite.lang.chat_template import get_chat_template
+
+    class Untold(sgl.ScriptedBackend):
+        def get_chat_template(self):
+            return self.chat_template
+
+    backend = Untold()
+    backend.chat_template = None
+    advice = template_error(backend).partition("or set ")[2]
+    assert advice == 'backend.chat_template = get_chat_template("chatml"), from sglang_lite.lang.chat_template.'
+    exec(advice.partition(", from")[0], {"backend": backend, "get_chat_template": get_chat_template})
+    assert run(lambda s: s.user("x"), backend).text() == "<|im_start|>user\nx<|im_end|>\n"
+
+
 def test_an_exception_inside_a_turn_leaves_the_state_usable():
     def body(s):
         with pytest.raises(ZeroDivisionError), s.user():

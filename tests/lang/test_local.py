@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.default import as_backend
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +124,24 @@ def test_pieces_of_a_stream_have_their_logprobs_and_the_counts_so_far(engine):
         tokens += len(meta["output_token_logprobs"])
         assert meta["completion_tokens"] == meta["output_token_logprobs_length"] == tokens
     assert whole["completion_tokens"] == whole["output_token_logprobs_length"] == tokens == 24
+
+
+def test_settings_of_a_started_engine_are_fixed(engine):
+    with pytest.raises(sgl.ParameterError, match="chat_template: an engine's settings are fixed") as caught:
+        engine.chat_template = "chatml"
+    assert "sgl.Engine(…, chat_template=…)" in caught.value.hint
+    assert callable(engine.chat_template)
+    cure = as_backend(engine).template_cure
+    assert cure == 'start the engine with one: sgl.Engine(…, chat_template="template.jinja").'
+
+
+def test_a_template_that_an_engine_starts_with_gives_roles_their_text(small_file, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}")
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("hi")
+
+    with sgl.Engine(small_file, chat_template=str(file), in_process=True) as engine:
+        assert program.run(backend=engine).text() == "<user>hi</user>"

@@ -114,6 +114,7 @@ class Backend:
         enforces: True if answers satisfy their constraints or an error is raised. If False, every answer is validated
             against its constraint.
         chat_template: template that renders turns as text, or None.
+        template_cure: what to do about a model without one, as the end of a hint.
         unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if the backend sets none.
         price: price of the model's tokens, which overrides the price table.
         tokenizer: tokenizer of the model, with which budgets count what a server does not report; None if unknown.
@@ -130,6 +131,7 @@ class Backend:
     capabilities: Capabilities = EVERYTHING
     enforces = False
     chat_template: TurnTemplate | None = None
+    template_cure = 'set backend.chat_template = get_chat_template("chatml"), from sglang_lite.lang.chat_template.'
     unset_max_tokens: int | None = 128
     price: Price | None = None
     tokenizer: TiktokenEncoding | None = None
@@ -335,6 +337,7 @@ class DelegatingBackend(Backend):
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self.backend, self.chat_template = backend, backend.chat_template
+        self.template_cure = backend.template_cure
         self.capabilities, self.unset_max_tokens = backend.capabilities, backend.unset_max_tokens
         self.tokenizer, self.trace_name = backend.tokenizer, name_of(backend)
 

@@ -48,6 +48,7 @@ class LocalBackend(Backend):
 
     capabilities = Capabilities(ALL_CONSTRAINTS, fetches_images=False, priority=True, adapters=True, sizes_answers=True)
     enforces = True
+    template_cure = 'start the engine with one: sgl.Engine(…, chat_template="template.jinja").'
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

@@ -233,8 +233,7 @@ class Run:
             if self._template is None:
                 raise TemplateError(
                     "the model has no chat template, so roles have no text.",
-                    hint="Write the prompt as plain text, or set `backend.chat_template` to one of "
-                    "sglang_lite.lang.chat_template.",
+                    hint=f"Write the prompt as plain text, or {self.backend.template_cure}",
                 )
         return self._template
 

@@ -80,6 +80,8 @@ class RuntimeEndpoint(Backend):
         TemplateError: no template has this name.
     """
 
+    template_cure = 'name one: sgl.RuntimeEndpoint(url, chat_template_name="chatml").'
+
     @explains_wrong_arguments
     def __init__(
         self,
