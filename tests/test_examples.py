@@ -28,7 +28,7 @@ PRINTED = re.compile(r"(?<=^prints\n\n```text\n).*?(?=^```$)", re.MULTILINE | re
 
 
 def test_every_example_is_tested():
-    tested_elsewhere = {"grpo.py", "rl_loop.py"}  # tests/test_grpo.py, tests/test_rl_loop.py
+    tested_elsewhere = {"grpo.py", "grpo_json.py", "rl_loop.py"}  # tests/test_grpo.py, tests/test_rl_loop.py
     recipes = {f"{name}.py" for name in RECIPES}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *recipes, *tested_elsewhere}
     assert set(EXPECTED) == set(PROGRAMS)

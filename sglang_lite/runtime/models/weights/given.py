@@ -26,6 +26,8 @@ def memory_folder() -> Path | None:
 def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
     """Writes tensors in the format of safetensors to a file in shared memory, which only this user may read.
 
+    Tensors that share memory, as a head and an embedding that are tied, are written each by itself.
+
     Raises:
         ParameterError: there is too little room.
     """
@@ -33,11 +35,23 @@ def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
     os.close(handle)
     path = Path(name)
     try:
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
+        save_file(_without_shared_memory(tensors), path)
     except (SafetensorError, OSError) as error:
         path.unlink()
         raise ParameterError("named_tensors", f"can't be written to {path.parent}: {error}") from error
     return path
+
+
+def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the tensors on the host, with copies of those whose memory another one has, too."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        on_host = tensor.detach().cpu().contiguous()
+        memory = on_host.untyped_storage().data_ptr()
+        found[name] = on_host.clone() if memory in seen else on_host
+        seen.add(memory)
+    return found
 
 
 def by_name(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
