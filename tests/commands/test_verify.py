@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("verified") / "tiny-llama"
     config = LlamaConfig(
-        vocab_size=256 + len(CONTROL), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        vocab_size=256 + len(CONTROL), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, eos_token_id=256,
         bos_token_id=None,
     )  # fmt: skip
@@ -97,6 +97,24 @@ def test_a_model_that_runs_as_transformers_does_passes_every_check(whole, tmp_pa
     assert set(report["sha256"]) >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert {"sglang_lite", "python", "torch", "transformers"} <= report["versions"].keys()
     assert "30 of 30 prompts have transformers' greedy ids" in printed
+
+
+def test_the_served_engine_has_the_settings_that_were_given(whole, tmp_path, capsys):
+    """Rounded to 4 bits a model of random weights is further from float32 than in bfloat16."""
+    distances = {}
+    for name in ("int4", None):
+        flags = ["--quantization", name] if name else []
+        _, report = reported(whole, tmp_path / "report.json", "--only", "served", "--dtype", "bfloat16", *flags)
+        served = next(check for check in report["checks"] if check["name"] == "served")
+        distances[name] = served["figures"]["mean_difference"]
+        assert report["settings"] == {"dtype": "bfloat16"} | ({"quantization": name} if name else {})
+    assert distances["int4"] > 2 * distances[None]
+    assert "served in bfloat16 on cpu (dtype=bfloat16, quantization=int4)" in capsys.readouterr().out
+
+
+def test_a_setting_that_an_engine_refuses_is_refused_before_anything_is_loaded(whole, capsys):
+    assert main(["verify", str(whole), "--quantization", "int5"]) == 1
+    assert "quantization" in capsys.readouterr().err
 
 
 def test_other_numbers_than_transformers_fail(whole, tmp_path, monkeypatch, capsys):

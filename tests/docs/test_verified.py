@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from sglang_lite.commands.verify.check_names import CHECKS
-from sglang_lite.runtime.models.aliases import ALIASES, PackagedModel
+from sglang_lite.runtime.models.aliases import ALIASES, HubFile, PackagedModel
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
@@ -23,7 +23,7 @@ def reports():
 def alias_of(report):
     """The short name of a model: as it was given, or that of a packaged file with the same sum."""
     sums = report["sha256"].values()
-    same = (name for name, each in ALIASES.items() if isinstance(each, PackagedModel) and each.file_sha256 in sums)
+    same = (name for name, each in ALIASES.items() if isinstance(each, PackagedModel | HubFile) and each.file_sha256 in sums)
     return report["model"] if report["model"] in ALIASES else next(same, None)
 
 
@@ -54,7 +54,8 @@ def row(name, report):
     told += [f"({', '.join(names)})" for status, names in counts.items() if names and status != "passed"]
     greedy, served = checks["greedy"]["figures"], checks["served"]["figures"]
     exact = f"{greedy['equal']} of {greedy['prompts']} equal, {greedy['largest_difference']:.1e}" if greedy else "–"
-    distance = f"{served['dtype']}: {served['equal_share']:.1%} of tokens" if served else "–"
+    settings = "".join(f", `{key}={value}`" for key, value in report.get("settings", {}).items())
+    distance = f"{served['dtype']}{settings}: {served['equal_share']:.1%} of tokens" if served else "–"
     machine, versions = report["machine"], report["versions"]
     where = machine.get("gpu") or f"{machine['processor']}, {machine['cores']} cores"
     cells = [

@@ -26,6 +26,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--only", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK",
         help=f"make these checks alone: {', '.join(CHECKS)} (default: all)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="type that the served engine computes in, as for Engine (default: auto)"
+    )
+    parser.add_argument(
+        "--quantization", metavar="NAME",
+        help="format of the served engine's weights, as for Engine (default: the model's own)",
+    )  # fmt: skip
     parser.set_defaults(run=_run)
 
 
@@ -42,7 +49,9 @@ def _run(options: argparse.Namespace) -> int:
     from sglang_lite.commands.verify.subject import find_subject
 
     started = time.perf_counter()
-    subject = find_subject(options.name)
+    given = {"dtype": options.dtype, "quantization": options.quantization}
+    settings = {name: value for name, value in given.items() if value is not None}
+    subject = find_subject(options.name, settings)
     print(page.heading(subject), flush=True)
     checks: list[Check] = []
     for check in run_checks(subject, options.only, long=options.long):
@@ -52,7 +61,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.report is not None:
         report = VerifyReport(
             subject.path.name if subject.path == Path(options.name).expanduser() else options.name,
-            subject.description.architecture or "", subject.sha256, f"{datetime.now(UTC):%Y-%m-%d}", options.long,
+            subject.description.architecture or "", subject.sha256, settings, f"{datetime.now(UTC):%Y-%m-%d}",
+            options.long,
             machine.versions(), machine.machine(subject.description.device or "cpu"), tuple(checks),
         )  # fmt: skip
         _write(options.report, json.dumps(report.as_json(), ensure_ascii=False, indent=1) + "\n")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sglang_lite.commands.verify.records import Subject
 from sglang_lite.engine.engine import Engine
@@ -61,9 +60,10 @@ def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engi
     )  # fmt: skip
 
 
-def served_engine(path: Path) -> Engine:
-    """Starts the engine that `Engine(NAME)` would be."""
-    return Engine(str(path), log_level="error")
+def served_engine(subject: Subject) -> Engine:
+    """Starts the engine that `Engine(NAME)` would be, with the settings that were given."""
+    settings: dict[str, Any] = dict(subject.settings)
+    return Engine(str(subject.path), log_level="error", **settings)
 
 
 def answer_greedily(

@@ -16,9 +16,11 @@ def heading(subject: Subject) -> str:
     folder = subject.path.parent if subject.path.is_file() else subject.path
     largest = max(sums, key=lambda name: (folder / name).stat().st_size, default="none")
     more = f" and {len(sums) - 1} more files" if len(sums) > 1 else ""
+    given = ", ".join(f"{name}={value}" for name, value in subject.settings.items())
+    settings = f" ({given})" if given else ""
     return (
         f"verify     {subject.name}: {found.architecture or 'no architecture named'}, "
-        f"{', '.join(found.formats[:3])}, served in {found.dtype} on {found.device}\n"
+        f"{', '.join(found.formats[:3])}, served in {found.dtype} on {found.device}{settings}\n"
         f"files      {largest} SHA-256 {sums.get(largest, 'none')}{more}"
     )
 

@@ -43,6 +43,7 @@ class Subject:
         files: what its files say, without the weights.
         description: how it would run.
         sha256: SHA-256 of its files, by name.
+        settings: settings of the engine that is served; `Engine`'s defaults for the others.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Subject:
     files: ModelFiles
     description: Description
     sha256: Mapping[str, str]
+    settings: Mapping[str, str]
 
     @property
     def context_length(self) -> int:
@@ -72,6 +74,7 @@ class VerifyReport:
         model: name of the model: an alias or a hub id as it was given, or the last part of a path.
         architecture: its architecture, as its files name it.
         sha256: SHA-256 of its files, by name.
+        settings: settings of the engine that was served, where they were given.
         date: day of the verification, as 2026-11-28.
         long: whether the long prompt filled the whole context.
         versions, machine: where it ran.
@@ -81,6 +84,7 @@ class VerifyReport:
     model: str
     architecture: str
     sha256: Mapping[str, str]
+    settings: Mapping[str, str]
     date: str
     long: bool
     versions: Mapping[str, str]

@@ -98,7 +98,7 @@ def _beside_transformers(
 
 def _with_served_engine(subject: Subject, wanted: frozenset[str], answers: list[GreedyAnswer]) -> Iterator[Check]:
     before, started = child_processes(), time.perf_counter()
-    with served_engine(subject.path) as engine:
+    with served_engine(subject) as engine:
         waited = first_token(engine, started)
         if "served" in wanted:
             yield check_served(subject, engine, answers)

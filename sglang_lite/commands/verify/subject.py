@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,17 +24,18 @@ from sglang_lite.runtime.models.weights.remote import is_address
 _HASHED: Final = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt")
 
 
-def find_subject(name: str) -> Subject:
+def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
     """Finds a model, and hashes its files.
 
     Args:
         name: alias, folder, GGUF file or hub id, as for `Engine`.
+        settings: settings of the engine that is to be served.
 
     Raises:
         ModelError: there is no such model, it can't run here, or it is larger than the memory that is free.
         DownloadError: it could not be fetched.
         CapabilityError: it generates no text from text.
-        ParameterError: it is at an address.
+        ParameterError: it is at an address, or a setting has a value that `Engine` refuses.
     """
     if "://" in name or is_address(name):
         raise ParameterError(
@@ -46,7 +48,7 @@ def find_subject(name: str) -> Subject:
             "models generate.",
             hint=f"`sglang-lite models {name}` tells what it serves; docs/embeddings.md, how to compare its vectors.",
         )
-    found = describe(str(path))  # not by its name: nothing more is asked of the hub
+    found = describe(str(path), **settings)  # not by its name: nothing more is asked of the hub
     if found.refused:
         raise ModelError(f"{name}: {found.refused[0]}")
     files = open_model_files(path)
@@ -60,7 +62,7 @@ def find_subject(name: str) -> Subject:
         {"weights": found.loaded_bytes or 0}, device, name,
         "Verify it on a machine with more memory, or a file of the model with fewer bits.",
     )  # fmt: skip
-    return Subject(name, path, files, found, _sums(path))
+    return Subject(name, path, files, found, _sums(path), settings)
 
 
 def float32_bytes(subject: Subject) -> int:

@@ -108,18 +108,21 @@ class Description:
         return "\n".join(f"{name:8} {text}" for name, text in shown)
 
 
-def describe(model: str, revision: str | None = None) -> Description:
+def describe(model: str, revision: str | None = None, **settings: str) -> Description:
     """Describes a model by its config and the headers of its weights. Reads no weights, and doesn't download those of a
     hub model.
 
     Args:
         model, revision: model name or path, and its revision, as for `Engine`.
+        **settings: other settings of `Engine`, of which `dtype` decides how it would run. Bytes are those of the
+            checkpoint's own format, whatever `quantization` is.
 
     Raises:
+        ParameterError: a setting has a value that `Engine` refuses.
         ModelError, DownloadError: the model does not exist, or its files could not be fetched.
     """
     path = resolve(model, revision, weights=False)
-    found = _Inspection(path, EngineConfig.make(model=model, revision=revision))
+    found = _Inspection(path, EngineConfig.make(model=model, revision=revision, **settings))
     refused = []
     # Every step runs even if one fails: each can refuse another part of the model.
     for step in (partial(found.read_headers, model, revision), found.read_spec, found.read_tokenizer, found.fit):
@@ -143,6 +146,10 @@ class _Inspection:
         self._headers: Headers | None = None
         self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
         self._media: MediaFormat | None = None
+
+    def _precision(self, device: torch.device) -> Precision:
+        """Formats of the computation. Those of a `quantization` that rounds while loading are not among them."""
+        return precision(self._config.dtype, device)
 
     def _update(self, **facts: Any) -> None:
         self.description = replace(self.description, **facts)
@@ -209,7 +216,7 @@ class _Inspection:
 
     def _fit_decoder(self, spec: ModelSpec) -> None:
         device = pick_device(self._config)
-        formats = precision("auto", device)
+        formats = self._precision(device)
         self._update(
             device=str(device), dtype=_name(formats.compute),
             cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize, window=spec.kv_layout.window,
@@ -285,7 +292,7 @@ class _Inspection:
 
     def _fit_whisper(self) -> None:
         device, config = pick_device(self._config), read_config(self.path)
-        formats, numbers = precision("auto", device), Counter[bool]()
+        formats, numbers = self._precision(device), Counter[bool]()
         item = formats.compute.itemsize
         for name, header in (self._headers or {}).items():
             numbers[is_of_encoder(name)] += math.prod(header.shape)
@@ -299,7 +306,7 @@ class _Inspection:
         from sglang_lite.runtime.models.load_transformers import outline  # imports all of transformers' models
 
         device = pick_device(self._config)
-        formats = precision("auto", device)
+        formats = self._precision(device)
         numbers, layout = outline(self.path, device)
         self._update(
             device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers * formats.compute.itemsize,
