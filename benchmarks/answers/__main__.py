@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ RESULTS = FOLDER / "results"
 INSTRUCTOR = Path("build/clients_instructor/bin/python")
 
 
+def name_case(task: str, case: Case) -> dict[str, str]:
+    """Id of a case and, as several quotes have one text, the text's."""
+    named = {"id": case["id"]}
+    if task == "quotes":
+        named["text"] = sha256(case["text"].encode()).hexdigest()[:8]
+    return named
+
+
 def result_of(task: str, cases: Sequence[Case], outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """Counts of each case, and what the way cost in all."""
     return {
@@ -44,7 +53,9 @@ def result_of(task: str, cases: Sequence[Case], outcomes: Sequence[Outcome], sec
         "seconds": round(seconds, 1),
         "prompt_tokens": sum(each.prompt_tokens for each in outcomes),
         "completion_tokens": sum(each.completion_tokens for each in outcomes),
-        "cases": [{"id": case["id"], **SCORES[task](case, each)} for case, each in zip(cases, outcomes, strict=True)],
+        "cases": [
+            {**name_case(task, case), **SCORES[task](case, each)} for case, each in zip(cases, outcomes, strict=True)
+        ],
     }
 
 

@@ -15,7 +15,9 @@ TASKS = ("extraction", "tools", "labels", "agents", "quotes")
 Case: TypeAlias = dict[str, Any]  # a line of JSON
 
 PROMPTS: dict[str, str] = tomllib.loads((FOLDER / "prompts.toml").read_text(encoding="utf-8"))
-_WRITTEN = ("data/*.jsonl", "prompts.toml", "schemas.py", "toolbox.py")
+_WRITTEN = (
+    "data/*.jsonl", "prompts.toml", "schemas.py", "toolbox.py", "scoring.py", "ways.py", "instructor_worker.py",
+)  # fmt: skip
 
 
 class ChangedFilesError(Exception):
@@ -27,7 +29,7 @@ class HeldOutError(Exception):
 
 
 def hashes(folder: Path = FOLDER) -> dict[str, str]:
-    """SHA-256 of each file that decides what the models are asked and what is right."""
+    """SHA-256 of each file that decides what the models are asked, how answers are read, and what is right."""
     paths = sorted(path for pattern in _WRITTEN for path in folder.glob(pattern))
     return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in paths}
 

@@ -38,7 +38,7 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = client.chat.completions.create(
             model=MODEL, messages=request["messages"], response_model=SCHEMAS[request["schema"]],
-            max_retries=ATTEMPTS, max_tokens=MAX_TOKENS, temperature=0,
+            max_retries=ATTEMPTS - 1, max_tokens=MAX_TOKENS, temperature=0,
         )  # fmt: skip
         told["value"] = value.model_dump(mode="json")
     except Exception as error:  # what instructor gives up with is an outcome

@@ -13,7 +13,7 @@ class Invoice(BaseModel):
     due: datetime.date | None = Field(
         None,
         description="Day by which it must be paid or on which it is collected, as YYYY-MM-DD; "
-        "null if the text names no day.",
+        "null if the text names no day. In dates such as 3/4/2025 the day comes first.",
     )
     order_number: str | None = Field(
         None, description="Number of the order, not of the invoice; null if the text has none."
@@ -31,7 +31,9 @@ class Candidate(BaseModel):
 
 class Ticket(BaseModel):
     product: str = Field(description="Name of the product that the message is about, without its version.")
-    version: str | None = Field(None, description="Version of the product; null if the text has none.")
+    version: str | None = Field(
+        None, description="Version of the product, its number alone; null if the text has none."
+    )
     urgent: bool = Field(description="true only if the writer says that it is urgent or can't wait.")
 
 
@@ -49,7 +51,9 @@ class Recipe(BaseModel):
 
 class Week(BaseModel):
     monday: int | None = Field(
-        None, description="Visitors on Monday, 0 if nobody came; null if the text has no number."
+        None,
+        description="Visitors on Monday: 0 if it was open and nobody came; null if it was closed or the text has no "
+        "number.",
     )
     tuesday: int | None = Field(None, description="Visitors on Tuesday, likewise.")
     wednesday: int | None = Field(None, description="Visitors on Wednesday, likewise.")
@@ -58,13 +62,17 @@ class Week(BaseModel):
 
 
 class Event(BaseModel):
-    date: datetime.date = Field(description="Day of the event, as YYYY-MM-DD. Texts write the day before the month.")
+    date: datetime.date = Field(
+        description="Day of the event, as YYYY-MM-DD. In dates such as 3/4/2025 the day comes first."
+    )
     start: str | None = Field(
         None,
         pattern=r"^\d\d:\d\d$",
         description="Time when it begins for guests, as HH:MM in 24 hours; null if unknown.",
     )
-    place: str | None = Field(None, description="Place as the text names it; null if the text names none.")
+    place: str | None = Field(
+        None, description="Place as the text names it, without a preposition; null if the text names none."
+    )
     fee: float | None = Field(None, description="Price for one person, 0 if it is free; null if the text doesn't say.")
 
 

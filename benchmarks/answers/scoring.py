@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ Counts = dict[str, int]
 def normal(value: Any) -> Any:
     """A value for comparison: strings without case, surplus blanks and punctuation at their ends; numbers as floats."""
     if isinstance(value, str):
+        value = unicodedata.normalize("NFC", value).replace("’", "'")
         return re.sub(r"\s+", " ", value).strip(" .,;:!?\"'“”„«»¿¡").casefold()
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
@@ -45,6 +47,7 @@ def score_extraction(case: Case, outcome: Outcome) -> Counts:
         "right": sum(right),
         "stated": sum(stated),
         "found": sum(ok and here for ok, here in zip(right, stated)),
+        "null": sum(value is not None and not here for here in stated),
         "invented": sum(value is not None and name not in answer and value.get(name) is not None for name in names),
     }
 
@@ -92,11 +95,11 @@ def score_agents(case: Case, outcome: Outcome) -> Counts:
 
 
 def _plain(world: Any) -> Any:
-    return {part: {normal(key): normal(value) for key, value in items.items()} for part, items in world.items()}
+    return {part: sorted((normal(key), normal(value)) for key, value in items.items()) for part, items in world.items()}
 
 
 def score_quotes(case: Case, outcome: Outcome) -> Counts:
-    text = outcome.value.strip() if isinstance(outcome.value, str) else ""
+    text = outcome.value.strip().strip("\"“”„«»'") if isinstance(outcome.value, str) else ""
     return {
         "verbatim": int(bool(text) and text in case["text"]),
         "right": int(bool(text) and text in case["text"] and normal(text) == normal(case["answer"])),
@@ -115,11 +118,20 @@ def total(counts: Sequence[Counts]) -> Counts:
     return {key: sum(each[key] for each in counts) for key in counts[0]}
 
 
-def interval(ours: Sequence[Counts], theirs: Sequence[Counts], draws: int = 10_000) -> tuple[float, float, float]:
-    """Difference of the right shares of two ways in points, and its 95 % interval by a paired bootstrap over cases."""
+def interval(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], draws: int = 10_000
+) -> tuple[float, float, float]:
+    """Difference of the right shares of two ways in points, and its 95 % interval by a paired bootstrap over texts.
+
+    Cases with the same `text` are drawn together; one without is a text of its own.
+    """
     of = "fields" if "fields" in ours[0] else "of"
-    gains = np.array([a["right"] - b["right"] for a, b in zip(ours, theirs, strict=True)], float)
-    sizes = np.array([each[of] for each in ours], float)
+    by_text: dict[Any, list[float]] = {}
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        sums = by_text.setdefault(a.get("text", index), [0.0, 0.0])
+        sums[0] += a["right"] - b["right"]
+        sums[1] += a[of]
+    gains, sizes = np.array([*by_text.values()]).T
     picks = np.random.default_rng(0).integers(len(gains), size=(draws, len(gains)))
     low, high = np.percentile(gains[picks].sum(1) / sizes[picks].sum(1), [2.5, 97.5])
     return 100 * float(gains.sum() / sizes.sum()), 100 * float(low), 100 * float(high)

@@ -45,7 +45,7 @@ def _table(name: str, task: str, ways: Mapping[str, Any]) -> str:
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     lines[0] = lines[0].replace(f"| {name} |", f"| {task}: {name} |", 1)
     for way, result in ways.items():
-        counts = [{key: value for key, value in case.items() if key != "id"} for case in result["cases"]]
+        counts = [{key: value for key, value in case.items() if key not in ("id", "text")} for case in result["cases"]]
         cells = [way, *_shares(task, counts), f"{result['completion_tokens']:,}", f"{result['prompt_tokens']:,}"]
         cells.append(f"{result['seconds']:.0f}")
         if base is not None:
@@ -58,9 +58,7 @@ def _shares(task: str, counts: list[Counts]) -> list[str]:
     summed = total(counts)
     cells = []
     for _, key, of in _COLUMNS[task]:
-        whole = (
-            len(counts) if of is None else summed["fields"] - summed["stated"] if of == "null" else summed.get(of, 0)
-        )
+        whole = len(counts) if of is None else summed.get(of, 0)
         cells.append(f"{100 * summed[key] / whole:.1f} % of {whole}" if whole else str(summed[key]))
     return cells
 

@@ -34,6 +34,7 @@ ROWS = 16  # requests at the same time
 LIMITS = {"extraction": 256, "tools": 200, "labels": 16, "agents": 200, "quotes": 120}  # tokens of an answer
 STEPS = 5  # rounds of tool calls that an agent may make for a turn
 ATTEMPTS = 3  # of instructor
+CUT = "cut at the limit"  # an error in every way
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,8 @@ def extraction(
 
 def _extracted(schema: str, state: Any) -> Any:
     value = state["value"]
-    if isinstance(value, str):
-        fenced = re.search(r"```(?:json)?\s*(.*?)```", value, re.DOTALL)
-        value = SCHEMAS[schema].model_validate_json(fenced[1] if fenced else value)
+    if isinstance(value, str):  # strict, as instructor is: a number in quotation marks is none
+        value = SCHEMAS[schema].model_validate_json(next(_objects(value), value), strict=True)
     return value.model_dump(mode="json")
 
 
@@ -183,6 +183,8 @@ def shown_tools(tools: Sequence[Tool]) -> list[ShownTool]:
 def complete_free(context: Context, messages: list[dict[str, Any]], tools: Sequence[Tool], limit: int) -> Any:
     """Answer without a constraint to a conversation with tools, in the model's own template."""
     form = ChatFormat(context.engine.chat_template(), context.engine.tokenizer.control_texts, None, None)
+    if form.family != "qwen":
+        raise SystemExit("tools and agents: free calls are read in Qwen's form, and the model writes another.")
     prompt = form.prompt(Conversation(messages, shown_tools(tools)))
     return context.engine.complete(prompt, SamplingParams(max_tokens=limit, temperature=0))
 
@@ -199,6 +201,7 @@ def tools_free(context: Context, cases: Sequence[Case]) -> list[Outcome]:
         return Outcome(
             text=told.text,
             calls=calls,
+            error=CUT if told.finish_reason == "length" else "",
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
         )
@@ -308,6 +311,9 @@ def _answer_turn(
         outcome.prompt_tokens += told.usage.prompt_tokens
         outcome.completion_tokens += told.usage.completion_tokens
         messages.append({"role": "assistant", "content": told.text})
+        if told.finish_reason == "length":
+            outcome.error = CUT
+            return
         calls = read(told.text, tools)
         if not calls:
             return
