@@ -45,6 +45,7 @@ SMALL = {
     "deterministic_gpu.py": ["--help"],  # it needs a GPU
     "gateway.py": ["--help"],  # it needs a gateway, which the tests do not install
     "gpu_floor.py": ["--help"],  # it needs a GPU
+    "real_gpu.py": ["--help"],  # it needs a GPU and a real model
     "grammar_cost.py": ["--schemas", "2", "--tools", "8"],
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
