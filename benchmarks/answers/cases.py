@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import subprocess
 import tomllib
 from hashlib import sha256
@@ -79,7 +80,9 @@ def record_held_out(model: str, task: str, ways: list[str], record: Path = FOLDE
 
 
 def commit() -> str:
-    """Commit of the working tree, with "+" if tracked files differ from it."""
+    """Commit of the working tree, with "+" if tracked files differ from it; "" where there is no git."""
+    if shutil.which("git") is None:
+        return ""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=FOLDER, capture_output=True, text=True).stdout.strip()
