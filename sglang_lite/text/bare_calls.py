@@ -1,5 +1,6 @@
 """Calls without the marks of their format: JSON objects that name a tool, at the beginning of a line or in a code
-fence. Qwen2.5-Coder writes such calls, though its chat template asks for marks.
+fence. Qwen2.5-Coder writes such calls, though its chat template asks for marks; and some of them within two braces, as
+the template shows its example.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _FENCE = r"```\w{0,20}[ \t]{0,20}\r?\n"
 _STARTS = regex.compile(r"```|`{1,2}\Z|(?m:^)\{")  # where an object or a fence may begin
 _STRING = r'"(?:[^"\\]|\\.)*+"'
 END = regex.compile(r"\s{0,100}\}")
+DOUBLED_END = regex.compile(r"\s{0,100}\}\s{0,100}\}")
 FENCE_END = regex.compile(r"\s{0,100}```(?=\W)")  # a word would be the language of the next fence
 
 
@@ -27,6 +29,7 @@ class FoundCall:
         start, end: the characters of the beginning, with its fence, and with the arguments if these are a string.
         name: name of the tool; "" if the text ends before it.
         arguments: JSON text of arguments that are written as a JSON string, or "" for an object, which follows.
+        doubled: whether the object is within two braces.
         whole: False if more text is needed to know whether it is a call.
     """
 
@@ -34,6 +37,7 @@ class FoundCall:
     end: int
     name: str
     arguments: str
+    doubled: bool
     whole: bool
 
 
@@ -63,10 +67,11 @@ class BareCalls:
                 continue
             if found.partial:
                 named = self._named.match(text, at)
-                return FoundCall(at, len(text), named["name"] if named else "", "", whole=False)
+                return FoundCall(at, len(text), named["name"] if named else "", "", doubled=False, whole=False)
             arguments = "" if found["string"] is None else _object_in(found["string"])
             if arguments is not None:
-                return FoundCall(at, found.end(), found["name"], arguments, whole=True)
+                doubled = found["outer"] is not None
+                return FoundCall(at, found.end(), found["name"], arguments, doubled, whole=True)
         return None
 
 
@@ -83,6 +88,6 @@ def _object_in(string: str) -> str | None:
 def _patterns(heads: tuple[str, str], names: tuple[str, ...]) -> tuple[regex.Pattern[str], regex.Pattern[str]]:
     """Patterns of a call up to its arguments, and up to the end of its name."""
     begin, middle = (expression(text, blanks=True) for text in heads)
-    named = f"(?:{_FENCE})?{begin}(?P<name>{'|'.join(map(regex.escape, names))})"
+    named = rf"(?:{_FENCE})?(?P<outer>\{{)?{begin}(?P<name>{'|'.join(map(regex.escape, names))})"
     arguments = rf"\s{{0,100}}(?:(?=\{{)|(?P<string>{_STRING})(?=\s{{0,100}}\}}))"
     return regex.compile(f"{named}{middle}{arguments}"), regex.compile(f'{named}"')

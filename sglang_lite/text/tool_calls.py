@@ -25,7 +25,7 @@ from sglang_lite.protocol import (
     TaggedObject,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.bare_calls import END, FENCE_END, BareCalls, FoundCall
+from sglang_lite.text.bare_calls import DOUBLED_END, END, FENCE_END, BareCalls, FoundCall
 from sglang_lite.text.reasoning import ReasoningParser, reasoning_format, with_reasoning
 from sglang_lite.text.stop import partial_match_start
 from sglang_lite.text.tool_arguments import (
@@ -228,6 +228,7 @@ class ToolParser:
         self._bare = BareCalls(found.bare, tuple(self._tools)) if bare and found.bare and self._tools else None
         self._parallel = parallel
         self._is_bare = False  # of the latest call
+        self._bare_end = END
         self._at_line = True  # the pending text begins a line, or follows a call
         self._named = False  # the pending text has the name of a tool, and may become a call without marks
         self.ended = 0
@@ -293,6 +294,7 @@ class ToolParser:
         """Reads the beginning of a call without marks, which begins the pending text."""
         self._consume(found.end - found.start)
         self._is_bare = True
+        self._bare_end = DOUBLED_END if found.doubled else END
         self._calls.append(CallPiece(self.ended, found.name, ""))
         if found.arguments:
             self._calls.append(CallPiece(self.ended, "", found.arguments))
@@ -334,7 +336,7 @@ class ToolParser:
         return self._scan.done and self._switch_to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
-        found = END if self._is_bare else pattern(self._format.end, blanks=self._format.any_blanks)
+        found = self._bare_end if self._is_bare else pattern(self._format.end, blanks=self._format.any_blanks)
         end = found.match(self._pending, partial=True)
         if end and end.partial:
             return False

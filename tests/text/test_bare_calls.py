@@ -27,6 +27,7 @@ OSLO, ROME = (WrittenCall("weather", f'{{"city": "{city}"}}') for city in ("Oslo
 ALONE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 PRETTY = '{\n  "name": "weather",\n  "arguments": {"city": "Oslo"}\n}'
 FENCED = f"```json\n{PRETTY}\n```"
+DOUBLED = f"{{{ALONE}}}"
 OTHER = '{"name": "weather", "arguments": {"city": "Rome"}}'
 
 
@@ -51,6 +52,10 @@ def call(*calls, content="", complete=True):
         (f"```json\n{ALONE}", call(OSLO)),
         (f"```json\n{ALONE}```", call(OSLO)),
         (f"{ALONE}\n```", call(OSLO)),  # the 1.5B has done so
+        (DOUBLED, call(OSLO)),
+        (f"<tools></tools>\n{DOUBLED}", call(OSLO, content="<tools></tools>\n")),
+        (f"```json\n{DOUBLED}\n```\nDone.", call(OSLO, content="\nDone.")),
+        (f"{DOUBLED}\n{{{OTHER}\n}}", call(OSLO, ROME)),
         (ALONE.replace(" ", ""), call(WrittenCall("weather", '{"city":"Oslo"}'))),
         ('{ "name": "now", "arguments": { } }', call(WrittenCall("now", "{ }"))),
         (f"Let me see:\n\n{FENCED}", call(OSLO, content="Let me see:\n\n")),
@@ -93,6 +98,7 @@ TEXTS = [
     f"  {ALONE}",
     f'{{"tools": [{ALONE}]}}',
     f"[{ALONE}]",
+    f"{{{{{ALONE}}}}}",
     f'```json\n{{\n  "tools": [\n    {ALONE}\n  ]\n}}\n```',
     f"```python\ncall = {ALONE}\n```",
     "```json\n[1, 2]\n```",
@@ -136,7 +142,7 @@ def in_pieces(text, sizes):
 
 
 PARTS = [
-    "Let me see:", "`x` is 1.", "", " ", "```", "```python", "x = {", "}", ALONE, OTHER, PRETTY, FENCED, ALONE[:-1],
+    "Let me see:", "`x` is 1.", "", " ", "```", "```python", "x = {", "}", ALONE, OTHER, PRETTY, FENCED, DOUBLED, ALONE[:-1],
     "<tool_call>", "</tool_call>", f"<tool_call>\n{OTHER}\n</tool_call>", *TEXTS,
 ]  # fmt: skip
 
