@@ -163,6 +163,24 @@ def test_other_token_ids_fail(whole, tmp_path, monkeypatch, capsys):
     assert "have other ids than transformers': '7'" in capsys.readouterr().out
 
 
+def test_control_tokens_that_transformers_leaves_out_of_a_gguf_file_are_given_back(tmp_path, monkeypatch, capsys):
+    """transformers 5.17 reads those of Qwen2.5-Coder's file as text, and 5.23 doesn't."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    load = AutoTokenizer.from_pretrained
+
+    def without_controls(*arguments, **options):
+        state = json.loads(load(*arguments, **options).backend_tokenizer.to_str())
+        state["added_tokens"] = []
+        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", without_controls)
+    status, report = reported("smollm2-135m", tmp_path / "report.json", "--only", "tokenizer")
+    assert (status, report["checks"][0]["status"]) == (0, "passed")
+    assert "17 control tokens, which transformers leaves out" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_model_that_transformers_can_not_load_is_verified_without(whole, tmp_path, monkeypatch, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

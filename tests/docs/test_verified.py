@@ -23,7 +23,9 @@ def reports():
 def alias_of(report):
     """The short name of a model: as it was given, or that of a packaged file with the same sum."""
     sums = report["sha256"].values()
-    same = (name for name, each in ALIASES.items() if isinstance(each, PackagedModel | HubFile) and each.file_sha256 in sums)
+    same = (
+        name for name, each in ALIASES.items() if isinstance(each, PackagedModel | HubFile) and each.file_sha256 in sums
+    )
     return report["model"] if report["model"] in ALIASES else next(same, None)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sglang_lite.commands.verify.records import Check, Subject, Unread
 from sglang_lite.commands.verify.texts import PROMPTS, TOKENIZED
@@ -15,6 +16,7 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 # What transformers' conversion of a GGUF file leaves out of the tokenizer that the file names (`tokenizer.ggml.pre`).
 _NORMALISED: Final = ("qwen2", "qwen35")
 _SINGLE_DIGITS: Final = ("smollm",)
+_CONTROL: Final = 3  # in `tokenizer.ggml.token_type`
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +89,32 @@ def _ids(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
 def _restore(theirs: Foreign, subject: Subject) -> str:
     """Gives transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what that was, as a part of
     the summary; "" for nothing."""
-    from tokenizers import normalizers, pre_tokenizers
+    from tokenizers import AddedToken, normalizers, pre_tokenizers
 
     if subject.files.gguf is None:
         return ""
-    kind, backend = subject.files.gguf.metadata.get("tokenizer.ggml.pre"), theirs.backend_tokenizer
+    metadata = subject.files.gguf.metadata
+    kind, backend = metadata.get("tokenizer.ggml.pre"), theirs.backend_tokenizer
+    restored = []
     if kind in _NORMALISED and backend.normalizer is None:
         backend.normalizer = normalizers.NFC()
-        return f" (with the NFC form of {kind}, which transformers leaves out of GGUF files)"
+        restored.append(f"the NFC form of {kind}")
     if kind in _SINGLE_DIGITS and len(theirs("12", add_special_tokens=False).input_ids) == 1:
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        return f" (with the single digits of {kind}, which transformers leaves out of GGUF files)"
-    return ""
+        restored.append(f"the single digits of {kind}")
+    if missing := _missing_controls(theirs, metadata):
+        theirs.add_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+        restored.append(f"{len(missing)} control tokens")
+    return f" (with {' and '.join(restored)}, which transformers leaves out of GGUF files)" if restored else ""
+
+
+def _missing_controls(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]:
+    """Returns the tokens that a GGUF file says to be control tokens, and that transformers' tokenizer reads as text."""
+    kinds = metadata.get("tokenizer.ggml.token_type", ())
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    known = theirs.get_added_vocab()
+    return [text for text, kind in zip(tokens, kinds) if kind == _CONTROL and text not in known]
 
 
 def _shown(texts: tuple[str, ...]) -> str:
