@@ -23,6 +23,7 @@ _TYPES: Mapping[Any, str] = {
 }
 
 _NO_SCHEMAS: Final = frozenset(("$defs", "definitions", "enum", "const", "default", "examples"))
+_ALTERNATIVES: Final = frozenset(("anyOf", "oneOf", "allOf", "$ref", "const", "enum"))
 _OFTEN: Final = 2  # uses up to which an object is described in each place, which small models understand better
 
 
@@ -108,10 +109,42 @@ class _Describer:
     def text(self) -> str:
         whole = [(self._names["#"], "")] if "#" in self._names else self._described(self._schema).with_notes()
         parts = ["JSON: " + _written(whole)]
+        if least := self._least():
+            parts.append(f"If nothing more is known: {least}")
         for reference, name in self._names.items():
             lines = self._described(_pointed(self._schema, reference)).with_notes()
             parts.append(f"{name} = {_written(lines)}")
         return "\n".join(parts)
+
+    def _least(self) -> str:
+        """Returns the object that says least: its members are null or left out wherever they may be. "" for a schema
+        without a member that may be null.
+
+        With it a model of 1.5B invents fewer values: 30 % of those that a text doesn't state, not 48 %
+        (docs/quality.md).
+        """
+        schema = self._schema
+        if "#" in self._names or not isinstance(schema, dict) or schema.keys() & _ALTERNATIVES:
+            return ""
+        required = schema.get("required", ())
+        nullable = {name: self._may_be_null(each) for name, each in schema.get("properties", {}).items()}
+        said = [
+            f"{dumped(name)}: {'null' if may else '…'}" for name, may in nullable.items() if may or name in required
+        ]
+        return f"{{{', '.join(said)}}}" if any(nullable.values()) else ""
+
+    def _may_be_null(self, schema: Any) -> bool:
+        if not isinstance(schema, dict):
+            return False
+        if "$ref" in schema:
+            return schema["$ref"] not in self._names and self._may_be_null(_pointed(self._schema, schema["$ref"]))
+        kinds = schema.get("type")
+        return (
+            kinds == "null"
+            or None in schema.get("enum", ())
+            or (isinstance(kinds, list) and "null" in kinds)
+            or any(self._may_be_null(each) for word in ("anyOf", "oneOf") for each in schema.get(word, ()))
+        )
 
     def _described(self, schema: Any) -> _Shape:
         if not isinstance(schema, dict):
@@ -137,6 +170,7 @@ class _Describer:
         return _Shape(lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union)
 
     def _union(self, schemas: Sequence[Any]) -> _Shape:
+        schemas = sorted(schemas, key=lambda each: not _is_null(each))  # what comes first is chosen more often
         decimals = decimal_notes(schemas)
         if decimals is not None:
             return _Shape([("number", "")], decimals)
@@ -158,7 +192,7 @@ class _Describer:
         elif kinds is None and ("items" in schema or "prefixItems" in schema):
             kinds = "array"
         parts = []
-        for kind in kinds if isinstance(kinds, list) else [kinds]:
+        for kind in sorted(kinds, key=lambda each: each != "null") if isinstance(kinds, list) else [kinds]:
             if kind == "object":
                 parts.append(self._object(schema))
             elif kind == "array":
@@ -177,10 +211,11 @@ class _Describer:
 
     def _object(self, schema: Mapping[str, Any]) -> list[_Line]:
         members, required = schema.get("properties", {}), schema.get("required", ())
-        found = [
-            self._member(f"{dumped(name)}{'' if name in required else '?'}", members.get(name, True))
-            for name in dict.fromkeys((*members, *required))
-        ]
+        found = []
+        for name in dict.fromkeys((*members, *required)):
+            each = members.get(name, True)
+            must = name in required or self._may_be_null(each)  # null says as much as leaving it out
+            found.append(self._member(f"{dumped(name)}{'' if must else '?'}", each))
         more = schema.get("additionalProperties", not members)
         if more is not False and (more is not True or not found):
             found.append(self._member("…", more))
@@ -200,6 +235,10 @@ class _Describer:
         if reference in self._names:
             return _Shape([(self._names[reference], "")])
         return self._described(_pointed(self._schema, reference))
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "null"
 
 
 def _in_parentheses(shape: _Shape) -> list[_Line]:

@@ -37,8 +37,9 @@ CITY = """JSON: {  // A place.
   "inhabitants": integer,  // at least 0
   "kind"?: "city" | "town",
   "tags"?: [string, …],
-  "founded"?: YYYY-MM-DD | null
+  "founded": null | YYYY-MM-DD
 }"""
+CITY_LEAST = '\nIf nothing more is known: {"name": …, "inhabitants": …, "founded": null}'
 
 
 class Colour(enum.Enum):
@@ -65,11 +66,12 @@ class House(BaseModel):
 
 HOUSE = r"""JSON: {
   "home": Address,
-  "work": Address | null,  // if there is one
+  "work": null | Address,  // if there is one
   "others": [Address, …],  // at most 3 items
   "paint": "red" | "blue",  // Paint of the door.
   "by": integer | string | Address
 }
+If nothing more is known: {"home": …, "work": null, "others": …, "paint": …, "by": …}
 Address = {  // Where somebody lives.
   "street": string,  // with number
   "zip": string  // matches /^\d{5}$/
@@ -91,10 +93,11 @@ TRIP = """JSON: {
   "out": {  // A part.
     "end": string  // e.g. "Graz", "Rome"
   },
-  "back": {  // the return; A part.
+  "back": null | {  // the return; A part.
     "end": string  // e.g. "Graz", "Rome"
-  } | null
-}"""
+  }
+}
+If nothing more is known: {"out": …, "back": null}"""
 
 
 @dataclasses.dataclass
@@ -162,6 +165,7 @@ def member(kind: Any, **field: Any) -> str:
 
     text = describe(create_model("M", x=(Annotated[kind, Field(**field)], ...)))
     assert text.startswith('JSON: {\n  "x": ')
+    text = text.partition("\nIf nothing more is known: ")[0]
     assert text.endswith("\n}")
     return text.removeprefix('JSON: {\n  "x": ').removesuffix("\n}")
 
@@ -169,9 +173,9 @@ def member(kind: Any, **field: Any) -> str:
 @pytest.mark.parametrize(
     ("constraint", "text"),
     [
-        (City, CITY),
+        (City, CITY + CITY_LEAST),
         (list[City], CITY.replace("JSON: ", "JSON: [") + ", …]"),
-        (City | None, CITY + " | null"),
+        (City | None, CITY.replace("JSON: ", "JSON: null | ")),
         (House, HOUSE),
         (Trip, TRIP),
         (Pets, PETS),
@@ -187,7 +191,7 @@ def member(kind: Any, **field: Any) -> str:
         (bool, "one of: true, false"),
         (datetime.date, "a date, as 2024-05-31"),
         (examples.Colour, 'one of: red, light "blue"'),
-        (int | None, "JSON: integer | null"),
+        (int | None, "JSON: null | integer"),
         (Annotated[int, Field(ge=0)], "JSON: integer (at least 0)"),
         (tuple[int, str], "JSON: [integer, string]"),
         (set[int], "JSON: [integer, …] (no two alike)"),
@@ -199,7 +203,7 @@ def member(kind: Any, **field: Any) -> str:
         (sgl.Grammar('root ::= "a"'), 'text of the grammar:\nroot ::= "a"'),
         (examples.Tree, 'JSON: Tree\nTree = {\n  "value": integer,\n  "children"?: [Tree, …]\n}'),
         ({"enum": [1, "a", None]}, 'JSON: 1 | "a" | null'),
-        ({"type": ["string", "null"], "pattern": "^a", "x-own": 1}, "JSON: string | null (matches /^a/)"),
+        ({"type": ["string", "null"], "pattern": "^a", "x-own": 1}, "JSON: null | string (matches /^a/)"),
         ({"type": "number", "exclusiveMinimum": 0, "multipleOf": 2}, "JSON: number (more than 0, a multiple of 2)"),
         ({"properties": {"a": False, "b": {}}, "required": ["b"]}, 'JSON: {\n  "a"?: nothing,\n  "b": anything\n}'),
         ({"allOf": [{"type": "string"}, {"minLength": 1}]}, "JSON: string (not empty)"),
@@ -233,10 +237,10 @@ def test_a_constraint_is_described(constraint, text):
         (str, {"pattern": "a\nb"}, r"string  // matches /a\nb/"),
         (list[int], {"min_length": 2, "max_length": 4}, "[integer, …]  // 2 to 4 items"),
         (dict[str, int], {"max_length": 2}, "{  // at most 2 members\n    …: integer\n  }"),
-        (Annotated[int, Field(ge=0)] | None, {"description": "years"}, "integer | null  // years; at least 0"),
+        (Annotated[int, Field(ge=0)] | None, {"description": "years"}, "null | integer  // years; at least 0"),
         (Annotated[int, Field(ge=0)] | str, {}, "integer (at least 0) | string"),
         (datetime.datetime, {}, "YYYY-MM-DDTHH:MM:SS"),
-        (datetime.datetime | None, {"description": "when"}, "YYYY-MM-DDTHH:MM:SS | null  // when"),
+        (datetime.datetime | None, {"description": "when"}, "null | YYYY-MM-DDTHH:MM:SS  // when"),
         (datetime.time, {}, "HH:MM:SS"),
         (datetime.timedelta, {}, "ISO 8601 duration"),
         (uuid.UUID, {}, "UUID"),
@@ -251,6 +255,28 @@ def test_a_constraint_is_described(constraint, text):
 )
 def test_a_member_is_described(kind, field, line):
     assert member(kind, **field) == line
+
+
+@pytest.mark.parametrize(
+    ("schema", "least"),
+    [
+        (
+            {"properties": {"a": {"type": ["string", "null"]}, "b": {}, "c": {}}, "required": ["c"]},
+            '{"a": null, "c": …}',
+        ),
+        ({"properties": {"a": {"enum": ["x", None]}}}, '{"a": null}'),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"oneOf": [{}, {"type": "null"}]}}},
+            '{"a": null}',
+        ),
+        ({"properties": {"a": {"type": "string"}}}, ""),
+        ({"properties": {"a": True}}, ""),
+        ({"anyOf": [{"properties": {"a": {"type": "null"}}}]}, ""),
+        ({"properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, ""),  # of several objects none is shown
+    ],
+)
+def test_what_is_known_least_is_shown(schema, least):
+    assert describe(schema).partition("\nIf nothing more is known: ")[2] == least
 
 
 def test_it_has_one_word():
