@@ -134,10 +134,10 @@ def main() -> None:
         write_folder(options.file, folder)
     formats = [
         Format("float32", options.file, {"dtype": "float32"}, 4),
-        Format("file", options.file, {}, None),
         Format("bfloat16", folder, {}, 2),
         Format("fp8", folder, {"quantization": "fp8"}, 1),
         Format("int4", folder, {"quantization": "int4"}, 0.5 + 2 / 128),
+        Format("file", options.file, {}, None),
     ]
     rates = measure()
     spec = open_model_files(folder).spec
