@@ -32,7 +32,7 @@ def show(results: Path | Mapping[str, Any]) -> str:
     """Tables of all results of a folder, or of those given by name."""
     if isinstance(results, Path):
         results = {
-            path.stem.replace(".", ", "): json.loads(path.read_text()) for path in sorted(results.glob("*.json"))
+            ", ".join(path.stem.rsplit(".", 1)): json.loads(path.read_text()) for path in sorted(results.glob("*.json"))
         }
     return "\n\n".join(_table(name, task, ways) for name, tasks in results.items() for task, ways in tasks.items())
 
