@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.runs.carried import FileValues
 from sglang_lite.lang.runs.files import prefix_path
-from sglang_lite.lang.runs.saving import AbsentBackend, check_program, classes, read
-from sglang_lite.lang.runs.values import import_by_name
-from sglang_lite.lang.state import ProgramState
+from sglang_lite.lang.runs.saving import AbsentBackend, bound_call, check_program, classes, read
+from sglang_lite.lang.state import CURE_OF_COPIES, ProgramState
 from sglang_lite.protocol import WireError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import SavedRun
@@ -31,9 +30,11 @@ def load(
 
     Args:
         path: file to read.
-        program: program whose run was saved; `rerun` needs it. Its module is also searched for the classes of values.
-        backend: backend on which the state continues; without one it can only be read.
-        types: classes of values that are not in the program's module, and the functions of saved tool calls.
+        program: program whose run was saved; `rerun` needs it. Classes that its module defines or has imported need
+            not be listed in `types`.
+        backend: backend on which the state continues; without one it can be read, and text can be added.
+        types: classes of values, and the functions of saved tool calls. The classes of their fields, and of plain
+            values (dates, decimals, UUIDs …), need not be listed.
         trust_cache: whether to give the backend, an engine, what `state.save(path, cache=True)` wrote beside the file,
             so that it need not compute the text again. Only for files that you know: whoever writes one decides what
             the model takes for its own computation.
@@ -57,8 +58,9 @@ def load(
     if program is not None:
         check_program(saved, program)
     try:
-        chosen = AbsentBackend() if backend is None else as_backend(backend)
-        state = ProgramState.from_saved(saved, chosen, classes(program, types), program)
+        find = classes(program, types)
+        chosen = AbsentBackend(saved) if backend is None else as_backend(backend)
+        state = ProgramState.from_saved(saved, chosen, FileValues(find), bound_call(saved, program, find))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error
     if trust_cache or secret is not None:
@@ -68,4 +70,4 @@ def load(
 
 def finished(saved: SavedRun) -> ProgramState:
     """State of a run that another process, or an earlier one, has finished: it can be read."""
-    return ProgramState.from_saved(saved, Backend(), import_by_name, None)
+    return ProgramState.from_saved(saved, AbsentBackend(saved, CURE_OF_COPIES), FileValues(), None)

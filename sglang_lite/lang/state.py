@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from functools import partial
 from itertools import accumulate
 from os import PathLike
@@ -38,12 +38,21 @@ from sglang_lite.lang.execution.reading import (
     nothing,
     whole_text,
 )
-from sglang_lite.lang.execution.run import current_run
+from sglang_lite.lang.execution.run import BoundCall, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, Named, R, VariableName
 from sglang_lite.lang.results import meta_info, text_of, usages_of
 from sglang_lite.lang.runs import files
+from sglang_lite.lang.runs.carried import CopiedValues, PickledValues, ValueCodec
 from sglang_lite.lang.runs.rerun import run_again
-from sglang_lite.lang.runs.saving import AbsentBackend, branch_of, decoded, run_until, same_tokens, saved_run
+from sglang_lite.lang.runs.saving import (
+    AbsentBackend,
+    bound_call,
+    branch_of,
+    decoded,
+    run_until,
+    same_tokens,
+    saved_run,
+)
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
@@ -81,6 +90,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.trace import Trace
 
 _NO_SELECTION = "Only sgl.select has scores of choices. For log-probabilities of tokens use gen(return_logprob=True)."
+
+CURE_OF_COPIES = "Save it, and load it with a backend: state.save(path), sgl.load(path, backend=…)."
 
 _T = TypeVar("_T")
 
@@ -551,14 +562,17 @@ class ProgramState(AttributeHints, Generic[R]):
             ParameterError: no node in the state's text set the variable.
         """
         check_whole("size", size, 1, user_location())
-        saved, backend = self._saved(), self.branch.backend
-        runs = [run_until(saved, at, i) for i in range(size)]
-        return ProgramStateGroup([ProgramState.from_saved(run, backend, import_by_name, None) for run in runs])
+        states = list[ProgramState]()
+        for i in range(size):
+            values = CopiedValues()
+            run = run_until(self._saved(values), at, i)
+            states.append(ProgramState.from_saved(run, self.branch.backend, values, None))
+        return ProgramStateGroup(states)
 
-    def _saved(self) -> SavedRun:
+    def _saved(self, values: ValueCodec | None = None) -> SavedRun:
         self.sync()
         self._wait_for_branches()
-        return saved_run(self.branch, self.ret_value)
+        return saved_run(self.branch, self.ret_value, values=values)
 
     def _wait_for_branches(self) -> None:
         """Waits for all branches, even unread ones, once the body has ended and can't fork more."""
@@ -567,22 +581,30 @@ class ProgramState(AttributeHints, Generic[R]):
 
     @classmethod
     def from_saved(
-        cls, saved: SavedRun, backend: Backend, find: Callable[[str], UserValue], program: BaseProgram | None
+        cls, saved: SavedRun, backend: Backend, values: ValueCodec, called: BoundCall | None
     ) -> ProgramState:
         """State made from a saved run; arguments as for `branch_of`."""
-        branch, ret_value = branch_of(saved, backend, find, program, cls)
+        branch, ret_value = branch_of(saved, backend, values, called, cls)
         state = cls(branch)
         state.ret_value, state.restored = ret_value, "tokens" if same_tokens(saved, backend) else "text"
         return state
 
-    def __deepcopy__(self, memo: object) -> ProgramState:
-        called = self.branch.run.called
-        program = None if called is None else called.program
-        return ProgramState.from_saved(self._saved(), self.branch.backend, import_by_name, program)
+    def __copy__(self) -> ProgramState:
+        return self._copied(CopiedValues.shared())
+
+    def __deepcopy__(self, memo: dict[int, UserValue]) -> ProgramState:
+        return self._copied(CopiedValues.deep(memo))
+
+    def _copied(self, values: ValueCodec) -> ProgramState:
+        saved, run = self._saved(values), self.branch.run
+        state = ProgramState.from_saved(saved, self.branch.backend, values, run.called)
+        state.branch.run.unbound = run.unbound
+        return state
 
     def __reduce__(self) -> tuple[object, ...]:
-        called = self.branch.run.called
-        return unpickled, (wire.encode(self._saved()), None if called is None else called.program)
+        called, values = self.branch.run.called, PickledValues()
+        data = wire.encode(self._saved(values))
+        return unpickled, (data, values.others, None if called is None else called.program)
 
     def __format__(self, spec: str) -> str:
         """Raises ParameterError: a state formatted into a string would be its description, not its text."""
@@ -596,6 +618,12 @@ class ProgramState(AttributeHints, Generic[R]):
         return f"ProgramState({cut(self.text() if failure is None else f'failed: {failure}', 280)})"
 
 
-def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
-    """State from a pickle. It can only be read, as it has no backend."""
-    return ProgramState.from_saved(decoded(data), AbsentBackend(), import_by_name, program)
+def unpickled(data: bytes, others: list[UserValue], program: BaseProgram | None) -> ProgramState:
+    """State from a pickle, which has no backend.
+
+    Args:
+        others: values of variables that a file could not have.
+    """
+    saved = decoded(data)
+    called = bound_call(saved, program, import_by_name)
+    return ProgramState.from_saved(saved, AbsentBackend(saved, CURE_OF_COPIES), PickledValues(others), called)

@@ -61,7 +61,7 @@ class SavedRun(Record, frozen=True):
     """Run as data, up to the time when it was saved.
 
     Attributes:
-        program: name of the program; "" if it is not known.
+        program: name of the program; "" if the state belongs to none, such as one of `fork_at`.
         parts: digests of the parts of the program (its code and the values that it reads), by name; empty if they can't
             be compared.
         arguments: arguments of the body; None if they are not plain data.
@@ -72,6 +72,7 @@ class SavedRun(Record, frozen=True):
         pieces: pieces of the text.
         messages: finished turns.
         turn: role of the open turn and the index of its first piece, or None.
+        suffixes: texts that end the turns, the open one last; None where unknown. Earlier files have none.
         variables: values of the variables in the order in which they were set, including those that were replaced; the
             one with the name "" is the return value of the body.
         answers: generations and selections of the program's body, with what a rerun needs of them.
@@ -92,6 +93,7 @@ class SavedRun(Record, frozen=True):
     pieces: tuple[SavedPiece, ...] = ()
     messages: tuple[Message, ...] = ()
     turn: tuple[str, int] | None = None
+    suffixes: tuple[str | None, ...] = ()
     variables: tuple[SavedVariable, ...] = ()
     answers: tuple[TraceNode, ...] = ()
     usage: Usage = msgspec.field(default_factory=Usage)

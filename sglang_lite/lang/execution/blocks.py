@@ -24,25 +24,29 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     Attributes:
         turns: roles of the turns that have ended.
         role: role of the open turn, or None.
-        suffix: text that ends the open turn.
+        suffixes: texts that end the turns, the open one last; None where the file of an earlier run does not have it.
         grammar: the open grammar, or None.
         matcher: matcher of the open grammar, as long as all text in it is known; else None.
     """
 
     turns: tuple[str, ...] = ()
     role: str | None = None
-    suffix: str = ""
+    suffixes: tuple[str | None, ...] = ()
     grammar: Constraint | None = None
     matcher: ByteMatcher | None = None
 
     def copy(self) -> OpenBlocks:
-        return OpenBlocks(self.turns, self.role, self.suffix, self.grammar, self.matcher and self.matcher.copy())
+        return OpenBlocks(self.turns, self.role, self.suffixes, self.grammar, self.matcher and self.matcher.copy())
 
-    def restore(self, run: Run, turns: tuple[str, ...], role: str | None) -> None:
-        """Takes over the turns of an earlier run, and its open turn, if any."""
+    def restore(self, turns: tuple[str, ...], role: str | None, suffixes: tuple[str | None, ...]) -> None:
+        """Takes over the turns of an earlier run, and its open turn, if any.
+
+        Args:
+            suffixes: texts that end them. Those that are missing are left to the backend's template.
+        """
         self.turns, self.role = turns, role
-        if role is not None:
-            _, self.suffix = run.template.get_prefix_and_suffix(role, self._messages())
+        count = len(turns) + (role is not None)
+        self.suffixes = (*suffixes, *[None] * count)[:count]
 
     def begin_turn(self, role: str, run: Run, where: Location | None) -> Iterator[Text | TurnBegin | TurnEnd]:
         """Opens a turn. Yields its nodes, behind those of the template's system turn if it is the first."""
@@ -56,24 +60,36 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
             if system and not self.turns and role != "system":
                 yield from self.begin_turn("system", run, where)
                 yield Text(system, where=where)
-                yield from self.end_turn("system", where)
-            prefix, self.suffix = template.get_prefix_and_suffix(role, self._messages())
+                yield from self.end_turn("system", run, where)
+            prefix, suffix = template.get_prefix_and_suffix(role, self._messages())
         except Exception as error:  # templates are the user's code
             raise located(error, where) from error
         self.role = role
+        self.suffixes = (*self.suffixes, suffix)
         yield Text(prefix, where=where)
         yield TurnBegin(role, where=where)
 
-    def end_turn(self, role: str, where: Location | None) -> tuple[TurnEnd, Text]:
+    def end_turn(self, role: str, run: Run, where: Location | None) -> tuple[TurnEnd, Text]:
         """Closes the open turn, and returns its last nodes."""
         if self.grammar is not None:
             raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
         if self.role != role:
             found = "no turn is open" if self.role is None else f"the open turn is {self.role!r}"
             raise ProgramError(f"{_turn(role)} ends, but {found}.", where=where)
+        suffix = self.suffixes[-1]
+        if suffix is None:
+            suffix = self._suffix_of_template(role, run, where)
+            self.suffixes = (*self.suffixes[:-1], suffix)
         self.role = None
         self.turns = (*self.turns, role)
-        return TurnEnd(role, where=where), Text(self.suffix, where=where)
+        return TurnEnd(role, where=where), Text(suffix, where=where)
+
+    def _suffix_of_template(self, role: str, run: Run, where: Location | None) -> str:
+        """Text that ends the open turn in the backend's template."""
+        try:
+            return str(run.template.get_prefix_and_suffix(role, self._messages())[1])
+        except Exception as error:  # templates are the user's code
+            raise located(error, where) from error
 
     def begin_grammar(self, node: GrammarBegin, backend: Backend, where: Location | None) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher

@@ -171,7 +171,7 @@ class Branch:
                 for node in self.blocks.begin_turn(expression.role, self.run, where):
                     self.player.put(node)
             case TurnEnd():
-                for node in self.blocks.end_turn(expression.role, where):
+                for node in self.blocks.end_turn(expression.role, self.run, where):
                     self.player.put(node)
             case ScopeBegin():
                 variable = Variable(where)
@@ -303,11 +303,15 @@ class Branch:
         return Player(self.run, depth=self.player.depth + 1)
 
     def restore(
-        self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
+        self,
+        pieces: Sequence[Piece],
+        messages: Sequence[Message],
+        turn: tuple[str, int] | None,
+        suffixes: tuple[str | None, ...],
     ) -> None:
-        """Takes over the text of an earlier run; arguments as of `Transcript.restore`."""
+        """Takes over the text of an earlier run; arguments as of `Transcript.restore` and `OpenBlocks.restore`."""
         self.player.transcript.restore(pieces, messages, turn)
-        self.blocks.restore(self.run, tuple(message.role for message in messages), turn and turn[0])
+        self.blocks.restore(tuple(message.role for message in messages), turn and turn[0], suffixes)
 
     def tell(self, event: str, children: Sequence[Player] = ()) -> None:
         """Tells the backend's listener of an event, if it listens, after everything queued before has been played."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
+import functools
 import os
-from collections.abc import Callable, Iterable
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
@@ -18,9 +19,10 @@ from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.transcript import Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.runs import files
+from sglang_lite.lang.runs.carried import FileValues, ValueCodec
 from sglang_lite.lang.runs.fingerprint import Fingerprint
 from sglang_lite.lang.runs.log import answers_of
-from sglang_lite.lang.runs.values import from_json_data, to_json_data
+from sglang_lite.lang.runs.values import PLAIN_TYPES, from_json_data, to_json_data
 from sglang_lite.lang.tools import ToolCall
 from sglang_lite.protocol import (
     CapabilityError,
@@ -33,16 +35,31 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.prompt import is_placeholder
 from sglang_lite.protocol.saved import SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
 
 _FORMAT = 3  # of SavedRun
 _OTHER = "If another version of sglang_lite has saved it, run the program again, or load it with that version."
 _NOT_SAVED = f"Was that written by state.save(path)? {_OTHER}"
-_PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time, ToolCall)
 
 
 class AbsentBackend(Backend):
-    """Backend of a state that was loaded without a backend. Running a node raises CapabilityError."""
+    """Backend of a state that was loaded without a backend. Running a node raises CapabilityError.
+
+    Args:
+        saved: the saved run, whose model it names; what is saved from here keeps its tokens.
+        cure: how the state gets a backend.
+    """
+
+    def __init__(self, saved: SavedRun, cure: str = "Load it with sgl.load(path, backend=…).") -> None:
+        self._model, self._tokenizer, self._cure = saved.model, saved.tokenizer, cure
+
+    def get_model_name(self) -> str:
+        return self._model
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        return self._tokenizer
 
     def get_chat_template(self) -> NoReturn:
         self.agenerate()
@@ -50,7 +67,7 @@ class AbsentBackend(Backend):
     def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
         raise CapabilityError(
             "this state was loaded without a backend, so it can't run nodes.",
-            hint="Load it with sgl.load(path, backend=…).",
+            hint=self._cure,
         )
 
     async def aselect(self, *args: object, **kwargs: object) -> NoReturn:
@@ -60,13 +77,14 @@ class AbsentBackend(Backend):
 # ------------------------------------------------------------------------------------------------- to data
 
 
-def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> SavedRun:
+def saved_run(branch: Branch, ret_value: object, *, again: bool = True, values: ValueCodec | None = None) -> SavedRun:
     """Branch as data. All of it must have been played.
 
     Args:
         ret_value: return value of the program's body.
         again: whether to include everything that is needed to run it again; if False, texts, turns and values with
             their usages are enough.
+        values: makes data of the values of variables. Defaults to that of files.
 
     Raises:
         ProgramError: a grammar or a scope is open, or the value of a variable can't be saved.
@@ -75,14 +93,14 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
     if transcript.matcher is not None or branch.names.scopes:
         what = "a grammar" if transcript.matcher is not None else f"the scope {next(iter(branch.names.scopes))!r}"
         raise ProgramError(f"the state can't be saved while {what} is open.", hint="Save it after the end of that.")
-    called, parts = run.called if again else None, Fingerprint()
-    if called is not None:
-        parts.add_program(called.program.func)
-    variables = [_variable(branch, name, variable, whole=again) for name, variable in branch.names.declared()]
+    values = values or FileValues()
+    program, parts, arguments = _program(run) if again else ("", (), None)
+    declared = branch.names.declared()
+    variables = [_variable(branch, name, variable, values, whole=again) for name, variable in declared]
     return SavedRun(
-        program="" if called is None else called.program.name,
-        parts=() if parts.unreadable else tuple(parts.parts.items()),
-        arguments=None if called is None else _arguments(called),
+        program=program,
+        parts=parts,
+        arguments=arguments,
         params=run.settings.params,
         seed=run.settings.seed,
         retries=run.settings.retries,
@@ -93,11 +111,22 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
         pieces=tuple(_piece(piece) for piece in transcript.pieces),
         messages=tuple(transcript.messages),
         turn=transcript.turn,
-        variables=(*variables, SavedVariable("", to_json_data(ret_value, "the return value"))),
+        suffixes=branch.blocks.suffixes,
+        variables=(*variables, SavedVariable("", values.to_data(ret_value, "the return value"))),
         answers=(*run.remembered, *answers_of(branch.player)) if again else (),
         usage=run.account.usage(),
         format=_FORMAT,
     )
+
+
+def _program(run: Run) -> tuple[str, tuple[tuple[str, str], ...], SavedVariable | None]:
+    """Name of a run's program, the digests of its parts, and its arguments, as in SavedRun."""
+    called, unbound = run.called, run.unbound
+    if called is None:
+        return ("", (), None) if unbound is None else (unbound.program, unbound.parts, unbound.arguments)
+    found = Fingerprint()
+    found.add_program(called.program.func)
+    return called.program.name, () if found.unreadable else tuple(found.parts.items()), _arguments(called)
 
 
 def _arguments(called: BoundCall) -> SavedVariable | None:
@@ -119,11 +148,11 @@ def _piece(piece: Piece) -> SavedPiece:
             return SavedPiece((Span(piece),))
 
 
-def _variable(branch: Branch, name: str, variable: Variable, *, whole: bool) -> SavedVariable:
+def _variable(branch: Branch, name: str, variable: Variable, values: ValueCodec, *, whole: bool) -> SavedVariable:
     failure, node = variable.error(), variable.node
     if failure is None:
         try:
-            value = to_json_data(variable.result(), repr(name))
+            value = values.to_data(variable.result(), repr(name))
         except ProgramError as error:
             if branch.names.variables.get(name) is variable:
                 raise
@@ -163,30 +192,30 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
 def branch_of(
     saved: SavedRun,
     backend: Backend,
-    find: Callable[[str], UserValue],
-    program: BaseProgram | None,
+    values: ValueCodec,
+    called: BoundCall | None,
     new_state: Callable[[Branch], UserValue],
 ) -> tuple[Branch, UserValue]:
     """Branch of a saved run, with nothing left to play, and the body's return value.
 
     Args:
-        find: returns the class with a name that occurs in a value.
-        program: program of the run, or None if the run can't be repeated.
+        values: makes values of the data of variables.
+        called: program of the run with its arguments, or None if the run can't be repeated.
         new_state: makes the state that a called program's body has of a branch.
     """
     settings = RunSettings(saved.params, seed=saved.seed, retries=saved.retries)
     run = Run(backend, settings, new_state=new_state)
     run.body_open = False
-    if program is not None and saved.arguments is not None:
-        args, kwargs = from_json_data(saved.arguments.value, find)
-        run.called = BoundCall(program, tuple(args), kwargs)
+    run.called = called
+    run.unbound = saved if called is None and saved.program else None
     player = Player(run)
     player.pushed = run.pushed()
     if player.pushed is not None:  # what is added later needs a program that begins with the text
         player.pushed.program.close()
     branch = Branch(player, saved.branch, saved.nodes, run.planner(backend))
     same = same_tokens(saved, backend)
-    branch.restore([_unsaved(piece, same_tokens=same) for piece in saved.pieces], saved.messages, saved.turn)
+    pieces = [_unsaved(piece, same_tokens=same) for piece in saved.pieces]
+    branch.restore(pieces, saved.messages, saved.turn, saved.suffixes)
     ret_value = None
     for each in saved.variables:
         variable = Variable()
@@ -195,7 +224,7 @@ def branch_of(
             variable.fail(ProgramError(each.error))
         else:
             variable.record, variable.end_position = _record(each.result), each.behind
-            variable.set(from_json_data(each.value, find))
+            variable.set(values.from_data(each.value))
         if each.name:
             branch.names.declare(each.name, variable)
         else:
@@ -203,6 +232,18 @@ def branch_of(
     run.remembered = saved.answers
     run.account.restore(saved.usage)
     return branch, ret_value
+
+
+def bound_call(saved: SavedRun, program: BaseProgram | None, find: Callable[[str], UserValue]) -> BoundCall | None:
+    """Program of a saved run with its arguments, or None if one of them is missing.
+
+    Args:
+        find: returns the class with a name that occurs in an argument.
+    """
+    if program is None or saved.arguments is None:
+        return None
+    args, kwargs = from_json_data(saved.arguments.value, find)
+    return BoundCall(program, tuple(args), kwargs)
 
 
 def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
@@ -222,7 +263,8 @@ def run_until(saved: SavedRun, name: str, index: int) -> SavedRun:
     assert until[-1].behind is not None
     pieces, messages, turn = until[-1].behind
     return msgspec.structs.replace(
-        saved, pieces=saved.pieces[:pieces], messages=saved.messages[:messages], turn=turn, variables=until,
+        saved, program="", parts=(), arguments=None, pieces=saved.pieces[:pieces], messages=saved.messages[:messages],
+        turn=turn, suffixes=saved.suffixes[: messages + (turn is not None)], variables=until,
         branch=f"{saved.branch}/{until[-1].node}.{index}", nodes=0,
     )  # fmt: skip
 
@@ -237,7 +279,10 @@ def _unsaved(piece: SavedPiece, *, same_tokens: bool) -> Piece:
         return piece.image
     spans = piece.spans
     if not same_tokens:
-        spans = tuple(Span(span.text, special=span.special and span.ids is None) for span in spans)
+        spans = tuple(
+            span if is_placeholder(span) else Span(span.text, special=span.special and span.ids is None)
+            for span in spans
+        )
     if piece.answer is not None:
         return Reasoned(spans, piece.answer)
     (span,) = spans
@@ -280,18 +325,19 @@ def decoded(content: bytes) -> SavedRun:
 
 
 def classes(program: BaseProgram | None, types: Iterable[Callable[..., UserValue]]) -> Callable[[str], UserValue]:
-    """Returns a function that finds classes by name without importing anything: plain types, `types`, and the classes
-    in the program's module. Functions, the tools of saved calls, are only found in `types`: a file could name any
-    other."""
-    known: list[Any] = [*_PLAIN_TYPES, *types]
-    allowed = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in known}
+    """Returns a function that finds classes by name without importing anything: plain types, `types`, the classes that
+    the program's module defines or has imported, and the classes of all their fields. Functions, the tools of saved
+    calls, are only found in `types`: a file could name any other."""
+    allowed: dict[str, Any] = {_name(kind): kind for kind in with_parts(types)}
+    allowed |= {_name(kind): kind for kind in (*PLAIN_TYPES, ToolCall, *types)}
+
+    @functools.cache
+    def of_module() -> dict[str, type]:
+        own = () if program is None else program.func.__globals__.values()
+        return {_name(kind): kind for kind in with_parts(each for each in own if isinstance(each, type))}
 
     def find(name: str) -> Any:
-        found = allowed.get(name)
-        module, _, path = name.partition(":")
-        if found is None and program is not None and module == program.func.__module__:
-            found = program.func.__globals__.get(path)
-            found = found if isinstance(found, type) else None
+        found = allowed.get(name) or of_module().get(name)
         if found is None:
             raise ProgramError(
                 f"a saved value has the type or the tool {name}, which is not known here.",
@@ -302,9 +348,35 @@ def classes(program: BaseProgram | None, types: Iterable[Callable[..., UserValue
     return find
 
 
+def _name(kind: Any) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def with_parts(kinds: Iterable[UserValue]) -> Iterator[type]:
+    """Yields the classes among `kinds`, those in the annotations of their fields, and those defined inside them."""
+    left, seen = [*kinds], set[int]()
+    while left:
+        kind = left.pop()
+        if id(kind) in seen:
+            continue
+        seen.add(id(kind))
+        left += typing.get_args(kind)
+        if not isinstance(kind, type) or typing.get_origin(kind) is not None:
+            continue
+        yield kind
+        left += [each for each in vars(kind).values() if isinstance(each, type) and each.__module__ == kind.__module__]
+        try:
+            left += typing.get_type_hints(kind).values()
+        except Exception:  # the names of a class that can't be resolved: it is listed itself
+            continue
+
+
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
     """Raises ProgramError if a run belongs to another program, or the program's body has changed; the error names the
     first difference."""
+    if not saved.program:
+        problem = f"the saved state belongs to no program, so {program.name!r} can't run again from it."
+        raise ProgramError(problem, hint="Load it without a program: sgl.load(path).")
     if saved.program != program.name:
         problem = f"the saved run is of the program {saved.program!r}, not of {program.name!r}."
         raise ProgramError(problem, hint=f"Load it with {saved.program}, or without a program.")

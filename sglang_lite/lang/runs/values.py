@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import datetime
+import decimal
 import enum
+import fractions
 import importlib
 import inspect
+import ipaddress
+import pathlib
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +21,17 @@ import msgspec
 
 from sglang_lite.protocol import ProgramError
 from sglang_lite.protocol.anything import UserValue
+
+_SPELLED = (
+    decimal.Decimal, uuid.UUID, fractions.Fraction, complex, pathlib.PurePath, ipaddress.IPv4Address,
+    ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network, ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface,
+)  # whose constructors read what str writes  # fmt: skip
+# Classes of values that a file may have without their being listed anywhere.
+PLAIN_TYPES: tuple[Any, ...] = (
+    int, tuple, set, frozenset, dict, bytes, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
+    *_SPELLED, type(pathlib.Path()), type(pathlib.PurePath()),
+)  # fmt: skip
 
 
 def to_json_data(value: UserValue, what: str) -> UserValue:
@@ -31,35 +48,24 @@ def to_json_data(value: UserValue, what: str) -> UserValue:
     except RecursionError as error:
         problem = f"{what} contains itself, or is too deep to be saved."
         raise ProgramError(problem, hint="Keep names of what it refers to.") from error
+    except UnicodeEncodeError as error:
+        problem = f"{what} has half of a surrogate pair, which can't be saved to a file."
+        raise ProgramError(problem, hint='Use text.encode("utf-8", "replace").decode().') from error
 
 
 def _json_data(value: UserValue, what: str) -> UserValue:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:  # JSON data has no integers beyond 64 bits
         return {"$type": "builtins:int", "$value": str(value)}
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
+        if isinstance(value, str) and not value.isascii():
+            value.encode()
         return value
     if isinstance(value, list):
         return [_json_data(item, what) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: _json_data(item, what) for key, item in value.items()}
-    kind: Any = type(value)
-    data: Any = None
-    if kind in (tuple, set, frozenset):
-        data = [_json_data(item, what) for item in value]
-    elif kind is dict:
-        data = [[_json_data(key, what), _json_data(item, what)] for key, item in value.items()]
-    elif inspect.isfunction(value):  # the function of a ToolCall
-        kind, data = value, value.__name__
-    elif isinstance(value, enum.Enum):
-        data = value.name
-    elif isinstance(value, datetime.date | datetime.time):
-        data = value.isoformat()
-    elif hasattr(value, "model_dump"):
-        data = value.model_dump(mode="json")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data = {f.name: _json_data(getattr(value, f.name), what) for f in dataclasses.fields(value)}
-    elif isinstance(value, msgspec.Struct):
-        data = {name: _json_data(getattr(value, name), what) for name in value.__struct_fields__}
+    kind: Any = value if inspect.isfunction(value) else type(value)  # the function of a ToolCall
+    data = _parts(value, kind, what)
     name = f"{kind.__module__}:{kind.__qualname__}"
     with contextlib.suppress(ImportError, AttributeError):
         if data is not None and import_by_name(name) is kind:
@@ -68,6 +74,50 @@ def _json_data(value: UserValue, what: str) -> UserValue:
         f"{what} is a {kind.__name__}, which can't be saved to a file.",
         hint="Define its class at the top of a module, or return plain data.",
     )
+
+
+def _parts(value: Any, kind: Any, what: str) -> UserValue:
+    """JSON data from which `_made` makes a value of a kind again; None if the value can't be saved."""
+    if inspect.isfunction(value):
+        return value.__name__
+    if kind in (tuple, set, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        return [_json_data(item, what) for item in value]
+    if kind is dict:
+        return [[_json_data(key, what), _json_data(item, what)] for key, item in value.items()]
+    if isinstance(value, enum.Enum):
+        return value.name if value.name in kind.__members__ else value.value
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return [value.days, value.seconds, value.microseconds]
+    if kind is bytes:
+        return base64.b64encode(value).decode()
+    if isinstance(value, _SPELLED):
+        return str(value)
+    if hasattr(value, "model_dump"):
+        return _dumped(value)
+    if not isinstance(value, type) and (names := _field_names(kind)) is not None:
+        return {name: _json_data(getattr(value, name), what) for name in names}
+    return None
+
+
+def _field_names(kind: Any) -> list[str] | None:
+    """Names of the fields of a dataclass, an attrs class or a Struct; None for another class."""
+    if hasattr(kind, "__attrs_attrs__"):
+        return [each.name for each in kind.__attrs_attrs__]
+    if dataclasses.is_dataclass(kind):
+        return [each.name for each in dataclasses.fields(kind)]
+    return list(kind.__struct_fields__) if issubclass(kind, msgspec.Struct) else None
+
+
+def _dumped(model: Any) -> UserValue:
+    """Data of a pydantic model that its class reads as an equal model; None if there is none."""
+    for by_alias in (False, True):
+        data = model.model_dump(mode="json", by_alias=by_alias)
+        with contextlib.suppress(ValueError):  # which pydantic's errors are
+            if type(model).model_validate(data) == model:
+                return data
+    return None
 
 
 def import_by_name(name: str) -> UserValue:
@@ -95,7 +145,11 @@ def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserVa
         return value
     if "$type" not in value:
         return {key: from_json_data(item, find) for key, item in value.items()}
-    kind, data = find(value["$type"]), value["$value"]
+    return _made(find(value["$type"]), value["$value"], value["$type"], find)
+
+
+def _made(kind: Any, data: Any, name: str, find: Callable[[str], UserValue]) -> UserValue:
+    """Value of a kind with a name, from the result of `_parts`."""
     if inspect.isfunction(kind):
         return kind
     if kind is int:
@@ -104,12 +158,32 @@ def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserVa
         return kind(from_json_data(item, find) for item in data)
     if kind is dict:
         return {from_json_data(key, find): from_json_data(item, find) for key, item in data}
+    if hasattr(kind, "_fields") and issubclass(kind, tuple):
+        return kind(*[from_json_data(item, find) for item in data])
     if issubclass(kind, enum.Enum):
-        return kind[data]
+        return kind[data] if isinstance(data, str) and data in kind.__members__ else kind(data)
     if issubclass(kind, datetime.date | datetime.time):
         return kind.fromisoformat(data)
+    if issubclass(kind, datetime.timedelta):
+        return kind(*data)
+    if kind is bytes:
+        return base64.b64decode(data, validate=True)
+    if issubclass(kind, _SPELLED):
+        return kind(data)
     if hasattr(kind, "model_validate"):
         return kind.model_validate(data)
-    if hasattr(kind, "__dataclass_fields__") or issubclass(kind, msgspec.Struct):
-        return kind(**from_json_data(data, find))
-    raise ValueError(f"{value['$type']} is not the type of a saved value")
+    if _field_names(kind) is not None:
+        return _with_fields(kind, from_json_data(data, find))
+    raise ValueError(f"{name} is not the type of a saved value")
+
+
+def _with_fields(kind: Any, fields: dict[str, Any]) -> UserValue:
+    """Object with these fields. Its constructor makes it if that takes all of them, and nothing else."""
+    if inspect.signature(kind).parameters.keys() == set(_field_names(kind) or ()):
+        return kind(**fields)
+    if missing := set(_field_names(kind) or ()) - fields.keys():
+        raise ValueError(f"{kind.__qualname__} has the fields {sorted(missing)}, which were not saved")
+    made = kind.__new__(kind)
+    for name, field in fields.items():
+        object.__setattr__(made, name, field)
+    return made

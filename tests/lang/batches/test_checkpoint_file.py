@@ -187,7 +187,7 @@ def test_calls_of_tools_are_kept(path):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), lambda: 0, type("Local", (), {})(), b"bytes"], ids=lambda v: type(v).__name__
+    "value", [object(), lambda: 0, type("Local", (), {})(), bytearray(b"bytes")], ids=lambda v: type(v).__name__
 )
 def test_a_value_that_can_not_be_kept_fails_its_item_and_says_which(path, value):
     @sgl.function

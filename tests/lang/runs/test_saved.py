@@ -1,16 +1,22 @@
 """States that are saved, loaded, copied, and run again with another answer."""
 
+import concurrent.futures
 import copy
+import decimal
+import enum
+import fractions
 import json
+import multiprocessing
 import pickle
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
 from sglang_lite.errors import WireError
@@ -465,3 +471,163 @@ def test_a_file_has_neither_lines_of_code_nor_errors_of_attempts(tmp_path):
     content = (tmp_path / "state.json").read_text()
     assert __file__ not in content
     assert "attempts" not in content
+
+
+# -------------------------------------------------------------------------------------------- values and classes
+
+
+class Outer:
+    @dataclass
+    class Inner:
+        n: int
+
+
+@dataclass
+class Holder:
+    inner: Outer.Inner
+    person: Person | None = None
+
+
+class Named(BaseModel):
+    name: str = Field(alias="fullName")
+    due: decimal.Decimal
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@sgl.function
+def keeps(s, value):
+    s["value"] = value
+    s += "x" + sgl.gen("a")
+
+
+def kept(value: Any) -> Any:
+    return keeps.run(value, backend=scripted())
+
+
+@pytest.mark.parametrize(
+    ("value", "types"),
+    [
+        (Outer.Inner(1), [Outer]),
+        (Holder(Outer.Inner(2), Person(name="Ann", age=3)), [Holder]),
+        ([Named(fullName="Bo", due=decimal.Decimal("1.50"))], [Named]),
+        (Rights.READ | Rights.WRITE, [Rights]),
+        (fractions.Fraction(1, 3), []),
+    ],
+)
+def test_one_rule_finds_the_classes_of_values(value, types, tmp_path):
+    """A listed class brings the classes of its fields and those inside it, as a program's module brings all of its."""
+    state = kept(value)
+    for given in ({"types": types}, {"program": keeps}):
+        assert saved(state, tmp_path, **given)["value"] == value
+    assert pickle.loads(pickle.dumps(state))["value"] == copy.deepcopy(state)["value"] == value
+    assert state.fork_at("a")[0]["value"] == value
+    assert saved(state, tmp_path, keeps, backend=scripted()).rerun("a")["value"] == value  # an argument is one, too
+
+
+def test_a_class_that_the_programs_module_imports_is_known(tmp_path):
+    space: dict[str, Any] = {"sgl": sgl, "__name__": "importing", "Outside": Outside}
+    exec("def program(s, value):\n    s['value'] = value\n    s += sgl.gen('a')", space)
+    program = sgl.function(space["program"])
+    state = program.run(Outside(3), backend=scripted())
+    assert saved(state, tmp_path, program)["value"] == Outside(3)
+    with pytest.raises(sgl.ProgramError, match=r"test_saved:Outside, which is not known here"):
+        sgl.load(tmp_path / "state.json")
+
+
+def test_a_value_of_a_local_class_is_copied(tmp_path):
+    @dataclass
+    class Local:
+        n: list[int]
+
+    state = kept(Local([1]))
+    for other in (copy.deepcopy(state), copy.copy(state), state.fork_at("a")[0], copy.deepcopy(copy.copy(state))):
+        assert other["value"] == Local([1])
+        other += " and " + sgl.gen("b")
+        assert other["b"]
+    copy.deepcopy(state)["value"].n.append(2)
+    state.fork_at("a")[0]["value"].n.append(3)
+    assert state["value"] == Local([1])
+    assert copy.deepcopy(state).rerun("a", "again")["value"] == Local([1])
+    with pytest.raises(sgl.ProgramError, match=r"'value' is a Local, which can't be pickled: .*at the top of a module"):
+        pickle.dumps(state)
+    with pytest.raises(sgl.ProgramError, match=r"'value' is a Local, which can't be saved to a file"):
+        state.save(tmp_path / "state.json")
+
+
+def test_a_pickle_has_values_that_a_file_can_not_have():
+    state = kept({"odd": range(3), "half": "\ud800"})
+    assert pickle.loads(pickle.dumps(state))["value"] == {"odd": range(3), "half": "\ud800"}
+
+
+def test_a_value_that_can_not_be_copied_is_named():
+    with pytest.raises(sgl.ProgramError, match=r"'value' is a lock, which can't be copied: .*plain data, or fork"):
+        copy.deepcopy(kept(threading.Lock()))
+
+
+# -------------------------------------------------------------------------------------------------- open turns
+
+
+@sgl.function
+def opened(s, question):
+    s += sgl.user(question) + sgl.assistant_begin() + "I say " + sgl.gen("a")
+
+
+def opened_elsewhere(question: str) -> Any:
+    return opened.run(question, backend=scripted())
+
+
+def test_an_open_turn_ends_as_it_would_have_without_a_backend(tmp_path):
+    state = opened.run("Hello", backend=scripted())
+    forked = report.run("bees", backend=scripted()).fork_at("plan")[0]
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        from_pool = pool.submit(opened_elsewhere, "Hello").result()
+    for original, others in (
+        (state, [saved(state, tmp_path), pickle.loads(pickle.dumps(state)), from_pool]),
+        (forked, [saved(forked, tmp_path), pickle.loads(pickle.dumps(forked))]),
+    ):
+        add(original, sgl.assistant_end())
+        for other in others:
+            add(other, sgl.assistant_end())
+            assert (other.text(), other.messages()) == (original.text(), original.messages())
+    add(from_pool, sgl.gen("b"))
+    with pytest.raises(
+        sgl.CapabilityError, match=r"Save it, and load it with a backend: state\.save\(path\), sgl\.load"
+    ):
+        from_pool["b"]
+
+
+def test_a_file_without_the_ends_of_turns_asks_the_backend_for_them(tmp_path):
+    path = tmp_path / "state.json"
+    state = opened.run("Hello", backend=scripted())
+    state.save(path)
+    data = json.loads(path.read_text())
+    del data["data"]["suffixes"]
+    path.write_text(json.dumps(data))
+    add(state, sgl.assistant_end())
+    continued = sgl.load(path, backend=scripted())
+    add(continued, sgl.assistant_end())
+    assert continued.text() == state.text()
+    read = sgl.load(path)
+    assert read["a"] == state["a"]
+    with pytest.raises(sgl.CapabilityError, match=r"loaded without a backend.*sgl.load\(path, backend="):
+        add(read, sgl.assistant_end())
+
+
+def test_a_file_that_was_read_and_saved_again_has_its_program_and_its_tokens(engine, tmp_path):
+    state = told.run("Ann", backend=LocalBackend(engine), seed=1)
+    again = saved(saved(pickle.loads(pickle.dumps(saved(state, tmp_path))), tmp_path), tmp_path)
+    loaded = saved(again, tmp_path, told, backend=LocalBackend(engine))
+    assert loaded.restored == "tokens"
+    assert loaded.branch.player.transcript.prompt() == state.branch.player.transcript.prompt()
+    assert loaded.rerun("b", "Hi!")["a"] == state["a"]
+
+
+def test_a_state_of_no_program_says_so(tmp_path):
+    with pytest.raises(
+        sgl.ProgramError, match=r"belongs to no program, so 'report' can't run .* Load it without a program: sgl.load\("
+    ):
+        saved(report.run("bees", backend=scripted()).fork_at("plan")[0], tmp_path, report)

@@ -1,0 +1,101 @@
+"""Values of copies and pickles: they need no names of their classes, as a file's do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from sglang_lite.lang.runs.values import from_json_data, import_by_name, to_json_data
+from sglang_lite.protocol import ProgramError
+from sglang_lite.protocol.anything import UserValue
+
+
+class ValueCodec(Protocol):
+    """Conversion of the values of a run's variables to data of a `SavedRun`, and back."""
+
+    def to_data(self, value: UserValue, what: str) -> UserValue:
+        """Data of a value. Raises ProgramError if it has none; `what` describes the value for the error."""
+        ...
+
+    def from_data(self, data: UserValue) -> UserValue:
+        """Value from the result of `to_data`."""
+        ...
+
+
+class FileValues:
+    """Values of a file, as JSON.
+
+    Args:
+        find: returns the class or function of a name that occurs in a value.
+    """
+
+    def __init__(self, find: Callable[[str], UserValue] = import_by_name) -> None:
+        self._find = find
+
+    def to_data(self, value: UserValue, what: str) -> UserValue:
+        return to_json_data(value, what)
+
+    def from_data(self, data: UserValue) -> UserValue:
+        return from_json_data(data, self._find)
+
+
+class CopiedValues:
+    """Values of a copy in this process. Their data are numbers of copies that it holds.
+
+    Args:
+        copied: makes the copy of a value; by default a deep one.
+    """
+
+    def __init__(self, copied: Callable[[UserValue], UserValue] = copy.deepcopy) -> None:
+        self._copied, self._held = copied, list[Any]()
+
+    @classmethod
+    def shared(cls) -> CopiedValues:
+        """Values that both states refer to."""
+        return cls(lambda value: value)
+
+    @classmethod
+    def deep(cls, memo: dict[int, UserValue]) -> CopiedValues:
+        """Deep copies; `memo` as of `copy.deepcopy`."""
+        return cls(partial(copy.deepcopy, memo=memo))
+
+    def to_data(self, value: UserValue, what: str) -> UserValue:
+        try:
+            self._held.append(self._copied(value))
+        except Exception as error:  # of the value's own code
+            problem = f"{what} is a {type(value).__name__}, which can't be copied: {error}"
+            raise ProgramError(problem, hint="Replace it by plain data, or fork the state.") from error
+        return len(self._held) - 1
+
+    def from_data(self, data: UserValue) -> UserValue:
+        return self._held[data]
+
+
+class PickledValues:
+    """Values of a pickle. Those that a file could have are the same data; others are pickled as they are.
+
+    Args:
+        others: values that are pickled as they are.
+    """
+
+    def __init__(self, others: Sequence[UserValue] = ()) -> None:
+        self.others: list[Any] = [*others]
+
+    def to_data(self, value: UserValue, what: str) -> UserValue:
+        try:
+            return [to_json_data(value, what)]
+        except ProgramError:
+            pass
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # of the value's own code
+            problem = f"{what} is a {type(value).__name__}, which can't be pickled: {error}"
+            raise ProgramError(problem, hint="Define its class at the top of a module, or use plain data.") from error
+        self.others.append(value)
+        return len(self.others) - 1
+
+    def from_data(self, data: UserValue) -> UserValue:
+        return from_json_data(data[0], import_by_name) if isinstance(data, list) else self.others[data]
