@@ -214,6 +214,7 @@ def _playground(options: argparse.Namespace) -> int:
 
 
 def _trace(options: argparse.Namespace) -> int:
+    from sglang_lite.lang.runs import files
     from sglang_lite.lang.trace import Trace, as_html
 
     trace = Trace.load(options.file)
@@ -221,10 +222,7 @@ def _trace(options: argparse.Namespace) -> int:
     page: Path = options.output or options.file.with_suffix(".html")
     if page in (options.file, options.beside):
         raise ParameterError("FILE", f"{page} would be overwritten.", hint="Name the page: -o page.html")
-    try:
-        page.write_text(as_html(trace, beside), encoding="utf-8")
-    except OSError as error:
-        raise ParameterError("--output", f"{page}: {error}") from error
+    files.write(page, as_html(trace, beside).encode(), "--output")
     usage = trace.usage
     print(
         f"{page}: {len(trace.nodes):,} nodes, {usage.total_s:.3f} s; {usage.prompt_tokens:,} prompt tokens, "

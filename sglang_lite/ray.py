@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from sglang_lite.lang.batches.batch import BatchPlan, Item
+from sglang_lite.lang.batches.batch import BatchPlan, Item, equal_items_are_meant
 from sglang_lite.lang.batches.body_pool import Outcome, Report
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.function import SglFunction
@@ -30,8 +30,8 @@ logger = logging.getLogger("sglang_lite")
 _LANES = 2  # groups of rows under way at an actor, so that it is not idle between two groups
 _FEWEST = 8  # minimum size to which groups are split, so that computing a shared prefix pays
 _DRIVERS = {  # options of a batch that are not passed to actors
-    "backend", "cluster", "checkpoint", "version", "skip_damaged", "progress_bar", "generator_style", "ordered",
-    "on_error", "num_threads",
+    "backend", "cluster", "checkpoint", "version", "skip_damaged", "secret", "progress_bar", "generator_style",
+    "ordered", "on_error", "num_threads",
 }  # fmt: skip
 
 
@@ -292,9 +292,10 @@ class _Actor:
     def run(self, rows: list[tuple[int, Item]]) -> Iterator[tuple[int, str, Any]]:
         """Runs rows, and yields the index and outcome of each as it finishes."""
         items = [list(args) if args else kwargs for _, (args, kwargs) in rows]
-        outcomes = self._program.run_batch(
-            items, backend=self._backend, generator_style=True, ordered=False, on_error="return", **self._settings
-        )
+        with equal_items_are_meant():  # or the driver has warned
+            outcomes = self._program.run_batch(
+                items, backend=self._backend, generator_style=True, ordered=False, on_error="return", **self._settings
+            )
         for i, outcome in outcomes:
             yield rows[i][0], *_data(outcome)
 

@@ -10,15 +10,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from sglang_lite.commands import metrics
 from sglang_lite.commands.metrics import Metric, Score
 from sglang_lite.commands.parser import file_and_function
 from sglang_lite.commands.run_file import plain_result, program_in
 from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.batches.batch import equal_items_are_meant
 from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.runs import files
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.markup import Markup, element, fragment, table
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -90,7 +92,7 @@ def evaluate(
     for number, why in sorted(failures.items()):
         print(f"  {data}:{number}: {' '.join(why.split())}")
     if page is not None:
-        page.write_text(_page(file, scores, asked, rows, broken), encoding="utf-8")
+        files.write(page, _page(file, scores, asked, rows, broken).encode(), "--page")
     return 1 if failures else 0
 
 
@@ -136,7 +138,7 @@ def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Js
     return {"program": f"{file.name}:{function or ''}", "sha256": digest, "model": model, "seed": seed}
 
 
-def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> BinaryIO:
+def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> FileIO:
     """Opens a file of results, whose lines are what was evaluated, then what became of a row each. Rows of the data get
     the results that it has.
 
@@ -146,7 +148,7 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Bin
     by_row = {(row.number, _json(row.arguments)): row for row in rows}
     with contextlib.ExitStack() as stack:
         try:
-            out = stack.enter_context(file.open("r+b" if file.exists() else "w+b"))
+            out = stack.enter_context(file.open("r+b" if file.exists() else "w+b", buffering=0))
             if sys.platform != "win32":  # whose Python has no such locks
                 import fcntl
 
@@ -174,18 +176,21 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Bin
         out.seek(-len(cut), 2)  # a line that was being written when the run was stopped
         out.truncate()
         if not lines:
-            out.write(_json(identity).encode() + b"\n")
+            _append(out, identity)
         stack.pop_all()
         return out
 
 
-def _keep(out: BinaryIO | None, row: _Row) -> None:
+def _append(out: FileIO, line: Mapping[str, Json]) -> None:
+    files.append(out, str(out.name), _json(line).encode() + b"\n", parameter="--out")
+
+
+def _keep(out: FileIO | None, row: _Row) -> None:
     """Writes what has become of a row so far. A row that has failed is to be tried again."""
     if out is not None and not row.failed:
         known = {"line": row.number, "arguments": row.arguments, "result": row.result, "sure": row.sure}
         judged = {name: (_key(name, row), score) for name, score in row.judged.items()}
-        out.write(_json(known | {"judged": judged}).encode() + b"\n")
-        out.flush()
+        _append(out, known | {"judged": judged})
 
 
 def _key(judge: str, row: _Row) -> str:
@@ -199,18 +204,19 @@ def _json(value: Json) -> str:
 
 def _play(
     program: SglFunction, rows: Sequence[_Row], asked: Sequence[Metric], backend: BackendLike | None, seed: int | None,
-    out: BinaryIO | None,
+    out: FileIO | None,
 ) -> None:  # fmt: skip
     """Runs a program for rows, which get their results."""
     sure = [each.value for each in asked if each.kind == "calibration"]
-    outcomes = program.run_batch(
-        [dict(row.arguments) for row in rows],
-        backend=backend,
-        seed=seed,
-        on_error="return",
-        generator_style=True,
-        ordered=False,
-    )
+    with equal_items_are_meant():
+        outcomes = program.run_batch(
+            [dict(row.arguments) for row in rows],
+            backend=backend,
+            seed=seed,
+            on_error="return",
+            generator_style=True,
+            ordered=False,
+        )
     for index, outcome in outcomes:
         row = rows[index]
         row.result = plain_result(outcome)
@@ -238,7 +244,7 @@ def _confidence(state: ProgramState, path: str) -> float | None:
 
 
 def _judge(
-    judge: SglFunction, name: str, rows: Sequence[_Row], backend: BackendLike | None, out: BinaryIO | None
+    judge: SglFunction, name: str, rows: Sequence[_Row], backend: BackendLike | None, out: FileIO | None
 ) -> None:
     """Lets a program score the results of rows. Its arguments are columns of a row and variables of its run, by name;
     what its body returns, or its variable `score`, is the score.
@@ -250,7 +256,8 @@ def _judge(
     for row in rows:
         known = {**row.columns, **(row.result or {})}
         items.append({each: known[each] for each in judge.signature.parameters if each in known})
-    outcomes = judge.run_batch(items, backend=backend, seed=0, on_error="return", generator_style=True)
+    with equal_items_are_meant():
+        outcomes = judge.run_batch(items, backend=backend, seed=0, on_error="return", generator_style=True)
     for row, outcome in zip(rows, outcomes):
         result = plain_result(outcome)
         if isinstance(outcome, Exception):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.batches.batch import equal_items_are_meant
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lint.files import fitting, load, programs_in, rows_in
@@ -78,7 +79,8 @@ def results(
     """
     given = [{}] if rows is None else rows_in(rows, "--rows")
     items = fitting(program, [{**arguments, **row} for row in given], rows, "--rows" if rows else "--arg")
-    outcomes = program.run_batch(items, backend=backend, seed=seed, on_error="return", generator_style=True)
+    with equal_items_are_meant():
+        outcomes = program.run_batch(items, backend=backend, seed=seed, on_error="return", generator_style=True)
     for outcome in outcomes:
         yield plain_result(outcome)
 

@@ -219,7 +219,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         Args:
             batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They are not changed.
             max_new_tokens … lora_path, backend, seed, timeout, retries, push_down, priority,
-                shortened: as for `run`, for each item.
+                shortened: as for `run`, for each item. So equal items have equal answers if there is a seed, which a
+                warning says; `s.fork(n)` or `gen(n=…)` draws several for one.
             max_cost, max_total_tokens: as for `run`, for all items together.
             num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU if that is more.
             progress_bar: whether to show a progress bar, with tokens per second and the share of cached prompt tokens.
@@ -235,6 +236,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             version: version of the program, which is compared instead of the code and the values that it uses, for code
                 that can't be compared or whose changes don't affect results.
             skip_damaged: whether to run items of damaged checkpoint lines again, instead of refusing the file.
+            secret: text of 16 characters or more under which the checkpoint file is written and read: then no line is
+                believed that somebody without it has written or changed. Without it, damaged lines are found.
             cluster: engines on other machines that run the items instead of a backend, as
                 `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would keep.
 
@@ -243,7 +246,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
         Raises:
             BatchError: a program failed, and on_error is "raise"; the error carries all results.
-            ProgramError: the checkpoint file belongs to another batch, is damaged, or is open in another run.
+            ProgramError: the checkpoint file belongs to another batch, is damaged or changed, was written under another
+                secret, or is open in another run.
+            ParameterError: an item or an option is invalid, or the checkpoint file can't be written.
         """
         plan = batch.plan_of(self, "run_batch", batch_kwargs, given)
         if plan.iterates:

@@ -102,15 +102,27 @@ class SavedRun(Record, frozen=True):
 
 class CheckpointHead(Record, frozen=True):
     """First line of a batch's checkpoint: the program's name, and digests of everything that results depend on besides
-    the items, by description."""
+    the items, by description.
+
+    Attributes:
+        secret: whether the codes of the lines are under a secret.
+        code: code of the line; "" in earlier files. It is the last field.
+    """
 
     program: str
     parts: tuple[tuple[str, str], ...]
+    secret: bool = False
+    code: str = ""
 
 
 class CheckpointRow(Record, frozen=True):
-    """Line of a finished item: its index, the digest of its arguments, and its run without scores and metadata."""
+    """Line of a finished item: its index, the digest of its arguments, and its run without scores and metadata.
+
+    Attributes:
+        code: code of the line; "" in earlier files. It is the last field.
+    """
 
     index: int
     arguments: str
     run: SavedRun
+    code: str = ""

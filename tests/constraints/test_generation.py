@@ -134,8 +134,8 @@ def test_generated_quotes_are_spans_and_the_metadata_says_which(engine, seed):
     def cite(s):
         s += "x" + sgl.gen("quotes", type=list[Annotated[str, sgl.quote(*documents)]], max_tokens=400, temperature=1)
 
-    states = cite.run_batch([{}] * 5, backend=engine, seed=seed, on_error="return")
-    finished = [state for state in states if isinstance(state, sgl.ProgramState)]
+    states = [cite.run(backend=engine, seed=5 * seed + i) for i in range(5)]
+    finished = [state for state in states if state.error() is None]
     for state in finished:
         found = state.get_meta_info("quotes")["quotes"]
         assert [each["pointer"] for each in found] == [f"/{i}" for i in range(len(state["quotes"]))]

@@ -471,8 +471,9 @@ def test_async_programs_and_batches(tiny):
 
     state = asyncio.run(program.arun("ab", backend=tiny, seed=1))
     assert matches(WORDS, "ab, " + state.ret_value)
-    states = program.run_batch([{"word": word} for word in ("a", "b", "ba")] * 5, backend=tiny, seed=1)
-    assert all(matches(WORDS, state.text()) for state in states)
+    for seed in range(5):
+        states = program.run_batch([{"word": word} for word in ("a", "b", "ba")], backend=tiny, seed=seed)
+        assert all(matches(WORDS, state.text()) for state in states)
     with pytest.raises(sgl.BatchError) as caught:
         program.run_batch([{"word": word} for word in ("a", "c")], backend=tiny, seed=1)
     assert [isinstance(result, sgl.ConstraintError) for result in caught.value.results] == [False, True]

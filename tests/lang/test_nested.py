@@ -287,6 +287,7 @@ def in_batches(s):
     return [state["x"] for state in states]
 
 
+@pytest.mark.filterwarnings("ignore:items 0 and 1 are equal")
 @pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
 def test_a_seed_reaches_the_programs_inside(body):
     program = sgl.function(body)
@@ -326,6 +327,7 @@ def test_cancelling_reaches_the_programs_inside(body):
         within(5, lambda: list(state.text_iter()))
 
 
+@pytest.mark.filterwarnings("ignore:items 0 and 1 are equal")
 @pytest.mark.parametrize("program", [drawn, drawn_async])
 def test_bodies_of_a_batch_see_the_callers_context_variables(program):
     variable = ContextVar("variable")

@@ -9,6 +9,7 @@ import inspect
 import os
 import queue
 import threading
+import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, BodyPool, Outcome, Pool, Report
 from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
+from sglang_lite.lang.batches.line_codes import check_secret
 from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.branch import raised_at
@@ -29,6 +31,7 @@ from sglang_lite.lang.run_options import identity_of, settings_of, with_inherite
 from sglang_lite.lang.sampling_keywords import written_out
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.states_table import rows_table, states_table
+from sglang_lite.lang.tracebacks import warn_here
 from sglang_lite.markup import Markup
 from sglang_lite.protocol import BatchError, ParameterError, SglError, Usage, total_usage
 from sglang_lite.protocol.anything import UserValue
@@ -74,6 +77,7 @@ class BatchOptions(SamplingOptions, total=False):
     checkpoint: str | Path | None
     version: str | int | None
     skip_damaged: bool
+    secret: str | None
     cluster: Cluster | None
 
 
@@ -121,6 +125,7 @@ def batch_keywords(
     checkpoint: str | Path | None = None,
     version: str | int | None = None,
     skip_damaged: bool = False,
+    secret: str | None = None,
     cluster: Cluster | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> None:
@@ -194,7 +199,9 @@ def plan_of(program: BaseProgram, method: str, batch_kwargs: object, given: Mapp
 def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str, UserValue]) -> BatchPlan:
     options = {**(batch_keywords.__kwdefaults__ or {}), **given}
     checkpoint, version, skip_damaged = options["checkpoint"], options["version"], options["skip_damaged"]
-    cluster = options["cluster"]
+    cluster, secret = options["cluster"], options["secret"]
+    if secret is not None:
+        check_secret(secret)
     if cluster is not None:
         _check_cluster(cluster, options)
         batch_kwargs = cluster.rows(batch_kwargs)
@@ -211,6 +218,8 @@ def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str
     if options["on_error"] not in ("raise", "return", "skip"):
         raise ParameterError("on_error", f"{options['on_error']!r} is not 'raise', 'return' or 'skip'.")
     items = [_item(program, i, item) for i, item in enumerate(batch_kwargs)]
+    if settings.seed is not None and settings.params.temperature != 0:
+        _warn_of_equal_items(items, settings.seed)
     window = min(_window(options["num_threads"]), max(len(items), 1))
     file = None
     if checkpoint is not None:
@@ -218,18 +227,55 @@ def _checked_plan(program: BaseProgram, batch_kwargs: object, given: Mapping[str
             raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.")
         identity = identity_of(options) if cluster is None else cluster.identity()
         parts = batch_parts(program.func, settings, identity, version)
-        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)
-    elif version is not None or skip_damaged:
-        raise ParameterError(
-            "skip_damaged" if version is None else "version", "it has no effect without a checkpoint file.",
-            hint="Give checkpoint=…, or leave it out.",
-        )  # fmt: skip
+        file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged, secret=secret)
+    else:
+        _refuse_without_checkpoint(version=version, skip_damaged=skip_damaged or None, secret=secret)
     saved_outcomes = dict(file.states) if file is not None else {}
     progress = ProgressBar(len(items), len(saved_outcomes)) if options["progress_bar"] else None
     return BatchPlan(
         program, items, options, settings, window, file, saved_outcomes, progress, cluster,
         on_error=options["on_error"], ordered=options["ordered"],
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def equal_items_are_meant() -> Iterator[None]:
+    """Context of a batch whose equal items are no mistake, such as rows of an evaluation: they are not warned about."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="items [0-9]+ and [0-9]+ are equal")
+        yield
+
+
+def _warn_of_equal_items(items: Sequence[Item], seed: int) -> None:
+    """Warns if two items get the same answer, as they and their seed are the same."""
+    seen = dict[object, int]()
+    for index, (positional, named) in enumerate(items):
+        key = tuple((name, type(value), value) for name, value in [*enumerate(positional), *sorted(named.items())])
+        try:
+            first = seen.setdefault(key, index)
+        except TypeError:  # a value that has no hash: it is compared with its neighbour alone
+            first = index - 1 if index and _are_equal(items[index - 1], items[index]) else index
+        if first != index:
+            warn_here(
+                f"items {first} and {index} are equal, and with seed={seed} so are their answers, as each item is "
+                f"played like run(seed={seed}). For different answers leave seed out, or add branches: s.fork(n)."
+            )
+            return
+
+
+def _are_equal(one: Item, other: Item) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # of a value's own code
+        return False
+
+
+def _refuse_without_checkpoint(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ParameterError(
+                name, "it has no effect without a checkpoint file.", hint="Give checkpoint=…, or leave it out."
+            )
 
 
 def _check_cluster(cluster: object, options: Mapping[str, UserValue]) -> None:

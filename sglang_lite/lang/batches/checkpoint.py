@@ -2,13 +2,13 @@
 
 The first line identifies everything that the results depend on besides the items: the program, its settings, the
 backend. A file with other values is refused, and so is one that another run has open; items may be added at the end. A
-line is written whole when its item has finished: a line that a kill cut short is dropped, and its item runs again.
+line is written whole when its item has finished: a line that a kill cut short is dropped, and its item runs again. Each
+line has a code, which shows damage; under a secret also edits.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import weakref
@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from sglang_lite import wire
+from sglang_lite.lang.batches.line_codes import LineCodes
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.load_state import finished
+from sglang_lite.lang.runs import files
 from sglang_lite.lang.runs.fingerprint import Fingerprint, UnreadableError, digest
 from sglang_lite.lang.runs.saving import saved_run
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.lang.tracebacks import user_location
-from sglang_lite.protocol import ParameterError, ProgramError, WireError
+from sglang_lite.protocol import ParameterError, ProgramError, SglError, WireError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given_values
 from sglang_lite.protocol.saved import CheckpointHead, CheckpointRow
@@ -79,6 +81,7 @@ class BatchFile:
         items: arguments of the batch's items, in the order of the indices in the file; items may have been added at the
             end.
         skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
+        secret: text that whoever reads the file must have; None for checksums.
 
     Attributes:
         states: states of the items that the file contains, by index. (Log-probabilities, scores and metadata are not
@@ -98,21 +101,27 @@ class BatchFile:
         items: Sequence[UserValue],
         *,
         skip_damaged: bool = False,
+        secret: str | None = None,
     ) -> None:
+        self._codes = LineCodes(secret)
+        self._has_secret = secret is not None
+        self._has_codes = False  # as files of earlier versions
         self._path, self._program, self._parts, self._lock = path, program, parts, threading.Lock()
         self._arguments = [_item_digest(i, item) for i, item in enumerate(items)]
         self._skip_damaged = skip_damaged
         self.states: dict[int, ProgramState] = {}
         try:
-            self._file = open(path, "a+b")  # noqa: SIM115 # closed by close
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 # closed by close
         except (OSError, ValueError) as error:
-            problem = f"{str(path)!r} can't be written: {getattr(error, 'strerror', None) or error}."
-            raise ParameterError("checkpoint", problem) from error
+            if isinstance(error, OSError):
+                raise files.failure(path, "written", error, "checkpoint") from error
+            raise ParameterError("checkpoint", f"{str(path)!r} can't be written: {error}.") from error
         self._finalizer = weakref.finalize(self, self._file.close)
         try:
             self._read()
         except BaseException:
             self.close()
+            files.remove_empty(path)
             raise
 
     def close(self) -> None:
@@ -147,7 +156,7 @@ class BatchFile:
             logger.warning("%s: the last line was cut short, so it is dropped and its item runs again.", self._path)
             self._file.truncate(whole)
         if not lines:
-            self._write(CheckpointHead(self._program, tuple(self._parts.items())))
+            self._write(CheckpointHead(self._program, tuple(self._parts.items()), self._has_secret))
 
     def _check_head(self, line: bytes) -> None:
         if line.startswith(_EARLIER):
@@ -158,11 +167,28 @@ class BatchFile:
             raise self._refusal(1, f"the file is not a batch checkpoint: {error.message}.") from error
         if not isinstance(head, CheckpointHead):
             raise self._refusal(1, f"the file is not a batch checkpoint, but begins with a {type(head).__name__}.")
+        self._check_code(head, line)
         if head.program != self._program:
             problem = f"the checkpoint is of the program {head.program!r}, but this is {self._program!r}."
             raise self._refusal(1, problem)
         if changes := _changes(dict(head.parts), self._parts):
             raise self._refusal(1, f"since it was made, this has changed: {changes}.")
+
+    def _check_code(self, head: CheckpointHead, line: bytes) -> None:
+        if head.secret != self._has_secret:
+            under = "a secret" if head.secret else "no secret"
+            hint = "Give it: secret=…." if head.secret else "Name another file: what is in this one is not proved."
+            raise self._refusal(1, f"the file was written under {under}.", hint)
+        if (head.code or head.secret) and not self._codes.is_right(line, head):
+            what = "it is of another secret, or was changed." if head.secret else "the line was changed, or is damaged."
+            raise self._refusal(1, what)
+        self._has_codes = bool(head.code)
+
+    def _is_believed(self, row: CheckpointRow, line: bytes) -> bool:
+        """Returns True if a row's code is right. Those of earlier files have none."""
+        if not row.code and not self._has_codes:
+            return True
+        return self._codes.is_right(line, row)
 
     def _read_item(self, number: int, line: bytes, *, last: bool) -> bool:
         """Reads an item from a line. Returns False if the line is damaged."""
@@ -170,10 +196,12 @@ class BatchFile:
             row = wire.decode(line)
         except WireError:
             row = None
-        if not isinstance(row, CheckpointRow):
+        changed = isinstance(row, CheckpointRow) and not self._is_believed(row, line)
+        if changed or not isinstance(row, CheckpointRow):
+            last = last and not changed
             if not (last or self._skip_damaged):
                 hint = "Set `skip_damaged=True` to run the items of damaged lines again."
-                raise self._refusal(number, "the line is damaged.", hint)
+                raise self._refusal(number, f"the line {'was changed, or ' if changed else ''}is damaged.", hint)
             if not last:
                 logger.warning(
                     "%s, line %d: the line is damaged and skipped, so its item runs again.", self._path, number
@@ -187,7 +215,7 @@ class BatchFile:
             raise self._refusal(number, f"item {row.index} has other arguments now.")
         try:
             self.states[row.index] = finished(row.run)
-        except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ImportError, SglError) as error:
             raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
 
@@ -200,12 +228,10 @@ class BatchFile:
         self._write(CheckpointRow(index, self._arguments[index], run))
 
     def _write(self, record: CheckpointHead | CheckpointRow) -> None:
-        line = wire.encode(record) + b"\n"
+        line = self._codes.line(record) + b"\n"
         with self._lock:
             if not self._file.closed:
-                self._file.write(line)
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                files.append(self._file, self._path, line, parameter="checkpoint", durable=True)
 
 
 def _item_digest(index: int, item: Any) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 from pathlib import Path
 from typing import TypeAlias
@@ -10,6 +13,18 @@ from sglang_lite import wire
 from sglang_lite.protocol import ParameterError, WireError
 
 AnyPath: TypeAlias = str | os.PathLike[str]
+
+_FULL = "Make room on its disk, or give another path."
+_CURES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EACCES: "Give a path that you may write.",
+    errno.EPERM: "Give a path that you may write.",
+    errno.EROFS: "Give a path that you may write.",
+    errno.ENOENT: "Make its folder first, or give another path.",
+    errno.EISDIR: "Give the path of a file in it.",
+}
 
 
 def read(path: AnyPath) -> bytes:
@@ -22,15 +37,63 @@ def read(path: AnyPath) -> bytes:
         raise failure(path, "read", error) from error
 
 
-def write(path: AnyPath, content: bytes) -> None:
-    """Writes a file atomically: on failure an existing file remains unchanged. Raises ParameterError if it can't be
-    written."""
+def write(path: AnyPath, content: bytes, parameter: str = "path") -> None:
+    """Writes a file atomically: on failure an existing file remains unchanged, and nothing else is left.
+
+    Args:
+        parameter: parameter of the user's call, or option of the command, that gave the path.
+
+    Raises:
+        ParameterError: it can't be written.
+    """
     beside = Path(f"{os.fspath(path)}.part")
     try:
-        beside.write_bytes(content)
-        beside.replace(path)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(_remove, beside)
+            beside.write_bytes(content)
+            beside.replace(path)
+            on_failure.pop_all()
     except OSError as error:
-        raise failure(path, "written", error) from error
+        raise failure(path, "written", error, parameter) from error
+
+
+def append(
+    file: io.FileIO, path: AnyPath, line: bytes, *, parameter: str = "path", durable: bool = False
+) -> None:  # fmt: skip
+    """Writes a line at the end of a file.
+
+    Args:
+        file: the file, without a buffer.
+        path: its path, for errors.
+        parameter: parameter of the user's call that gave the path.
+        durable: whether to wait until the disk has the line.
+
+    Raises:
+        ParameterError: it can't be written. Then nothing of it is in the file.
+    """
+    start = file.seek(0, os.SEEK_END) if file.seekable() else 0
+    try:
+        left = memoryview(line)
+        while left:
+            left = left[file.write(left) or 0 :]
+        if durable:
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.truncate(start)
+        raise failure(path, "written", error, parameter) from error
+
+
+def remove_empty(path: AnyPath) -> None:
+    """Removes a file in which nothing was written."""
+    with contextlib.suppress(OSError):
+        if Path(path).stat().st_size == 0:
+            _remove(Path(path))
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def prefix_path(path: AnyPath) -> str:
@@ -38,8 +101,10 @@ def prefix_path(path: AnyPath) -> str:
     return f"{os.fspath(path)}.kv"
 
 
-def failure(path: AnyPath, what: str, error: OSError) -> ParameterError:
-    return ParameterError("path", f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.")
+def failure(path: AnyPath, what: str, error: OSError, parameter: str = "path") -> ParameterError:
+    """Error for a file that can't be read or written, as `what` says."""
+    hint = _CURES.get(error.errno or 0, "") if what == "written" else ""
+    return ParameterError(parameter, f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.", hint=hint)
 
 
 def message(path: AnyPath, number: int, line: bytes, hint: str) -> wire.Message:

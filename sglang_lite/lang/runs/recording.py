@@ -30,6 +30,7 @@ from sglang_lite.protocol import (
     Generation,
     Media,
     Message,
+    ParameterError,
     Prompt,
     RequestAbortedError,
     SamplingParams,
@@ -82,18 +83,23 @@ class Recording(DelegatingBackend):
             value for name, value in os.environ.items() if _SECRETS.search(name) and len(value) >= _SHORTEST_SECRET
         ]
         try:
-            self._file = open(path, "wb")  # noqa: SIM115 # `close` closes it
+            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 # `close` closes it
         except OSError as error:
             raise files.failure(path, "written", error) from error
+        self._path = path
+        self._failure: SglError | None = None  # since a line could not be written
         self._began, rules = time.perf_counter(), backend.capabilities.turns
         turns = () if rules is None else (rules.begun_turns, rules.begun_constrained, rules.enforces_grammars)
-        self._write(
-            RecordingHead(
-                name_of(backend), backend.get_model_name(), backend.enforces,
-                _template(backend.get_chat_template()), backend.tool_family(), time.time(),
-                tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)), *turns,
-            )
+        head = RecordingHead(
+            name_of(backend), backend.get_model_name(), backend.enforces, _template(backend.get_chat_template()),
+            backend.tool_family(), time.time(),
+            tuple(sorted(kind.__name__ for kind in backend.capabilities.constraints)), *turns,
         )  # fmt: skip
+        try:
+            self._write(head)
+        except ParameterError:
+            files.remove_empty(path)
+            raise
 
     def planner(self, run: RunFacts) -> Planner | None:
         return None if self.capabilities.turns is None else CallPlanner(self, run)
@@ -106,9 +112,15 @@ class Recording(DelegatingBackend):
             for wait in self._runs:
                 wait()
         self.close()
+        if kind is None and self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
-        """Completes the file without waiting for calls in progress. Further calls are refused."""
+        """Completes the file without waiting for calls in progress. Further calls are refused.
+
+        Raises:
+            ParameterError: the file can't be written. It has the calls before.
+        """
         with self._lock:
             if not self._file.closed:
                 self._write(RecordingEnd(self._calls, self._after))
@@ -120,10 +132,15 @@ class Recording(DelegatingBackend):
         self.backend.shutdown()
 
     def _write(self, record: RecordingHead | RecordedCall | RecordingEnd) -> None:
+        """Writes a line. Raises ParameterError if it can't be written: then the recording ends with the line before."""
         line = wire.encode(record)
+        try:
+            files.append(self._file, self._path, line + b"\n")
+        except ParameterError as error:
+            self._failure = error
+            self._file.close()
+            raise
         self._after = digest_of(line)
-        self._file.write(line + b"\n")
-        self._file.flush()
 
     # ------------------------------------------------------------------------------------------------- asking
 
@@ -149,6 +166,8 @@ class Recording(DelegatingBackend):
     ) -> Iterator[Callable[[Delta | Generation | Selection], None]]:
         """Context that records the call that is made inside, whatever its outcome. Yields a function that records an
         event of the call."""
+        if self._failure is not None:
+            raise self._failure
         if self._file.closed:
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
@@ -158,19 +177,28 @@ class Recording(DelegatingBackend):
         try:
             yield lambda event: events.append(RecordedEvent(time.perf_counter() - began, event))
         except BaseException as error:
-            failed = self._failure(error)
+            failed = self._failure_of(error)
             raise
         finally:
             ended = time.perf_counter() - began
             with self._lock:
                 if not self._file.closed:
-                    self._calls += 1
                     call = RecordedCall(
                         number, self._after, request, *node, stream, began - self._began, tuple(events), failed, ended
                     )
-                    self._write(call)
+                    self._keep(call)
 
-    def _failure(self, error: BaseException) -> Failure:
+    def _keep(self, call: RecordedCall) -> None:
+        """Writes a call. Raises ParameterError if it can't be written, unless the call has an error of its own."""
+        try:
+            self._write(call)
+        except ParameterError:
+            if call.error is None:
+                raise
+        else:
+            self._calls += 1
+
+    def _failure_of(self, error: BaseException) -> Failure:
         """Error for the file: without keys and URL queries, and without its cause and notes, which may contain them."""
         if not isinstance(error, Exception):
             error = RequestAbortedError("the call was cancelled.")

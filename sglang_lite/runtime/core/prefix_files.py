@@ -79,7 +79,8 @@ class PrefixFiles:
             try:
                 write_pages(Path(path), msgspec.msgpack.encode(header), self._host.memory.rows, pinned.slots, secret)
             except OSError as error:
-                raise ParameterError("path", f"the file can't be written: {error}") from error
+                hint = "Make room on its disk, or give another path that the engine may write."
+                raise ParameterError("path", f"the file can't be written: {error}.", hint=hint) from error
         return len(kept)
 
     def read(self, path: str, namespace: str, secret: str | None) -> int:

@@ -514,3 +514,46 @@ def test_all_rows_have_one_backend():
 
     states = square.run_batch([{"x": 1}, {"x": 2}, {"x": 3}], backend=Hooks())
     assert len({id(state.branch.backend) for state in states}) == 1
+
+
+# ------------------------------------------------------------------------------------------ equal items
+
+
+@sgl.function
+def draws(s, x=0):
+    s += "x" + sgl.gen("a")
+
+
+def seeds(items, **options):
+    """Seeds of the calls, in the order of the items."""
+    backend = sgl.ScriptedBackend(default="y")
+    draws.run_batch(items, backend=backend, num_threads=1, **options)
+    return [call.params.seed for call in backend.calls]
+
+
+def test_an_item_has_the_seed_of_a_run_and_equal_items_are_warned_about():
+    backend = sgl.ScriptedBackend(default="y")
+    draws.run(backend=backend, seed=1).sync()
+    (alone,) = [call.params.seed for call in backend.calls]
+    with pytest.warns(
+        UserWarning, match=r"items 0 and 1 are equal, and with seed=1 so are their answers.*s\.fork"
+    ) as w:
+        assert seeds([{}] * 50, seed=1) == [alone] * 50
+    assert w[0].filename == __file__
+    assert len(w) == 1
+
+
+def test_items_that_differ_or_have_no_seed_are_not_warned_about():
+    class Odd:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other):
+            raise ValueError("as arrays do")
+
+    seeds([{}] * 3)
+    seeds([{}] * 3, seed=2, temperature=0)
+    seeds([{"x": 1}, {"x": True}, {"x": 1.0}, {}, ("1",), {"x": [1]}, {"x": [2]}, {"x": Odd()}, {"x": Odd()}], seed=3)
+    with pytest.warns(UserWarning, match="items 1 and 2 are equal"):
+        seeds([{"x": 1}, {"x": [1]}, {"x": [1]}], seed=4)
+    with pytest.warns(UserWarning, match="items 0 and 2 are equal"):
+        seeds([(1,), (2,), (1,)], seed=5)

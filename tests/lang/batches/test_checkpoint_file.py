@@ -6,6 +6,7 @@ import enum
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,11 @@ def path(tmp_path):
 def kept(path):
     """The lines of items."""
     return [json.loads(line)["data"] for line in path.read_text().splitlines()[1:]]
+
+
+def remove_codes(path):
+    """Makes the file one of an earlier version."""
+    path.write_bytes(re.sub(rb',"code":"[0-9a-f]{32}"', b"", path.read_bytes()))
 
 
 def run(path, items=ITEMS, program=square, **options):
@@ -394,6 +400,7 @@ def test_a_class_that_is_gone_is_told(path):
 
     program.run_batch([(1,)], backend=script(), checkpoint=path)
     path.write_text(path.read_text().replace(":Colour", ":Color"))
+    remove_codes(path)
     refused(path, "line 2: its values can't be restored: AttributeError.*Color", [(1,)], program)
 
 
@@ -432,3 +439,86 @@ def test_an_iterator_that_is_dropped_lets_others_have_the_file(path):
     square.run_batch(ITEMS, backend=script(), checkpoint=path, generator_style=True)
     gc.collect()
     assert run(path) == (TEXTS, 6)
+
+
+# ------------------------------------------------------------------------------------------ changed lines
+
+SECRET = "correct horse battery"
+
+
+def edited(path, line, *changes):
+    """Replaces texts in a line of the file."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    for before, after in changes:
+        assert before in lines[line - 1]
+        lines[line - 1] = lines[line - 1].replace(before, after)
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("line", [3, 7])
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_an_answer_that_was_changed_is_not_believed(path, line, secret):
+    run(path, secret=secret)
+    before = path.read_bytes()
+    index = kept(path)[line - 2]["index"]
+    edited(path, line, (f"<{index}>".encode(), b"<forged>"))
+    with pytest.raises(
+        sgl.ProgramError, match=rf"line {line}: the line was changed, or is damaged\. Set `skip_damaged=True`"
+    ):
+        run(path, secret=secret)
+    assert run(path, secret=secret, skip_damaged=True) == (TEXTS, 1)
+    path.write_bytes(before)
+    assert run(path, secret=secret) == (TEXTS, 0)
+
+
+def test_under_a_secret_no_line_of_another_file_is_believed(path, tmp_path):
+    run(path, secret=SECRET)
+    other = tmp_path / "other.jsonl"
+    run(other, secret=SECRET, temperature=0.5)  # settings differ
+    rows = path.read_bytes().splitlines(keepends=True)
+    for stolen in (other, tmp_path / "plain.jsonl"):
+        if stolen != other:
+            run(stolen)  # a checksum anybody can make
+        lines = stolen.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([*rows[:2], lines[2], *rows[3:]]))
+        with pytest.raises(sgl.ProgramError, match="line 3: the line was changed, or is damaged"):
+            run(path, secret=SECRET)
+
+
+def test_a_secret_is_needed_where_there_is_one_and_refused_where_there_is_none(path):
+    run(path, secret=SECRET)
+    with pytest.raises(sgl.ProgramError, match=r"line 1: the file was written under a secret\. Give it: secret="):
+        run(path)
+    with pytest.raises(sgl.ProgramError, match=r"line 1: it is of another secret, or was changed\. Name another file"):
+        run(path, secret=SECRET[::-1])
+    edited(path, 1, (b',"secret":true', b""))
+    with pytest.raises(sgl.ProgramError, match=r"line 1: the file was written under no secret\. Name another file"):
+        run(path, secret=SECRET)
+    with pytest.raises(sgl.ProgramError, match=r"line 1: the line was changed, or is damaged"):
+        run(path)
+
+
+def test_a_file_of_an_earlier_version_goes_on(path):
+    run(path, ITEMS[:3])
+    remove_codes(path)
+    assert b'"code":"' not in path.read_bytes()
+    assert run(path) == (TEXTS, 3)
+    assert run(path) == (TEXTS, 0)
+    edited(path, 6, (b"<", b"<forged "))
+    with pytest.raises(sgl.ProgramError, match="line 6: the line was changed, or is damaged"):
+        run(path)
+    with pytest.raises(sgl.ProgramError, match="line 1: the file was written under no secret"):
+        run(path, secret=SECRET)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"secret": "short", "checkpoint": "x"}, r"secret: it has 5 characters\. Draw 16 or more"),
+        ({"secret": 3, "checkpoint": "x"}, r"secret: 3 is not a string"),
+        ({"secret": SECRET}, r"secret: it has no effect without a checkpoint file"),
+    ],
+)
+def test_a_secret_that_protects_nothing_is_refused(options, said):
+    with pytest.raises(sgl.ParameterError, match=said):
+        square.run_batch(ITEMS, backend=script(), **options)
