@@ -26,7 +26,7 @@ from sglang_lite.lang.expressions import SglSeparateReasoning as SglSeparateReas
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.sampling_keywords import gen_params, written_out
 from sglang_lite.lang.tools import Toolbox, ToolCall
-from sglang_lite.lang.tracebacks import warn_here
+from sglang_lite.lang.tracebacks import user_location, warn_here
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,
     checked_choices,
@@ -310,13 +310,14 @@ def gen(
     plain = plain and reasoning is None and repair is None and shortened is None
     options = NO_OPTIONS if plain else _options(timeout, retries, check, backend, reasoning, repair, shortened)
     if kind is None:
-        return SglGen(Gen(name, params, timeout=timeout), None, options)
+        return SglGen(Gen(name, params, timeout=timeout, where=user_location()), None, options)
     if tools is not None:
         toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice, parallel=bool(parallel_tool_calls))
         call_type = toolbox.value_type(None)
-        return SglGen(Gen(name, params, call_type.constraint, timeout=timeout), call_type, options, toolbox)
+        node = Gen(name, params, call_type.constraint, timeout=timeout, where=user_location())
+        return SglGen(node, call_type, options, toolbox)
     constraint, read = _constraint_of(kind, given[_KINDS.index(kind)])
-    return SglGen(Gen(name, params, constraint, timeout=timeout), read, options)
+    return SglGen(Gen(name, params, constraint, timeout=timeout, where=user_location()), read, options)
 
 
 def _only_kind(given: Sequence[Any]) -> str:
@@ -535,25 +536,28 @@ def select(
         warn_here(f"choices: {twice!r:.60} is given twice, and counts once. Remove it.")
     method = method_of(choices_method)
     adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
-    return SglSelect(Select(name, texts, name_of(method), float(temperature), lora_path=adapter), method, multi)
+    node = Select(
+        name, texts, name_of(method), float(temperature), lora_path=adapter, where=user_location()
+    )  # fmt: skip
+    return SglSelect(node, method, multi)
 
 
 @explains_wrong_arguments
 def image(expr: object) -> SglImage:
     """Image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a uint8 array or tensor."""
-    return SglImage(expr)
+    return SglImage(expr).at(user_location())
 
 
 @explains_wrong_arguments
 def video(path: object, num_frames: int) -> SglVideo:
     """Video to add to a prompt as `num_frames` evenly spread frames, given as a path, a URL or encoded bytes."""
-    return SglVideo(path, num_frames)
+    return SglVideo(path, num_frames).at(user_location())
 
 
 @explains_wrong_arguments
 def audio(expr: object) -> SglAudio:
     """Sound to add to a prompt, given as a path, a URL or encoded bytes."""
-    return SglAudio(expr)
+    return SglAudio(expr).at(user_location())
 
 
 def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Expressions:

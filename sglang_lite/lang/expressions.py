@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeAlias
 
 import msgspec
 from typing_extensions import TypeVar
@@ -191,8 +191,24 @@ def only_picks(select: SglSelect) -> bool:
     return not select.multi and select.temperature == 0 and select.choices_method is token_length_normalized
 
 
+class _Placed(Expression):
+    """Expression that knows where it was made, which is no part of its value."""
+
+    __slots__ = ("_made",)
+
+    @property
+    def made(self) -> Location | None:
+        found: Location | None = getattr(self, "_made", None)
+        return found
+
+    def at(self, made: Location | None) -> Self:
+        """Returns the expression itself, which now knows where it was made."""
+        object.__setattr__(self, "_made", made)
+        return self
+
+
 @dataclass(frozen=True, slots=True)
-class SglImage(Expression):
+class SglImage(_Placed):
     """Image, given as a path, a URL, encoded bytes, a PIL image or an array."""
 
     kind: ClassVar[MediaKind] = "image"

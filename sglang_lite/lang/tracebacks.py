@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import warnings
+from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +24,7 @@ _CARRIERS = (
 # other one gets its id. Shared, as runs and rows of a batch come to the same ones.
 _locations: dict[tuple[int, int], tuple[CodeType, Location]] = {}
 _MAX_LOCATIONS = 4096
+_last_lines: dict[Location, int] = {}  # of statements that have several lines
 
 
 def user_location() -> Location | None:
@@ -41,9 +43,31 @@ def user_location() -> Location | None:
 def _new_location(code: CodeType, frame: FrameType) -> Location:
     if len(_locations) >= _MAX_LOCATIONS:
         _locations.clear()
+        _last_lines.clear()
     found = Location(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname)
     _locations[id(code), frame.f_lasti] = code, found
+    _, last, _, _ = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    if last is not None and last > found.line:
+        _last_lines[found] = max(last, _last_lines.get(found, 0))
     return found
+
+
+def own_line(statement: Location | None, made: Location | None) -> Location | None:
+    """Location of a node.
+
+    Args:
+        statement: location of the statement that adds it.
+        made: location at which it was made.
+
+    Returns:
+        `made` if it is a later line of the statement, also of a function that is defined in it; else `statement`.
+    """
+    if made is None or statement is None or made.line <= statement.line or made.file != statement.file:
+        return statement
+    if made.line > _last_lines.get(statement, 0):
+        return statement
+    within = made.function == statement.function or made.function.startswith(f"{statement.function}.<locals>.")
+    return made if within else statement
 
 
 def trim(error: BaseException) -> None:

@@ -404,3 +404,103 @@ def test_a_variable_that_a_failed_stream_never_made_raises_what_it_failed_with()
     assert caught.value.where.line == program.func.__code__.co_firstlineno + 3
     with pytest.raises(sgl.ParameterError, match="temperature"):
         list(state.text_iter("a"))
+
+
+# ------------------------------------------------------------------------------------------ statements of several lines
+
+ASK_LATER = sgl.gen("elsewhere")
+
+
+def lines_of(program, *names):
+    """Lines of the errors of variables, counted from that of the program's `def`."""
+    state = program.run(backend=sgl.ScriptedBackend(lambda call: sgl.BackendError("down")))
+    first, found = program.func.__code__.co_firstlineno + 1, []
+    for name in names:
+        with pytest.raises(sgl.SglError) as caught:
+            state[name]
+        found.append(caught.value.where.line - first)
+    return found
+
+
+def test_a_node_in_a_later_line_of_a_statement_names_its_own_line():
+    @sgl.function
+    def summed(s):
+        s += (
+            "x"
+            + sgl.select("way", ["a", "b"])
+            + "y"
+        )  # fmt: skip
+
+    @sgl.function
+    def turns(s):
+        s += sgl.user("hi") + sgl.assistant(
+            "I say "
+            + sgl.gen("a", max_tokens=3)
+        )  # fmt: skip
+
+    @sgl.function
+    def method(s):
+        s.user(
+            "x"
+            + sgl.gen("a", regex="[0-9]")
+        )  # fmt: skip
+
+    @sgl.function
+    def forked(s):
+        group = s.fork(2)
+        group += lambda i: (
+            f"{i}"
+            + sgl.gen("a")
+        )  # fmt: skip
+        group.join()
+
+    assert lines_of(summed, "way") == [3]
+    assert lines_of(turns, "a") == [3]
+    assert lines_of(method, "a") == [3]
+    assert lines_of(forked, "a") == [4]
+
+
+def test_a_node_that_was_made_before_its_statement_names_the_statement():
+    @sgl.function
+    def program(s):
+        later = sgl.gen("later")
+        s += (
+            "x"
+            + ASK_LATER
+        )  # fmt: skip
+        s += later
+
+    @sgl.function
+    def early(s):
+        later = (
+            sgl.gen("a", regex="a")
+        )  # fmt: skip
+        s += later
+
+    assert lines_of(program, "elsewhere") == [2]
+    assert lines_of(early, "a") == [4]
+
+
+def test_an_image_in_a_later_line_names_its_own_line():
+    @sgl.function
+    def program(s):
+        s += (
+            "x"
+            + sgl.image("/no/such/file.png")
+        )  # fmt: skip
+
+    with pytest.raises(sgl.SglError) as caught:
+        program.run(backend=sgl.ScriptedBackend())
+    assert caught.value.where.line == program.func.__code__.co_firstlineno + 4
+
+
+def test_lines_of_nodes_change_no_digest(tmp_path):
+    def of(lines):
+        space = {"sgl": sgl, "__name__": "moved"}
+        exec(f"{lines}ask = sgl.gen('a')\npicture = sgl.image('x')\ndef program(s):\n    s += ask", space)
+        return sgl.function(space["program"])
+
+    for lines in ("", "\n\n\n"):
+        (state,) = of(lines).run_batch([{}], backend=sgl.ScriptedBackend(default="x"), checkpoint=tmp_path / "run")
+        assert state["a"] == "x"
+    assert sgl.gen("a") == sgl.gen("a")

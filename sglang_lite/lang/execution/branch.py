@@ -46,7 +46,7 @@ from sglang_lite.lang.expressions import (
     number_as_regex,
     only_picks,
 )
-from sglang_lite.lang.tracebacks import is_library
+from sglang_lite.lang.tracebacks import is_library, own_line
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -164,9 +164,12 @@ class Branch:
             case Text():
                 self._put_text(expression.text, where, expression.ids, special=expression.special)
             case SglGen():
+                made = expression.node.where
+                if made is not None and where is not None and made.line > where.line:  # most are in one line
+                    where = own_line(where, made)
                 self.player.put(self._gen(expression, where))
             case SglSelect():
-                self.player.put(self._select(expression, where))
+                self.player.put(self._select(expression, own_line(where, expression.node.where)))
             case TurnBegin():
                 for node in self.blocks.begin_turn(expression.role, self.run, where):
                     self.player.put(node)
@@ -196,7 +199,7 @@ class Branch:
             case GrammarEnd():
                 pass
             case SglImage():
-                self._put_medium(expression, where)
+                self._put_medium(expression, own_line(where, expression.made))
             case SglSeparateReasoning():
                 for each in expression.marked().walk():
                     self.submit_one(each, where)

@@ -29,10 +29,13 @@ from types import (
 )
 from typing import Any
 
+import msgspec
+
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import as_backend, is_engine
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.tracebacks import LIBRARIES
+from sglang_lite.program.nodes import BaseNode
 
 _PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
 # Synchronisation primitives: programs read no values from them.
@@ -118,6 +121,8 @@ class Fingerprint:
                 yield value.__name__
             case type():
                 yield self._class(value)
+            case BaseNode() if value.where is not None:  # a line that moves changes no answer
+                yield from self._pickled(msgspec.structs.replace(value, where=None))
             case Backend():
                 yield self._value(value.identity())
             case MethodType() | classmethod() | staticmethod():
