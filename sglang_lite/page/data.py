@@ -87,7 +87,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "cost": _cost(first),
         "miss": _miss(node.miss),
         "choices": _choices(node.results),
-        "tokens": _tokens(first) if isinstance(first, Generation) else (),
+        "tokens": _tokens(first, node.token_texts) if isinstance(first, Generation) else (),
         "sure": _sure(first) if isinstance(first, Generation) else None,
         "attempts": [
             {
@@ -136,11 +136,17 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
     return found
 
 
-def _tokens(generation: Generation) -> list[dict[str, Any]]:
+def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Tokens, each with its id, and with its text, log-probabilities (drawn from, the model's own, of all allowed
-    tokens) and alternatives as far as they are known."""
+    tokens) and alternatives as far as they are known.
+
+    Args:
+        texts: texts of the tokens; empty if they are not known.
+    """
     logprobs, scores = generation.output_logprobs, generation.scores
     found: list[dict[str, Any]] = [{"id": token} for token in generation.token_ids]
+    for each, text in zip(found, texts):
+        each["text"] = encodable(text)
     for each, entry in zip(found, logprobs):
         top = [(encodable(text or str(token)), logprob) for logprob, token, text in entry.top]
         each |= {"id": entry.token_id, "drawn": entry.logprob, "top": top}

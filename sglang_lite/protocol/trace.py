@@ -97,6 +97,7 @@ class TraceNode(Record, frozen=True):
         adapter: name of the adapter (LoRA) that answered, or None.
         image: SHA-256 of an image's content, or its address; "" for other nodes.
         thumbnail: data URL of a small picture of it; "" without pillow, or if its bytes are not here.
+        token_texts: texts of the tokens of the first sample; empty if the backend does not know them.
     """
 
     kind: NodeKind
@@ -118,6 +119,7 @@ class TraceNode(Record, frozen=True):
     adapter: str | None = None
     image: str = ""
     thumbnail: str = ""
+    token_texts: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         failed = "" if self.error is None else f", failed: {cut(self.error, 60)}"

@@ -242,6 +242,10 @@ class Backend:
         """Format in which the model writes tool calls (a name of text.tool_formats), or None for one JSON object."""
         return None
 
+    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Text of each token; empty if the backend does not know the model's tokens."""
+        return ()
+
     @property
     def tokenizer_digest(self) -> str | None:
         """Digest of the model's tokenizer, or None if unknown. Token ids mean the same on backends with equal
@@ -349,6 +353,9 @@ class DelegatingBackend(Backend):
 
     def get_chat_template(self) -> TurnTemplate | None:
         return self.backend.get_chat_template()
+
+    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return self.backend.token_texts(ids)
 
     @property
     def tokenizer_digest(self) -> str | None:

@@ -125,6 +125,10 @@ class LocalBackend(Backend):
                 self.chat_template = get_chat_template_by_model_path(self.engine.model_name)
         return self.chat_template
 
+    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+        decode = self.engine.tokenizer.decode
+        return tuple([decode([token], skip_special=False) for token in ids])
+
     @property
     def tokenizer_digest(self) -> str:
         return self.engine.tokenizer.digest

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.lang.backend.base import name_of
+from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.execution.base_player import BasePlayer
 from sglang_lite.lang.execution.kept import Question
 from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
@@ -48,6 +48,7 @@ class _Entry:
     Attributes:
         fields: fields of its record.
         image: image that it is, or None.
+        backend: backend whose tokens it generated, or None.
         cached: number of leading characters of its text that were cached, or None if unknown.
         children: branches that were forked here.
         text: text before the fork.
@@ -55,20 +56,27 @@ class _Entry:
 
     fields: dict[str, Any]
     image: Media | None = None
+    backend: Backend | None = None
     cached: int | None = None
     children: Sequence[BasePlayer] = ()
     text: _TextSoFar | None = None
 
     def record(self, *, thumbnails: bool) -> TraceNode:
         small = thumbnail(self.image) if thumbnails and self.image is not None else ""
-        return TraceNode(**self.fields, cached=self.cached or 0, thumbnail=small)
+        texts = self._token_texts() if thumbnails else ()
+        return TraceNode(**self.fields, cached=self.cached or 0, thumbnail=small, token_texts=texts)
+
+    def _token_texts(self) -> tuple[str, ...]:
+        if self.backend is None or not self.fields["results"]:
+            return ()
+        return self.backend.token_texts(self.fields["results"][0].token_ids)
 
 
 def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
     """Trace of a branch, as far as it is played, and of the branches forked from it.
 
     Args:
-        thumbnails: whether images have theirs, for which they are decoded.
+        thumbnails: whether images have theirs, for which they are decoded, and tokens their texts.
     """
     run = player.run
     nodes = [entry.record(thumbnails=thumbnails) for entry in list(_entries(player))]
@@ -143,7 +151,7 @@ class _Reader:
         self.entries: list[_Entry] = []
         self._path, self._text, self._rejected, self._now = path, text, rejected, now
         self._marks: dict[int, tuple[int, _TextSoFar]] = {}  # number of nodes before the mark, and the text
-        self._started = player.run.account.started
+        self._started, self._backend = player.run.account.started, player.run.backend
         for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
         if player.failure is not None and self.entries and self.entries[-1].fields["error"] is None:
@@ -200,7 +208,8 @@ class _Reader:
             forced = _forced(found[0], len(text))
             if not op.has_own_prompt:
                 self._learn(found[0])
-        self._answered("gen", op, found, text=text, forced=forced)
+        entry = self._answered("gen", op, found, text=text, forced=forced)
+        entry.backend = op.expression.options.backend or self._backend
 
     def _selection(self, op: SelectOp) -> None:
         found, text = _results(op), ""
@@ -209,7 +218,7 @@ class _Reader:
             text = MULTI_SEPARATOR.join(op.variable.result()) if op.expression.multi else found[0].picked
         self._answered("select", op, found, text=text)
 
-    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> None:
+    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> _Entry:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
@@ -220,7 +229,7 @@ class _Reader:
         attempts = op.failed_attempts
         if not found and attempts and error is not None and not attempts[-1].answers:
             attempts = attempts[:-1]  # the node's error is the same
-        self._add(
+        return self._add(
             kind,
             op.node.where,
             name=op.node.name,

@@ -220,3 +220,20 @@ def test_an_image_is_shown_small_and_by_the_hash_of_its_content():
 def test_a_thumbnail_of_a_foreign_file_is_a_picture_or_nothing():
     node = TraceNode("image", image="x", thumbnail="https://a.example/spy.png")
     assert data(Page(as_html(Trace(TraceHead(1), (node,)))))["nodes"][0]["thumbnail"] == ""
+
+
+def test_a_page_has_the_texts_of_tokens_that_nobody_asked_for(engine, tmp_path):
+    other = sgl.ScriptedBackend(default="elsewhere")
+
+    @sgl.function
+    def program(s):
+        s += "é: " + sgl.gen("a", max_tokens=8, temperature=1, ignore_eos=True) + sgl.gen("b", backend=other)
+
+    state = program.run(backend=engine, seed=3)
+    state.trace().save(tmp_path / "trace.jsonl")
+    trace = Trace.load(tmp_path / "trace.jsonl")
+    (first, second) = [node["tokens"] for node in data(Page(as_html(trace)))["nodes"] if node["kind"] == "gen"]
+    decode = engine.tokenizer.decode
+    assert len(first) == 8
+    assert [token["text"] for token in first] == [decode((token["id"],), skip_special=False) for token in first]
+    assert second == []
