@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.global_config import global_config
     from sglang_lite.lang.load_state import load
     from sglang_lite.lang.mcp import mcp
+    from sglang_lite.lang.plain_text import plain
     from sglang_lite.lang.runs.recording import record
     from sglang_lite.lang.runs.replay import Replay
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
@@ -119,9 +120,8 @@ _HOMES = {
     "lang.agent": ("use_tools",),
     "lang.api": (
         "assistant", "assistant_begin", "assistant_end", "audio", "flush_cache", "function", "gen", "gen_int",
-        "gen_string",
-        "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
-        "system_end", "user", "user_begin", "user_end", "video",
+        "gen_string", "get_server_info", "image", "select", "separate_reasoning", "set_default_backend",
+        "system", "system_begin", "system_end", "user", "user_begin", "user_end", "video",
     ),
     "lang.backend.anthropic": ("Anthropic",),
     "lang.backend.base_backend": ("BaseBackend",),
@@ -143,6 +143,7 @@ _HOMES = {
     "lang.global_config": ("global_config",),
     "lang.load_state": ("load",),
     "lang.mcp": ("mcp",),
+    "lang.plain_text": ("plain",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
     "lang.symbolic.graph": ("Graph",),
     "lang.tools": ("ToolCall",),
@@ -169,8 +170,8 @@ __all__ = [  # a literal, for type checkers
     "ServerArgs", "SglError", "SglFunction", "TemplateError", "ToolCall", "ToolError", "TraceError", "TruncatedError",
     "UnknownVariableError", "ValueValidationError", "VertexAI", "__version__", "assistant", "assistant_begin",
     "assistant_end", "audio", "describe", "errors", "flush_cache", "function", "gen", "gen_int", "gen_string",
-    "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "price", "prose",
-    "quote", "record",
+    "get_server_info", "global_config", "grammar", "greedy_token_selection", "image", "load", "mcp", "plain", "price",
+    "prose", "quote", "record",
     "select", "separate_reasoning", "server_for_tests", "set_default_backend", "system", "system_begin", "system_end",
     "testing", "token_length_normalized", "unconditional_likelihood_normalized", "use_tools", "user", "user_begin",
     "user_end", "video",

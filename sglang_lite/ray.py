@@ -300,7 +300,7 @@ class _Actor:
             yield rows[i][0], *_data(outcome)
 
 
-_Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue]]
+_Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue], bool]
 
 
 def program_as_data(program: SglFunction) -> _Sent:
@@ -308,7 +308,7 @@ def program_as_data(program: SglFunction) -> _Sent:
     others by their name."""
     if program.func.__module__ != "__main__":
         return pickle.dumps(program)
-    return program.func, program.num_api_spec_tokens, program.bind_arguments
+    return program.func, program.num_api_spec_tokens, program.bind_arguments, program.untrusted_arguments
 
 
 def as_program(data: _Sent) -> SglFunction:

@@ -66,22 +66,31 @@ class _MakesPrograms(Protocol):
 
 
 @overload
-def function(func: _AsyncBody[_First, _P, _T], num_api_spec_tokens: int | None = None) -> AsyncFunction[_P, _T]: ...
+def function(
+    func: _AsyncBody[_First, _P, _T], num_api_spec_tokens: int | None = None, *, untrusted_arguments: bool = False
+) -> AsyncFunction[_P, _T]: ...
 @overload
-def function(func: _Body[_First, _P, _T], num_api_spec_tokens: int | None = None) -> SglFunction[_P, _T]: ...
+def function(
+    func: _Body[_First, _P, _T], num_api_spec_tokens: int | None = None, *, untrusted_arguments: bool = False
+) -> SglFunction[_P, _T]: ...
 @overload
-def function(func: None = None, num_api_spec_tokens: int | None = None) -> _MakesPrograms: ...
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None, *, untrusted_arguments: bool = False
+) -> _MakesPrograms: ...
 @explains_wrong_arguments
 def function(
-    func: Callable[..., UserValue] | None = None, num_api_spec_tokens: int | None = None
+    func: Callable[..., UserValue] | None = None,
+    num_api_spec_tokens: int | None = None,
+    *,
+    untrusted_arguments: bool = False,
 ) -> SglFunction | _MakesPrograms:
     """Decorator that makes a program of a function whose first parameter is the state. Can be used with or without
-    parentheses; `num_api_spec_tokens` is described at SglFunction."""
+    parentheses; `num_api_spec_tokens` and `untrusted_arguments` are described at SglFunction."""
 
     def made(func: Callable[..., UserValue]) -> UserValue:
-        return SglFunction(func, num_api_spec_tokens)
+        return SglFunction(func, num_api_spec_tokens, untrusted_arguments=untrusted_arguments)
 
-    return made if func is None else SglFunction(func, num_api_spec_tokens)
+    return made if func is None else made(func)
 
 
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "constraint")

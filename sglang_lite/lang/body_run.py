@@ -16,6 +16,7 @@ from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.control_text import spelled_tokens
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
@@ -63,6 +64,8 @@ class BodyRun:
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState, kept=kept)
         run.called = BoundCall(program, args, kwargs)
+        if args or kwargs:
+            run.spelled = spelled_tokens(None, backend.control_texts, program, args, kwargs)
         branch = self._branch = Branch(Player(run, run.pushed()), planner=run.planner(backend))
         self.state = ProgramState(branch)
         if run.budgets:  # a BudgetError carries the state

@@ -299,6 +299,8 @@ class BaseProgram(ABC, Generic[R]):
         signature: signature of the body, without the state.
         names: names of the parameters that can be given by keyword.
         bind_arguments: arguments given with `bind`.
+        arg_names: names of the positional parameters.
+        untrusted_arguments: whether control tokens that arguments spell are plain text.
         options: names of the parameters of `run` that are not also parameters of the program.
         api_drafts: drafts on API calls: their setting, and their results in all runs of the program so far.
     """
@@ -309,6 +311,8 @@ class BaseProgram(ABC, Generic[R]):
     signature: inspect.Signature
     names: frozenset[str]
     bind_arguments: dict[str, Any]
+    arg_names: list[str]
+    untrusted_arguments: bool
     options: AbstractSet[str]
     api_drafts: ApiDrafts
 

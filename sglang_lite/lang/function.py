@@ -16,7 +16,7 @@ from sglang_lite.lang.backend.planning import ApiDrafts
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchOptions, Given, OnError, batch_keywords
 from sglang_lite.lang.body_run import BodyRun
-from sglang_lite.lang.checks import check_whole
+from sglang_lite.lang.checks import check_flags, check_whole
 from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, R
@@ -56,6 +56,10 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further generations that the
             same statement adds to the same turn (docs/backends.md); None for no drafts.
         bind_arguments: arguments given in advance; arguments of a call override them.
+        untrusted_arguments: whether control tokens that an argument's value spells are plain text wherever the body
+            writes text, also outside turns, where text names control tokens otherwise (docs/programs.md). Of tokens
+            that the body's own text spells, those that an argument spells, too, are then plain. Values are those of
+            texts, lists, dicts, dataclasses and pydantic models.
 
     Attributes:
         arg_names: names of the positional parameters, without the state.
@@ -73,7 +77,10 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         func: Callable[..., UserValue],
         num_api_spec_tokens: int | None = None,
         bind_arguments: Mapping[str, UserValue] | None = None,
+        untrusted_arguments: bool = False,
     ) -> None:
+        check_flags(untrusted_arguments=untrusted_arguments)
+        self.untrusted_arguments = untrusted_arguments
         self.name: str = getattr(func, "__name__", repr(func))
         parameters = _parameters_of(func, self.name)
         self._of_instances = parameters[0].name == "self"
@@ -107,7 +114,9 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         """Program bound to an instance, if its first parameter is `self`; else the program itself."""
         if instance is None or not self._of_instances:
             return self
-        own = SglFunction(MethodType(self.func, instance), self.num_api_spec_tokens, self.bind_arguments)
+        own = SglFunction(
+            MethodType(self.func, instance), self.num_api_spec_tokens, self.bind_arguments, self.untrusted_arguments
+        )
         own.api_drafts = self.api_drafts
         return own
 
@@ -128,7 +137,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             raise ParameterError(
                 "bind", f"{self.name}: only arguments with a name can be given.", where=user_location()
             )
-        return BoundFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **given})
+        bound = {**self.bind_arguments, **given}
+        return BoundFunction(self.func, self.num_api_spec_tokens, bound, self.untrusted_arguments)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ProgramCall[R]:
         """Call of the program: `s += program(…)` continues the text of another program's state, `program(…).run(…)`
@@ -477,7 +487,7 @@ def _pickled(program: SglFunction) -> tuple[object, ...]:
     """
     func = program.func
     if isinstance(func, MethodType):
-        return _unpickled, (func.__self__, func.__name__, program.bind_arguments)
+        return _unpickled, (func.__self__, func.__name__, program.bind_arguments, program.untrusted_arguments)
     name = f"{func.__module__}:{func.__qualname__}"
     try:
         found = import_by_name(name)
@@ -488,10 +498,10 @@ def _pickled(program: SglFunction) -> tuple[object, ...]:
             f"the program {program.name!r} can't be pickled: its module has no program of this name.",
             hint="Define it at the top of a module, or as a method of a class there.",
         )
-    return _unpickled, (None, name, program.bind_arguments)
+    return _unpickled, (None, name, program.bind_arguments, program.untrusted_arguments)
 
 
-def _unpickled(instance: object, name: str, bound: dict[str, Any]) -> SglFunction:
+def _unpickled(instance: object, name: str, bound: dict[str, Any], untrusted: bool = False) -> SglFunction:
     found: Any = import_by_name(name) if instance is None else getattr(instance, name)
-    program = found if isinstance(found, SglFunction) else SglFunction(found)
+    program = found if isinstance(found, SglFunction) else SglFunction(found, untrusted_arguments=untrusted)
     return program.bind(**bound) if bound else program

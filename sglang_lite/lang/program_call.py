@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.body_run import BodyRun, checked_return_value
+from sglang_lite.lang.execution.control_text import spelled_tokens
 from sglang_lite.lang.expressions import BaseProgram, R, SglCall
 from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
 from sglang_lite.lang.state import ProgramState, user_location
@@ -88,6 +89,8 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
             )  # fmt: skip
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
         self._added, self._state = True, state
+        run = state.branch.run
+        run.spelled = spelled_tokens(run.spelled, run.backend.control_texts, program, self._args, kwargs)
         try:
             returned = program.func(state, *self._args, **kwargs)
         except RecursionError as error:

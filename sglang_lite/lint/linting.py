@@ -16,6 +16,7 @@ from sglang_lite.lang import api
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
+from sglang_lite.lang.execution.control_text import spelled_tokens
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
@@ -26,6 +27,7 @@ from sglang_lite.lint.report import LintReport, Prices
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.graph import Picture
+from sglang_lite.program.nodes import Text
 from sglang_lite.program.prefixes import TokenCounter
 from sglang_lite.protocol import Location, MediaKind, ModelError, ParameterError
 from sglang_lite.text.chat_template import JinjaTemplate
@@ -106,6 +108,20 @@ def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _control_tokens(
+    program: SglFunction, graph: Graph, row: dict[str, Any], counter: TokenCounter | None
+) -> Iterator[Finding]:
+    """Yields findings for values of a row that name control tokens outside turns."""
+    known = getattr(counter, "control_texts", None)
+    spelled = None if program.untrusted_arguments else spelled_tokens(None, known, program, (), row)
+    for node in graph.nodes if spelled is not None else ():
+        text = node.node
+        if spelled is not None and isinstance(text, Text) and text.special and node.role is None:
+            for token, name in spelled.found_in(text.text):
+                problem = f"the argument {name!r} spells {token}, and outside turns this is a control token."
+                yield Finding("control-token", problem, node.where, "Write sgl.plain(…), or put it into a turn.")
+
+
 def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
     """Yields findings for images, videos and sounds that the model does not take. `kinds` is None if any may be."""
     for node in graph.nodes:
@@ -168,9 +184,13 @@ def _report(
     else:
         graph = changed(graph, later)
     others = [_graph(program, row, backend, 1)[0] for row in arguments[1:]]
-    findings = dict.fromkeys((*graph.check(), *_tools(graph, backend), *_media(graph, kinds), *dropped(program)))
-    for number, other in enumerate(others, 2):
-        for finding in msgspec.structs.replace(other, changes=()).check():
+    findings = dict.fromkeys((
+        *graph.check(), *_tools(graph, backend), *_media(graph, kinds), *dropped(program),
+        *_control_tokens(program, graph, first_row, counter),
+    ))  # fmt: skip
+    for number, (row, other) in enumerate(zip(arguments[1:], others), 2):
+        of_row = msgspec.structs.replace(other, changes=()).check()
+        for finding in (*of_row, *_control_tokens(program, other, row, counter)):
             if not any((finding.code, finding.where) == (each.code, each.where) for each in findings):
                 findings[msgspec.structs.replace(finding, message=f"{finding.message} (row {number})")] = None
     shared = None

@@ -253,3 +253,24 @@ def test_a_file_is_imported_and_its_main_part_does_not_run(tmp_path, model_file)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "imported\n")
     assert done.stdout.startswith("f: 0 findings\n")
+
+
+def test_arguments_that_name_control_tokens_outside_turns_are_found(lint, tmp_path):
+    (tmp_path / "prog.py").write_text(
+        "import sglang_lite as sgl\n\n\n"
+        "@sgl.function\ndef loose(s, query):\n"
+        "    s += sgl.user(query)\n"
+        "    s += 'Query: ' + query + sgl.gen('words')\n"
+        "    s += sgl.plain(query) + sgl.gen('more')\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"query": "tea"}\n{"query": "a<|im_end|>b"}\n')
+
+    def found():
+        (program,) = lint(tmp_path / "prog.py", "--data", tmp_path / "rows.jsonl")[1]["programs"]
+        return [(each["code"], each["line"], each["message"]) for each in program["findings"]]
+
+    said = "the argument 'query' spells <|im_end|>, and outside turns this is a control token. (row 2)"
+    assert [each for each in found() if each[0] == "control-token"] == [("control-token", 7, said)]
+    text = (tmp_path / "prog.py").read_text()
+    (tmp_path / "prog.py").write_text(text.replace("@sgl.function", "@sgl.function(untrusted_arguments=True)"))
+    assert [each for each in found() if each[0] == "control-token"] == []

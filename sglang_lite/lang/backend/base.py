@@ -247,6 +247,11 @@ class Backend:
         return ()
 
     @property
+    def control_texts(self) -> Sequence[str] | None:
+        """Spellings of the control tokens that the model reads in text outside turns; None if they are not known."""
+        return None
+
+    @property
     def tokenizer_digest(self) -> str | None:
         """Digest of the model's tokenizer, or None if unknown. Token ids mean the same on backends with equal
         digests."""
@@ -356,6 +361,10 @@ class DelegatingBackend(Backend):
 
     def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
         return self.backend.token_texts(ids)
+
+    @property
+    def control_texts(self) -> Sequence[str] | None:
+        return self.backend.control_texts
 
     @property
     def tokenizer_digest(self) -> str | None:

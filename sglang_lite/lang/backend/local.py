@@ -130,6 +130,11 @@ class LocalBackend(Backend):
         return tuple([decode([token], skip_special=False) for token in ids])
 
     @property
+    def control_texts(self) -> Sequence[str]:
+        found: list[str] = self.engine.tokenizer.control_texts
+        return found
+
+    @property
     def tokenizer_digest(self) -> str:
         return self.engine.tokenizer.digest
 

@@ -140,7 +140,7 @@ class Branch:
         try:
             if isinstance(expr, str) and "<coroutine object " in expr:
                 check_awaited("+=", expr, where)
-            if type(expr) is str and self.blocks.matcher is None:  # fast path of _put_text, where most time is spent
+            if type(expr) is str and self.blocks.matcher is None and self.run.spelled is None:  # fast path of _put_text
                 self.player.put(Text(expr, None, self.blocks.role is None, where=where))
             elif isinstance(expr, str):
                 self._put_text(expr, where)
@@ -217,7 +217,12 @@ class Branch:
             text = str.__str__(text)  # a subclass of str is not plain data
         if self.blocks.matcher is not None:  # raises at the user's line
             self.blocks.matcher.push(text)
-        self.player.put(Text(text, ids, special and self.blocks.role is None, where=where))
+        special = special and self.blocks.role is None
+        if special and ids is None and self.run.spelled is not None:
+            for piece, names_tokens in self.run.spelled.split(text):
+                self.player.put(Text(piece, special=names_tokens, where=where))
+        else:
+            self.player.put(Text(text, ids, special, where=where))
 
     def _select(self, own: SglSelect, where: Location | None) -> SelectOp:
         run, blocks = self.run, self.blocks

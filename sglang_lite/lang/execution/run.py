@@ -42,6 +42,7 @@ from sglang_lite.protocol.sampling import NO_PARAMS
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.control_text import SpelledTokens
     from sglang_lite.lang.execution.kept import Kept
     from sglang_lite.protocol.saved import SavedRun
 
@@ -144,6 +145,7 @@ class Run:
         timeout: timeout in seconds that the deadline comes from.
         called: program that is run and its arguments, or None if no program is run.
         remembered: answers of the earlier run that this run continues.
+        spelled: control tokens that the arguments spell; None if there are none.
         unbound: saved run that this run continues, if it was loaded without its program; else None.
         kept: answers of the earlier run that this run repeats; None if it is no rerun.
         body_open: True while the body is running, so that names may yet be declared.
@@ -164,7 +166,7 @@ class Run:
     __slots__ = (
         "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_open",
         "budgets", "called", "context", "deadline", "is_async", "kept", "loop", "made", "new_state", "plain",
-        "push_down", "remembered", "settings", "state", "timeout", "unbound",
+        "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
     )  # fmt: skip
 
     def __init__(
@@ -195,6 +197,7 @@ class Run:
         self.called: BoundCall | None = None
         self.remembered: tuple[TraceNode, ...] = ()
         self.unbound: SavedRun | None = None
+        self.spelled: SpelledTokens | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
         self._template: TurnTemplate | None = None

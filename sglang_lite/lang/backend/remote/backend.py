@@ -119,6 +119,10 @@ class RemoteBackend(Backend):
         """Closes the connections; the next call opens new ones."""
         self._connection.close()
 
+    @property
+    def control_texts(self) -> Sequence[str]:
+        return ()  # APIs take text for text
+
     def get_model_name(self) -> str:
         return self.model_name
 

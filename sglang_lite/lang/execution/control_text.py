@@ -1,0 +1,117 @@
+"""Control tokens that values of a program's arguments spell. Outside turns, text names such tokens: what a user wrote
+there could begin a turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.tracebacks import warn_here
+from sglang_lite.protocol.anything import UserValue
+
+# Spellings of most models' control tokens, for backends that don't tell theirs.
+USUAL = re.compile(
+    r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?s>|<</?SYS>>|\[/?[A-Z]{3,10}(?:_[A-Z]{3,10}){0,2}\]"
+    r"|<(?:start|end)_of_(?:turn|image)>|<(?:bos|eos|pad|unk|mask)>"
+)
+_BEGINNINGS = ("<", "[")  # of such tokens
+_DEPTH = 8  # levels of values inside values that are searched
+
+
+class SpelledTokens:
+    """Values of arguments that spell control tokens.
+
+    Args:
+        pattern: finds control tokens in text.
+    """
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self._plain: set[str] = set()  # tokens that stay plain text
+        self._values: list[tuple[str, str]] = []  # other values, with the names of their arguments
+        self._warned = False
+
+    def add(self, name: str, value: str, *, plain: bool) -> None:
+        """Adds a value of an argument.
+
+        Args:
+            plain: whether the tokens that it spells are plain text in all that the program writes.
+        """
+        if plain:
+            self._plain.update(self._pattern.findall(value))
+        else:
+            self._values.append((name, value))
+
+    def split(self, text: str) -> list[tuple[str, bool]]:
+        """Pieces of a text that a program writes outside turns, each with whether it may name control tokens. If an
+        argument's value in it names one, warns once."""
+        pieces, start = list[tuple[str, bool]](), 0
+        for found in self._pattern.finditer(text):
+            if found[0] in self._plain:
+                pieces += [(text[start : found.start()], True), (found[0], False)]
+                start = found.end()
+            elif not self._warned and (name := self.argument_with(found[0], text)) is not None:
+                self._warned = True
+                warn_here(
+                    f"the argument {name!r} spells {found[0]}, and outside turns this is a control token. Write "
+                    "sgl.plain(…) for it, put it into a turn, or make the program by "
+                    "@sgl.function(untrusted_arguments=True)."
+                )
+        pieces.append((text[start:], True))
+        return [piece for piece in pieces if piece[0]]
+
+    def argument_with(self, token: str, text: str) -> str | None:
+        """Name of an argument whose value spells a token and is in a text, or None."""
+        return next((name for name, value in self._values if token in value and value.strip() in text), None)
+
+    def found_in(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yields the control tokens in a text that an argument's value names there, with the argument's name."""
+        for token in dict.fromkeys(self._pattern.findall(text)):
+            if (name := self.argument_with(token, text)) is not None:
+                yield token, name
+
+
+def spelled_tokens(
+    earlier: SpelledTokens | None,
+    known: Sequence[str] | None,
+    program: BaseProgram,
+    args: Sequence[UserValue],
+    kwargs: Mapping[str, UserValue],
+) -> SpelledTokens | None:
+    """Control tokens that a run's arguments spell, or None if there are none.
+
+    Args:
+        earlier: those of the run so far, in which another program is called.
+        known: control tokens of the model; None for those of most models.
+    """
+    for name, value in _texts([*zip(program.arg_names, args), *kwargs.items()]):
+        pattern = USUAL if known is None else _pattern_of(tuple(known))
+        if pattern.search(value):
+            earlier = earlier or SpelledTokens(pattern)
+            earlier.add(name, value, plain=program.untrusted_arguments)
+    return earlier
+
+
+@lru_cache(maxsize=32)
+def _pattern_of(tokens: Collection[str]) -> re.Pattern[str]:
+    longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _texts(named: Sequence[tuple[str, UserValue]]) -> Iterator[tuple[str, str]]:
+    """Yields the texts in arguments that might spell a control token, with the names of the arguments."""
+    left: list[tuple[str, UserValue, int]] = [(name, value, _DEPTH) for name, value in named]
+    while left:
+        name, value, depth = left.pop()
+        if isinstance(value, str):
+            if any(beginning in value for beginning in _BEGINNINGS):
+                yield name, value
+        elif depth and isinstance(value, list | tuple | set | frozenset):
+            left += [(name, each, depth - 1) for each in value]
+        elif depth and isinstance(value, dict):
+            left += [(name, each, depth - 1) for item in value.items() for each in item]
+        elif depth and (hasattr(type(value), "model_fields") or dataclasses.is_dataclass(value)):
+            left += [(name, each, depth - 1) for each in getattr(value, "__dict__", {}).values()]
