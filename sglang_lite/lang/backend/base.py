@@ -242,9 +242,10 @@ class Backend:
         """Format in which the model writes tool calls (a name of text.tool_formats), or None for one JSON object."""
         return None
 
-    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Text of each token; empty if the backend does not know the model's tokens."""
-        return ()
+    @property
+    def token_text(self) -> Callable[[int], str] | None:
+        """Function that returns the text of a token, by its id; None if the model's tokens are not known."""
+        return None
 
     @property
     def control_texts(self) -> Sequence[str] | None:
@@ -359,8 +360,9 @@ class DelegatingBackend(Backend):
     def get_chat_template(self) -> TurnTemplate | None:
         return self.backend.get_chat_template()
 
-    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
-        return self.backend.token_texts(ids)
+    @property
+    def token_text(self) -> Callable[[int], str] | None:
+        return self.backend.token_text
 
     @property
     def control_texts(self) -> Sequence[str] | None:

@@ -125,9 +125,10 @@ class LocalBackend(Backend):
                 self.chat_template = get_chat_template_by_model_path(self.engine.model_name)
         return self.chat_template
 
-    def token_texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+    @property
+    def token_text(self) -> Callable[[int], str]:
         decode = self.engine.tokenizer.decode
-        return tuple([decode([token], skip_special=False) for token in ids])
+        return lambda token: str(decode((token,), skip_special=False))
 
     @property
     def control_texts(self) -> Sequence[str]:

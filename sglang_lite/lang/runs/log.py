@@ -67,9 +67,10 @@ class _Entry:
         return TraceNode(**self.fields, cached=self.cached or 0, thumbnail=small, token_texts=texts)
 
     def _token_texts(self) -> tuple[str, ...]:
-        if self.backend is None or not self.fields["results"]:
+        text = None if self.backend is None else self.backend.token_text
+        if text is None or not self.fields["results"]:
             return ()
-        return self.backend.token_texts(self.fields["results"][0].token_ids)
+        return tuple(map(text, self.fields["results"][0].token_ids))
 
 
 def trace_of(player: BasePlayer, *, thumbnails: bool = True) -> Trace:
