@@ -256,9 +256,18 @@ class BackendError(SglError):
 
 
 class RequestTimeoutError(BackendError, TimeoutError):
-    """Raised if a node or run takes longer than its `timeout`."""
+    """Raised if a node or run takes longer than its `timeout`.
+
+    Attributes:
+        state: state of the run, with everything that was finished before, if a body was ended by its run's timeout;
+            else None. It does not leave its process.
+    """
 
     retryable = True
+    state: Any = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return restored, (type(self), self.args, {**self.__dict__, "state": None})
 
 
 class RequestAbortedError(BackendError):

@@ -21,11 +21,12 @@ from sglang_lite.lang.execution.kept import Kept
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
+from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tracebacks import trimmed
-from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
+from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, RequestTimeoutError
 from sglang_lite.protocol.anything import UserValue
 
 
@@ -86,6 +87,8 @@ class BodyRun:
         try:
             if error is not None:
                 branch.abandon(error)
+            if isinstance(error, RequestTimeoutError) and branch.run.deadline is not None:
+                error.state = self.state
         finally:
             current_run.reset(self._token)
             branch.end()
@@ -101,9 +104,18 @@ class BodyRun:
         if not (settings.use_thread or settings.stream):
             finished(self._branch.player).wait()
             self.state.error()
-        if global_config.verbosity >= 2 and not settings.stream:
+        if settings.stream:
+            return self._state_for_caller()
+        if global_config.verbosity >= 2:
             print(self.state.text())
         return self.state
+
+    def _state_for_caller(self) -> ProgramState:
+        """State of a streamed run for the run's caller, beside the one that the body has."""
+        body_state = self.state
+        found = ProgramState(self._branch)
+        found.streamed_body = StreamedBody(self._branch.run, lambda: body_state.ret_value)
+        return found
 
     async def astart(self) -> ProgramState:
         """Async version of `start`, which awaits everything that the body adds: `program.arun`."""
@@ -111,11 +123,12 @@ class BodyRun:
         if not run.settings.stream:
             with trimmed:
                 await self.arun()
-        elif self._program.is_async:
+            return self.state
+        if self._program.is_async:
             run.body, run.loop = asyncio.ensure_future(self.arun_streaming()), asyncio.get_running_loop()
         else:
             start_thread(self.run_streaming)
-        return self.state
+        return self._state_for_caller()
 
     def run(self) -> ProgramState:
         """Runs the body in this thread, or in a new one if it is a coroutine and this thread runs an event loop. An

@@ -158,14 +158,14 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         Args:
             *args, **kwargs: arguments of the program, which have priority over options of the same name.
             max_new_tokens … lora_path: defaults of the program's generations, as in `gen`.
-            stream: whether to return at once, so that `text_iter` can follow the text to the end of the program.
-                (`text`, `messages` and `sync` then cover what the body has added so far.)
+            stream: whether to return at once, so that `text_iter` can follow the text to the end of the program. All
+                other readers of the returned state wait for the end of the body; `so_far()` does not.
             backend: backend of the run; None for the backend of the enclosing program, or else the default one.
             use_thread: whether to return as soon as the body has returned; False waits until all nodes are executed.
             seed: seed of the run. Each generation, and each program that the body runs by itself, derives its own seed
                 from it, by its place in the program.
             timeout: seconds for the whole run, including programs inside it. Nodes that are not finished by then fail
-                with RequestTimeoutError.
+                with RequestTimeoutError; what is finished is in the error's `state`, if that ends the body.
             retries: number of attempts after the first if the backend fails in a generation or selection.
             push_down: whether to hand the run to the backend as one program, if the backend plays programs (the engine
                 does). False requests it node by node: slower, with the same results, for debugging and measuring.

@@ -24,7 +24,7 @@ class Scope:
         self._state, self._begin, self._end = state, begin, end
 
     def __enter__(self) -> ProgramState:
-        self._state.branch.submit(self._begin, user_location())
+        self._state.whole_branch.submit(self._begin, user_location())
         return self._state
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -57,7 +57,7 @@ class Checkpoint:
         self._mark: BranchSnapshot | None = None
 
     def __enter__(self) -> Checkpoint:
-        self._mark = self._state.branch.mark(user_location())
+        self._mark = self._state.whole_branch.mark(user_location())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

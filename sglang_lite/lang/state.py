@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from itertools import accumulate
 from os import PathLike
@@ -14,7 +14,7 @@ from typing_extensions import TypeForm
 
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
-from sglang_lite.kernel import Output, in_kernel
+from sglang_lite.kernel import in_kernel
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.argument_names import AttributeHints, explains_wrong_arguments
 from sglang_lite.lang.backend.base import Backend
@@ -39,6 +39,7 @@ from sglang_lite.lang.execution.reading import (
     whole_text,
 )
 from sglang_lite.lang.execution.run import BoundCall, current_run
+from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, Named, R, VariableName
 from sglang_lite.lang.results import meta_info, text_of, usages_of
 from sglang_lite.lang.runs import files
@@ -56,10 +57,11 @@ from sglang_lite.lang.runs.saving import (
 from sglang_lite.lang.runs.values import import_by_name
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
+from sglang_lite.lang.text_streams import SoFar
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.lang.tracebacks import user_location as user_location  # for modules that import states
 from sglang_lite.lang.unawaited import must_await
-from sglang_lite.markup import Markup, cut, element
+from sglang_lite.markup import cut
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -103,18 +105,56 @@ class ProgramState(AttributeHints, Generic[R]):
 
     Adding returns at once; reading waits for the value. Errors of nodes are raised by reads.
 
+    The body reads what the program has at that line. The state that `run(stream=True)` returns is its caller's: reading
+    from it and adding to it wait for the end of the body. `text_iter` follows the body, and `so_far` never waits.
+
     Attributes:
-        ret_value: return value of the body, of type `R`; None until it has returned, as in a run with stream=True.
         branch: branch that the state reads and extends.
+        streamed_body: body of the run, if this is the state that the caller of a streamed run has; else None.
         restored: "tokens" if the state was loaded or copied and kept its tokens, "text" if only its text is the same;
             None for other states.
     """
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
-        self.ret_value: R = None  # type: ignore[assignment] # until the body has returned
+        self._ret_value: R = None  # type: ignore[assignment] # until the body has returned
         self.restored: Literal["tokens", "text"] | None = None
         self._submitted: Expression | None = None
+        self.streamed_body: StreamedBody | None = None
+
+    @property
+    def ret_value(self) -> R:
+        """Return value of the body, of type `R`; None for the body itself, and if it has raised or was cancelled."""
+        body = self.streamed_body
+        if body is not None and body.cancelled is None:
+            self._await_body("the state once the body has ended")
+            self._ret_value = body.ret_value()
+        return self._ret_value
+
+    @ret_value.setter
+    def ret_value(self, value: R) -> None:
+        self._ret_value = value
+
+    @property
+    def follows_body(self) -> bool:
+        """True if this is its caller's state of a streamed run, and the caller has not waited for the body's end."""
+        return self.streamed_body is not None and not self.streamed_body.ended
+
+    @property
+    def whole_branch(self) -> Branch:
+        """Branch of the state, at the end of the body for the caller of a streamed run, who waits for that."""
+        if self.follows_body:
+            self._await_body()
+        return self.branch
+
+    def _await_body(self, instead: str = "await s.async_sync() first") -> None:
+        """Waits as `StreamedBody.wait`, if this is its caller's state of a streamed run."""
+        if self.streamed_body is not None:
+            try:
+                self.streamed_body.wait(instead)
+            except KeyboardInterrupt:  # as in every read that waits
+                self.cancel()
+                raise
 
     @property
     def stream_executor(self) -> StreamExecutor:
@@ -127,7 +167,7 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def __iadd__(self, other: str | Expression) -> ProgramState[R]:  # type: ignore[misc] # a sum is only refused
         if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
-            self.branch.submit(other, user_location())
+            self.whole_branch.submit(other, user_location())
         self._submitted = None
         return self
 
@@ -165,7 +205,7 @@ class ProgramState(AttributeHints, Generic[R]):
         if expr is None:
             return Scope(self, TurnBegin(role), TurnEnd(role))
         turn = Expressions((TurnBegin(role), expr, TurnEnd(role)))
-        self.branch.submit(turn, user_location())
+        self.whole_branch.submit(turn, user_location())
         self._submitted = turn
         return turn
 
@@ -206,7 +246,7 @@ class ProgramState(AttributeHints, Generic[R]):
             raise ParameterError(
                 "call", f"{program!r:.60} is not a program.", hint="Decorate it: @sgl.function.", where=user_location()
             )
-        executor = self.branch
+        executor = self.whole_branch
         seed = executor.run.seed_of(executor.next_node())
         inherited = {"backend": executor.backend, "seed": None if isinstance(seed, Unset) else seed}
         if "backend" not in kwargs:
@@ -218,17 +258,25 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def set_var(self, name: str, value: object) -> None:
         check_assignment(name, value, user_location())
-        self.branch.names.check(user_location())
+        self.whole_branch.names.check(user_location())
         self.branch.names.declare(name, Variable.of(value))
 
     def __setitem__(self, name: str, value: object) -> None:
         self.set_var(name, value)
 
     def cancel(self) -> None:
-        """Stops all running work of this state and its branches, including the backend's requests. Reading a variable
-        that was not finished raises RequestAbortedError. From outside the body this is final; inside, the rollback of a
-        checkpoint undoes it."""
-        self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
+        """Ends this state and its branches here, including the backend's requests.
+
+        What somebody has waited for stays: values that were read, everything before them, and what a `join` further up
+        has taken. All else is taken away, even if it has come: reading it raises RequestAbortedError, as does reading
+        what is added afterwards. So the outcome does not depend on how fast the backend is.
+
+        The caller of a run with stream=True who has not waited for its end keeps nothing; `so_far()` has what came.
+        From outside the body this is final. Inside, the rollback to a checkpoint undoes it, if everything before was
+        waited for."""
+        error = RequestAbortedError("the program was cancelled.", where=user_location())
+        follows = self.streamed_body is not None and self.streamed_body.cancel(error)
+        self.branch.stop(error, waited=not follows)
 
     def expect_pause(self, seconds: float) -> None:
         """Tells an engine (also behind RuntimeEndpoint) for how long nothing will be added to this state, from its last
@@ -251,6 +299,8 @@ class ProgramState(AttributeHints, Generic[R]):
             SglError: the variable's node failed; the error names the line of the program.
             ProgramError: `name` is a generation or selection, and the value is not of its type.
         """
+        if self.streamed_body is not None:
+            self._await_body(f"await s.get({name!r})")
         variable = self.branch.names.variables.get(name) if type(name) is str else None
         if variable is None:
             variable = find_variable(self.branch.player, name, user_location())
@@ -267,6 +317,8 @@ class ProgramState(AttributeHints, Generic[R]):
     @must_await
     async def get(self, name: VariableName) -> UserValue:
         """Value of a variable, like `s[name]`, for coroutines."""
+        if self.streamed_body is not None:
+            await self.streamed_body.get()
         variable = await afind_variable(self.branch.player, name, user_location())
         return checked(await text_streams.read(self.branch, variable), name)
 
@@ -284,7 +336,7 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def raw(self, name: VariableName) -> UserValue:
         """Text from which a typed variable was read, or a list for several samples; returns other values unchanged."""
-        variable = find_variable(self.branch.player, name, user_location())
+        variable = find_variable(self.whole_branch.player, name, user_location())
         value = self._wait(variable, name)  # and then the variable has its record
         return text_of(variable.record, value)
 
@@ -309,7 +361,7 @@ class ProgramState(AttributeHints, Generic[R]):
                 `confidence=True`, or the state was loaded.
             SglError: the backend could not score choices.
         """
-        variable = find_variable(self.branch.player, name, user_location())
+        variable = find_variable(self.whole_branch.player, name, user_location())
         self._wait(variable, name)
         scored = confidence_of(self.branch.run, variable, name, sample, user_location())
         found: Confidence = self._wait(scored)
@@ -321,7 +373,7 @@ class ProgramState(AttributeHints, Generic[R]):
         last node. While the body runs, only played nodes are counted; afterwards, waits for all branches, even unread
         ones. A failure is raised unless it was before."""
         if name is None:
-            if self.branch.player.failure is None or not self.branch.player.failure_reported:
+            if self.whole_branch.player.failure is None or not self.branch.player.failure_reported:
                 self.sync()
             self._wait_for_branches()
             return self.branch.run.account.usage()
@@ -335,7 +387,7 @@ class ProgramState(AttributeHints, Generic[R]):
     def _trace(self, *, thumbnails: bool) -> Trace:
         from sglang_lite.lang.runs.log import trace_of
 
-        player = self.branch.player
+        player = self.whole_branch.player
         if self.branch.run.body_open:
             self._may_wait(player.read(nothing))
             error_of(player)
@@ -375,20 +427,16 @@ class ProgramState(AttributeHints, Generic[R]):
         log = self.branch.player.log
         if log is None or log.closed or self.branch.run.is_async or not in_kernel():
             raise NotImplementedError  # then IPython takes `_repr_html_`
-        output = Output()
-        with contextlib.suppress(SglError):  # it is in the trace
-            for text in accumulate(self.text_iter()):
-                output.show_soon(partial(element, "pre", text))
-        output.show(Markup(self._repr_html_()))
+        text_streams.show(self, self._repr_html_)
 
     def _record(self, name: VariableName) -> Any:
-        variable = find_variable(self.branch.player, name, user_location())
+        variable = find_variable(self.whole_branch.player, name, user_location())
         self._wait(variable, name)
         return variable.record
 
     def __contains__(self, name: str) -> bool:
         """True if the state has a variable of this name, even if the variable is not set yet."""
-        return isinstance(name, str) and name in self.branch.names.variables
+        return isinstance(name, str) and name in self.whole_branch.names.variables
 
     def get_meta_info(self, name: VariableName) -> dict[str, Json] | None:
         """Metadata that the backend reported for a variable, in SGLang's form. None if the variable was set by hand or
@@ -399,38 +447,40 @@ class ProgramState(AttributeHints, Generic[R]):
             return None
 
     def text(self) -> str:
-        """Whole text so far; waits until everything added so far has been executed."""
-        text: str = self._wait(self.branch.read(whole_text, user_location()))
+        """Whole text of what was added; waits until that has been executed."""
+        text: str = self._wait(self.whole_branch.read(whole_text, user_location()))
         return text
 
     def messages(self) -> list[dict[str, Json]]:
         """Finished turns in the form of chat APIs, as a new list; waits like `text`. Blanks and line ends that a turn's
         text begins with are left out, as in SGLang."""
-        messages: list[dict[str, Any]] = self._wait(self.branch.read(all_messages, user_location()))
+        messages: list[dict[str, Any]] = self._wait(self.whole_branch.read(all_messages, user_location()))
         return messages
+
+    def so_far(self) -> SoFar:
+        """Returns the text and the variables that there are at this moment, also of a run that is under way, was
+        cancelled or has failed. Never blocks, so the result depends on when it is called; all other readers wait."""
+        return text_streams.so_far(self.branch)
 
     def sync(self) -> None:
         """Waits until everything added so far has been executed. Raises the program's error if it has failed."""
-        self._wait(self.branch.read(nothing, user_location()))
+        self._wait(self.whole_branch.read(nothing, user_location()))
 
     async def async_sync(self) -> None:
         """Waits like `sync`, for coroutines."""
+        if self.streamed_body is not None:
+            await self.streamed_body.get()
         await text_streams.read(self.branch, self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:
-        """Error of the program, or None if it has not failed. Waits like `sync`; in a run with stream=True, a caller
-        outside the body waits for the end of the program."""
-        if self.branch.player.log is not None and current_run.get() is not self.branch.run:
-            try:
-                text_streams.follow(self)
-            except KeyboardInterrupt:  # as in every read that waits
-                self.cancel()
-                raise
-        self._may_wait(self.branch.player.read(nothing))
+        """Error of the program, or None if it has not failed. Waits like `sync`."""
+        if self.streamed_body is not None and self.streamed_body.cancelled is not None:
+            return self.streamed_body.cancelled
+        self._may_wait(self.whole_branch.player.read(nothing))
         return error_of(self.branch.player)
 
     def _may_wait(self, variable: Variable, name: VariableName | None = None) -> None:
-        if self.branch.run.is_async and not variable.done and self.branch.player.waits:
+        if self.branch.run.is_async and not variable.done and self.branch.player.has_to_wait:
             what = f"await s.get({name!r})" if name is not None else "await s.async_sync() first"
             may_block(self.branch.run, what, user_location())
 
@@ -451,7 +501,8 @@ class ProgramState(AttributeHints, Generic[R]):
     def text_iter(self, var_name: VariableName | None = None) -> Iterator[str]:
         """Yields the text of the program, or of a variable, in chunks as they arrive, always from the start. In a run
         without stream=True, yields the text of the body in one chunk once it is complete; what is added then comes
-        as it arrives."""
+        as it arrives. Of a name that the body sets several times, the caller of a streamed run follows the first
+        value; once it has waited for the end, the last."""
         return text_streams.pieces(self, var_name)
 
     @overload
@@ -498,7 +549,7 @@ class ProgramState(AttributeHints, Generic[R]):
         """
         check_whole("size", size, 1, user_location())
         check_no_offset(position_ids_offset, user_location())
-        self.branch.names.check(user_location())
+        self.whole_branch.names.check(user_location())
         children = [type(self)(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 
@@ -615,6 +666,8 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def __repr__(self) -> str:
         failure = self.branch.player.failure
+        if self.follows_body:
+            return f"ProgramState(so far: {cut(self.so_far().text, 280)})"
         return f"ProgramState({cut(self.text() if failure is None else f'failed: {failure}', 280)})"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lite.errors import with_article
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
+from sglang_lite.lang.execution.waits import Gathered
 from sglang_lite.lang.expressions import is_constant
 from sglang_lite.lang.states_table import states_table
 from sglang_lite.lang.tracebacks import user_location
@@ -120,6 +121,8 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
     """
     variables = [made.get(name) for made in own]
     gathered = Variable()
+    declared = [variable for variable in variables if variable is not None]
+    gathered.awaited = Gathered(declared)
 
     def settled() -> None:
         for child, variable in zip(children, variables):
@@ -130,9 +133,10 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
                     gathered.fail(error)
         if not gathered.done:
             gathered.record = [None if variable is None else variable.record for variable in variables]
-            gathered.set([None if variable is None else variable.result() for variable in variables])
+            # A cancellation may take values away meanwhile; it takes the list away, too.
+            gathered.set([None if variable is None else next(iter(variable.so_far()), None) for variable in variables])
 
-    when_all_done([variable for variable in variables if variable is not None], settled)
+    when_all_done(declared, settled)
     return gathered
 
 

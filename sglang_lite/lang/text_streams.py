@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+from sglang_lite.kernel import Output
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
-from sglang_lite.lang.execution.reading import afind_variable, find_variable, may_block, nothing, whole_text
+from sglang_lite.lang.execution.reading import (
+    afind_first,
+    afind_variable,
+    checked,
+    find_first,
+    find_variable,
+    may_block,
+    nothing,
+    whole_text,
+)
 from sglang_lite.lang.execution.run import current_run
-from sglang_lite.lang.results import meta_info
+from sglang_lite.lang.results import meta_info, text_of
 from sglang_lite.lang.tracebacks import trim, user_location
+from sglang_lite.markup import Markup, element
 from sglang_lite.protocol import Generation, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
 
@@ -18,6 +32,21 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.expressions import VariableName
     from sglang_lite.lang.state import ProgramState
+
+
+@dataclass(frozen=True)
+class SoFar:
+    """Text and variables of a run at a moment.
+
+    Attributes:
+        text: text of the state; of a run with stream=True with what a running generation has brought.
+        variables: variables that have a value, by name.
+        ended: True if the body has ended and nothing is left to be executed.
+    """
+
+    text: str
+    variables: Mapping[str, Any]
+    ended: bool
 
 
 def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
@@ -37,14 +66,41 @@ def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
                 hint="Name a variable, or use text().",
                 where=user_location(),
             )  # fmt: skip
-    log = _log_so_far(branch) if name is None else find_variable(branch.player, name, user_location()).log
+    variable = None if name is None else _find_streamed(state, name)
+    log = _log_so_far(branch) if variable is None else variable.log
     if log is None:  # not streamed, set by hand, or joined
-        yield state.text() if name is None else str(state.raw(name))
+        yield state.text() if variable is None else _text_in(branch, variable)
         return
     branch.player.failure_reported = True
     for text, _ in log:
         if text:
             yield text
+    if variable is None and state.streamed_body is not None:
+        state.streamed_body.wait("text_async_iter")
+
+
+def _text_in(branch: Branch, variable: Variable) -> str:
+    """Text of a variable that has no stream; waits for it."""
+    try:
+        value = variable.wait()
+    except SglError as error:
+        branch.player.failure_reported = True
+        trim(error)
+        raise
+    return str(text_of(variable.record, value))
+
+
+def _find_streamed(state: ProgramState, name: VariableName) -> Variable:
+    """Variable of a name whose text is streamed: the first, for the caller of a streamed run who has not waited for the
+    end of its body; else the one that the name has now."""
+    find = find_first if state.follows_body else find_variable
+    return find(state.branch.player, name, user_location())
+
+
+async def _afind_firsted(state: ProgramState, name: VariableName) -> Variable:
+    """Coroutine form of `_find_streamed`."""
+    find = afind_first if state.follows_body else afind_variable
+    return await find(state.branch.player, name, user_location())
 
 
 def _log_so_far(branch: Branch) -> TextLog | None:
@@ -54,15 +110,23 @@ def _log_so_far(branch: Branch) -> TextLog | None:
     return player.log if player.later is None else player.later.until(branch.read(nothing, user_location()))
 
 
-def follow(state: ProgramState) -> None:
-    """Waits for the end of the text of a run with stream=True."""
-    branch = state.branch
-    assert branch.player.log is not None
-    if not branch.player.log.closed:
-        may_block(branch.run, "text_async_iter", user_location())
-    with contextlib.suppress(SglError):
-        for _ in branch.player.log:
-            pass
+def show(state: ProgramState, page: Callable[[], str]) -> None:
+    """Shows the text of a streamed run in a notebook as it comes, and then the HTML that `page` makes."""
+    output = Output()
+    with contextlib.suppress(SglError):  # it is in the page
+        for text in accumulate(state.text_iter()):
+            output.show_soon(partial(element, "pre", text))
+    output.show(Markup(page()))
+
+
+def so_far(branch: Branch) -> SoFar:
+    """Implements `ProgramState.so_far`."""
+    player = branch.player
+    pieces = None if player.log is None else player.log.so_far()
+    text = player.transcript.text() if pieces is None else pieces
+    values = [(name, variable.so_far()) for name, variable in list(branch.names.variables.items())]
+    found = {name: value for name, had in values for value in had}
+    return SoFar(text, found, not branch.run.body_open and all(each.at_rest for each in player.tree()))
 
 
 async def read(branch: Branch, variable: Variable) -> UserValue:
@@ -98,26 +162,29 @@ async def apieces(state: ProgramState, name: VariableName | None, *, with_meta: 
             yield text, meta or {}
         elif text:
             yield text
+    if name is None and state.streamed_body is not None:
+        await state.streamed_body.get()
 
 
 def values(state: ProgramState, name: VariableName) -> Iterator[UserValue]:
     """Yields the partial values of a typed variable and finally the whole one. Implements `partial_iter`."""
-    partial = _PartialValue(state, name)
+    variable = _find_streamed(state, name)
+    partial = _PartialValue(variable, name)
     for piece in state.text_iter(name):
         if partial.append(piece):
             yield partial.value
-    if (value := state[name]) != partial.value:
+    if (value := checked(variable.wait(), name)) != partial.value:
         yield value
 
 
 async def avalues(state: ProgramState, name: VariableName) -> AsyncIterator[UserValue]:
     """Async version of `values`. Implements `partial_async_iter`."""
-    await afind_variable(state.branch.player, name, user_location())
-    partial = _PartialValue(state, name)
+    variable = await _afind_firsted(state, name)
+    partial = _PartialValue(variable, name)
     async for piece in state.text_async_iter(name):
         if partial.append(piece):
             yield partial.value
-    if (value := await state.get(name)) != partial.value:
+    if (value := checked(await read(state.branch, variable), name)) != partial.value:
         yield value
 
 
@@ -128,15 +195,14 @@ class _PartialValue:
         value: latest partial value, or None if the text gives none yet.
     """
 
-    def __init__(self, state: ProgramState, name: VariableName) -> None:
+    def __init__(self, variable: Variable, name: VariableName) -> None:
         from sglang_lite.constraints.python_types.partial import partial_reader
 
-        kind = find_variable(state.branch.player, name, user_location()).kind
-        if kind is None:
+        if variable.kind is None:
             raise ProgramError(
                 f"{name!r} has no type, and only gen(type=…) has values to stream.", where=user_location()
             )
-        self._read, self._text, self.value = partial_reader(kind), "", None
+        self._read, self._text, self.value = partial_reader(variable.kind), "", None
 
     def append(self, piece: str) -> bool:
         """Appends a chunk of text. Returns True if the partial value has changed."""

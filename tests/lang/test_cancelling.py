@@ -26,9 +26,10 @@ def test_cancelling_stops_the_backend_and_tells_the_readers_where():
         assert caught.value.where.line == line_here(program)
 
 
-def test_cancelling_keeps_what_was_finished():
+def test_cancelling_keeps_what_was_waited_for():
     backend = Gated()
     state = run("x", sgl.gen("a", backend=Answers(lambda text: "done")), sgl.gen("b"), backend=backend)
+    assert state["a"] == "done"
     assert backend.asked.wait(60)
     state.cancel()
     assert state["a"] == "done"
@@ -56,6 +57,7 @@ def test_cancelling_reaches_the_branches_of_branches():
 
 def test_cancelling_a_finished_program_does_nothing():
     state = run("x", sgl.gen("a"), backend=sgl.ScriptedBackend(default="y"))
+    state.sync()
     state.cancel()
     assert state["a"] == "y"
     assert state.error() is None

@@ -50,6 +50,13 @@ class _PoolOfThread(threading.local):
 of_thread = _PoolOfThread()  # set by a pool of bodies on its own threads
 
 
+class Awaited(Protocol):
+    """Part of a program that is known to be finished once somebody has waited for a variable."""
+
+    def note(self, *, failed: bool = False) -> None:
+        """Notes that the variable was waited for, and has its value or, if `failed`, an error."""
+
+
 class Variable:
     """The value of a node: set once or failed once, read any number of times.
 
@@ -66,11 +73,13 @@ class Variable:
         question: question that the node has answered, if its confidence was requested; else None.
         end_position: position in the branch's transcript directly after the node; None if no node of the branch made
             the variable.
+        awaited: what is known to be finished once somebody has waited for the variable; None if nothing is.
+        taken_away: True if its value or its failure had come, and was replaced by an error.
     """
 
     __slots__ = (
-        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_position", "kind", "log", "node", "question",
-        "record", "where",
+        "_callbacks", "_done", "_error", "_lock", "_made", "_value", "awaited", "end_position", "kind", "log", "node",
+        "question", "record", "taken_away", "where",
     )  # fmt: skip
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
@@ -82,6 +91,8 @@ class Variable:
         self.log: TextLog | None = None
         self.question: Any = None
         self.end_position: Any = None
+        self.awaited: Awaited | None = None
+        self.taken_away = False
         self._lock = threading.Lock()
         self._done = False
         self._value: Any = None
@@ -114,6 +125,22 @@ class Variable:
             self.log.close(error, self.where)
         for callback in callbacks or ():
             callback()
+
+    def take_away(self, error: BaseException) -> None:
+        """Fails the variable, even if it has its value already or has failed with another error."""
+        with self._lock:
+            if self._done:
+                self.taken_away = True
+                self._error = error
+                return
+        self.fail(error)
+
+    def so_far(self) -> tuple[UserValue, ...]:
+        """The value if it has come, even if it was taken away since; empty if it has not."""
+        if not self._done:
+            return ()
+        had_one = self._value is not None or self.record is not None
+        return (self._value,) if self._error is None or (self.taken_away and had_one) else ()
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Calls `callback` once, when the variable is set or failed: immediately, or later on the thread that settles
@@ -154,7 +181,7 @@ class Variable:
                 of_thread.pool.unblocked()
             if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
-        return self.result()
+        return self._read()
 
     async def get(self) -> UserValue:
         """Coroutine form of `wait`, for any event loop."""
@@ -162,7 +189,16 @@ class Variable:
             future, wake = _bell()
             self.when_done(wake)
             await future
-        return self.result()
+        return self._read()
+
+    def _read(self) -> UserValue:
+        """Value, like `result`, for a reader, who has now waited for it."""
+        error, value = self._error, self._value
+        if self.awaited is not None:
+            self.awaited.note(failed=error is not None)
+        if error is not None:
+            raise located(error, self.where)
+        return value
 
 
 def _check_can_wait(made: int, where: Location | None = None) -> None:
@@ -218,9 +254,13 @@ class TextLog:
     on.
 
     A piece is (text, metadata); the metadata is None if the backend gave none.
+
+    Attributes:
+        awaited: what is known to be finished once somebody has read the text to its end; None if nothing is.
     """
 
     def __init__(self) -> None:
+        self.awaited: Awaited | None = None
         self._lock = threading.Lock()
         self._made = forks()
         self._pieces: list[tuple[str, dict[str, Any] | None]] = []
@@ -258,6 +298,7 @@ class TextLog:
     def until(self, end: Variable) -> TextLog:
         """Log with the same text, which is closed when a variable is settled."""
         found = TextLog()
+        found.awaited = end.awaited
         with self._lock:
             for text, meta in self._pieces:
                 found.append(text, meta)
@@ -270,6 +311,11 @@ class TextLog:
 
         end.when_done(close)
         return found
+
+    def so_far(self) -> str:
+        """The text until now."""
+        with self._lock:
+            return "".join(text for text, _ in self._pieces)
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, UserValue] | None]]:
         at = 0
@@ -284,7 +330,7 @@ class TextLog:
             if not pieces:
                 _check_can_wait(self._made)
                 ready.acquire()
-        self._raise()
+        self._end()
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, UserValue] | None]]:
         at = 0
@@ -298,7 +344,7 @@ class TextLog:
                 break
             if not pieces:
                 await future
-        self._raise()
+        self._end()
 
     def _from(self, at: int, wake: Callable[[], object]) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
         """Pieces from index `at` on, and True if the log is closed. If there are none yet and the log is open, `wake`
@@ -309,6 +355,9 @@ class TextLog:
                 self._waiters.append(wake)
             return pieces, self._closed
 
-    def _raise(self) -> None:
+    def _end(self) -> None:
+        """Ends a reader's way through the text."""
+        if self.awaited is not None:
+            self.awaited.note(failed=self._error is not None)
         if self._error is not None:
             raise located(self._error, self._where)

@@ -30,11 +30,12 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.player import Player, unknown
+from sglang_lite.lang.execution.player import Player, cancel, unknown
 from sglang_lite.lang.execution.reading import added, close_when_finished
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.execution.waits import Waits
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -67,6 +68,7 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.protocol import (
     UNSET,
+    BudgetError,
     Choices,
     Constraint,
     Continuation,
@@ -78,6 +80,7 @@ from sglang_lite.protocol import (
     ParameterError,
     ProgramError,
     RequestAbortedError,
+    RequestTimeoutError,
     SamplingParams,
     SglError,
     TemplateError,
@@ -308,7 +311,7 @@ class Branch:
 
     def _forked(self) -> Player:
         """Player of a branch that is forked from this one."""
-        return Player(self.run, depth=self.player.depth + 1)
+        return Player(self.run, depth=self.player.depth + 1, waits=Waits(self.player.waits))
 
     def restore(
         self,
@@ -340,7 +343,7 @@ class Branch:
     def mark(self, where: Location | None) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
         self.player.before_adding(where)
-        mark = BranchMark(children=len(self.player.children))
+        mark = BranchMark(children=len(self.player.children), cancelled=self.player.waits.cancelled is not None)
         self.player.put(MarkOp(mark, back=False))
         return BranchSnapshot(mark, self.names.at_mark(), self.blocks.copy())
 
@@ -362,8 +365,11 @@ class Branch:
             for player in self.player.tree():
                 player.names.close(partial(unknown, player))
                 if player.log is not None:
+                    player.log.awaited = player.waits.here()
                     player.put(ReadOp(Variable(), player.log.close))
         self.tell("end_program")
+        if self.run.body_end is not None:
+            self.run.body_end.set(None)
 
     def abandon(self, error: BaseException) -> None:
         """Stops all branches because the body has raised `error`. The body's caller receives the error, except in a
@@ -374,16 +380,23 @@ class Branch:
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
         for player in self.player.tree():
             player.names.cut = True
-        self.stop(located(error, raised_at(error)), reported=not self.run.settings.stream)
+        streams = self.run.settings.stream
+        ended = located(error, raised_at(error))
+        if streams and not isinstance(error, RequestTimeoutError | BudgetError):
+            cancel(self.player, ended, reported=False, ends=True)
+        else:  # what has come is in the error's state
+            self.player.stop(ended, reported=not streams)
+        self.run.stop_inside(ended, final=self.player.stopped is not None)
 
-    def stop(self, error: SglError, *, reported: bool = True) -> None:
-        """Fails the branch and the branches forked from it, and cancels the work of their backends. The main branch
-        also stops the programs that its body runs by itself.
+    def stop(self, error: SglError, *, waited: bool = True) -> None:
+        """Cancels the branch and the branches forked from it: what was waited for stays, everything else fails with an
+        error, even if it has come, and so does what is added later. The main branch also stops the programs that its
+        body runs by itself.
 
         Args:
-            reported: whether the caller already knows of the error, so that it need not be logged.
+            waited: False if nothing counts as waited for.
         """
-        self.player.stop(error, reported=reported)
+        cancel(self.player, error, waited=waited)
         if not self.path:
             self.run.stop_inside(error, final=self.player.stopped is not None)
 

@@ -112,6 +112,23 @@ class Names:
             found.setdefault(name, variable)
         return dict(reversed(found.items()))
 
+    def own_variables(self) -> list[Variable]:
+        """All variables that this branch has declared since its fork, also those whose name has another one now."""
+        found, at = list[Variable](), self.history
+        while at is not None and at is not self._forked:
+            at, _, variable = at
+            found.append(variable)
+        return found
+
+    def first(self, name: str) -> Variable | None:
+        """First variable that was declared under a name; None if there is none."""
+        found, at = None, self.history
+        while at is not None:
+            at, each, variable = at
+            if each == name:
+                found = variable
+        return found
+
     def declared(self) -> list[tuple[str, Variable]]:
         """All declarations, in order."""
         found, at = list[tuple[str, Variable]](), self.history

@@ -139,11 +139,15 @@ class BranchMark:
         position: position in the transcript; None until the mark is played.
         pushed: pushed-down branch, and the index of the mark's node there; None if it is not pushed down.
         children: number of branches that were forked before the mark.
+        waits: number of the last node before the mark that waits for something, as `Waits.last`.
+        cancelled: True if the branch was cancelled before the mark.
     """
 
     position: TranscriptPosition | None = None
     pushed: tuple[PushedBranch, int] | None = None
     children: int = 0
+    waits: int = 0
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

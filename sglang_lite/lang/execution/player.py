@@ -14,17 +14,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypeGuard
+from typing import NoReturn, TypeAlias, TypeGuard
 
 from sglang_lite.lang.concurrency.loop import executor, on_executor
-from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located, when_all_done
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.base_player import BasePlayer
+from sglang_lite.lang.execution.immediate import IMMEDIATE, join, play_awaited
 from sglang_lite.lang.execution.operations import (
     AnswerOp,
     BranchMark,
@@ -42,9 +42,9 @@ from sglang_lite.lang.execution.operations import (
 )
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
-from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.lang.execution.waits import Cancellation, Waits
 from sglang_lite.lang.expressions import NO_OPTIONS
-from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
+from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import UNSET, Location, RequestAbortedError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import UserValue
 
@@ -69,13 +69,19 @@ class Player(BasePlayer):
         later: text log of a branch to which something was added after the end of the body, if the run is not streamed.
         children: branches forked from it.
         claims: last operation that a join has claimed, by the depth of the joining branch.
+        waits: how far it has been waited for.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_queue", "_taken_back", "_waiting", "children", "claims", "depth", "later")
+    __slots__ = (
+        "__weakref__", "_lock", "_queue", "_taken_back", "_waiting", "children", "claims", "depth", "later", "waits",
+    )  # fmt: skip
 
-    def __init__(self, run: Run, pushed: PushedBranch | None = None, depth: int = 0) -> None:
+    def __init__(
+        self, run: Run, pushed: PushedBranch | None = None, depth: int = 0, waits: Waits | None = None
+    ) -> None:
         super().__init__(run, pushed, TextLog() if run.settings.stream else None)
         self.depth = depth
+        self.waits = waits or Waits()
         self.later: TextLog | None = None
         self.children: list[Player] = []
         self._lock = threading.Lock()
@@ -89,8 +95,13 @@ class Player(BasePlayer):
 
     def put(self, op: Op) -> None:
         """Queues an operation, or plays it at once if no thread is playing the branch and it need not wait."""
+        if self.waits.cancelled is not None and type(op) not in (ReadOp, EventOp, MarkOp):
+            self._refuse(op, self.waits.cancelled)
+            return
         with self._lock:
             failure = self._failure
+            if type(op) is not Text:
+                self.waits.number(op)
             if failure is None:
                 if self.pushed is not None and type(op) not in (ReadOp, EventOp):
                     self.pushed = self.pushed.add(op, self.transcript.pieces)
@@ -111,6 +122,27 @@ class Player(BasePlayer):
         elif (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
+    def _refuse(self, op: Op, cancelled: Cancellation) -> None:
+        """Fails an operation that is added behind the branch's cancellation, and the branch with it."""
+        if not self.waits.refuses:
+            self.waits.refuses = True
+            self._end_later(cancelled.error)
+        if self.pushed is not None and type(op) is JoinOp:
+            self.pushed.claim(op)
+        _fail_op(op, cancelled.error)
+
+    def _end_later(self, error: SglError) -> None:
+        """Fails the branch with a cancellation's error, once everything queued has been played."""
+        ended = Variable()
+        ended.when_done(partial(self._fail_as_cancelled, error))
+        self.put(ReadOp(ended, partial(_raise, error, self)))
+
+    def _fail_as_cancelled(self, error: SglError) -> None:
+        """Lets a cancellation's error replace the failure that the branch has come to meanwhile."""
+        with self._lock:
+            if self.waits.cancelled is not None and self.waits.cancelled.error is error and self._failure is not None:
+                self._failure = located(error, None)
+
     def before_adding(self, where: Location | None) -> None:
         """Checks that something may be added. After the end of the body, begins to log the text for streams."""
         self.names.check(where)
@@ -121,6 +153,7 @@ class Player(BasePlayer):
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
         variable = Variable(where, self.run.made)
+        variable.awaited = self.waits.here()
         self.put(ReadOp(variable, partial(what, self)))
         return variable
 
@@ -137,7 +170,7 @@ class Player(BasePlayer):
         return self._current is None
 
     @property
-    def waits(self) -> bool:
+    def has_to_wait(self) -> bool:
         """True if an operation that is being played or queued has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
@@ -151,7 +184,8 @@ class Player(BasePlayer):
             running = None if mark.position is None or found.claimed or self._current is _NOTHING else self._current
             self._taken_back = running or self._taken_back
             back = MarkOp(mark, back=True)
-            if mark.position is not None:
+            revives = self.waits.go_back(mark)
+            if mark.position is not None and revives:
                 self._failure = None
             self._queue = found.kept
             if self.pushed is not None:
@@ -174,6 +208,7 @@ class Player(BasePlayer):
         this one: a rollback waits for it."""
         for child in self.children:
             child.claim(depth)
+        self.waits.claim(depth)
         with self._lock:
             last = self._queue[-1] if self._queue else self._current
             if last is not None:
@@ -205,8 +240,8 @@ class Player(BasePlayer):
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
-        """Fails the branch and the branches forked from it, and cancels the work of their backends. If the stop comes
-        from outside an open body, the body can add nothing more.
+        """Fails the branch and the branches forked from it, if anything is being played, and cancels the work of their
+        backends. What has come stays. If the stop comes from outside an open body, the body can add nothing more.
 
         Args:
             reported: whether the holder of the branch already knows of the error, so that it need not be logged.
@@ -222,6 +257,45 @@ class Player(BasePlayer):
             _abort(self, error)
         for child in self.children:
             child.stop(error)
+
+    def cancel_alone(self, error: SglError, kept: int, depth: int, *, final: bool, ends: bool) -> None:
+        """Cancels this branch, but not those forked from it (`cancel`).
+
+        Args:
+            kept: number of the last node that stays.
+            depth: depth of the branch whose cancellation it is.
+            final: whether no rollback undoes it.
+            ends: whether it fails even if nothing is taken away.
+        """
+        whole = later = False
+        removed: Sequence[Op] = ()
+        with self._lock:
+            if final and ends:
+                self.stopped = self.stopped or error
+            if self.waits.cancelled is not None and (self.waits.refuses or not ends):
+                return
+            if self._failure is not None and self.waits.failure_known:
+                return
+            self.waits.cancelled = Cancellation(error, kept, final)
+            if ends or kept < self.waits.last:
+                self.waits.refuses = True
+                found = removal(None, (self._current, *self._queue), self.claims, depth)
+                later = found.claimed
+                if later:
+                    self._queue = found.kept
+                    removed = found.removed
+                else:
+                    whole = True
+                    self._failure = None
+        if later:
+            self._end_later(error)
+        elif whole:
+            _abort(self, error)
+        for op in removed:
+            _fail_op(op, error)
+        for variable in self.names.own_variables():
+            if self.waits.takes(variable, kept):
+                variable.take_away(error)
 
     # -------------------------------------------------------------------------------- the playing side
 
@@ -377,6 +451,23 @@ class Player(BasePlayer):
         return waiting if isinstance(waiting, asyncio.Task) else None
 
 
+def cancel(player: Player, error: SglError, *, waited: bool = True, reported: bool = True, ends: bool = False) -> None:
+    """Cancels a branch and the branches forked from it: what was waited for stays, everything else fails, even if it
+    has come.
+
+    Args:
+        waited: False if nothing counts as waited for.
+        reported: as for `Player.stop`.
+        ends: whether the branches fail even if nothing is taken away from them.
+    """
+    final = not waited or current_run.get() is not player.run
+    ends = ends or (final and player.run.body_open) or not waited
+    for each in player.tree()[::-1]:  # joined variables fail after those that they consist of
+        kept = each.waits.kept(player.depth) if waited else -1
+        each.cancel_alone(error, kept, player.depth, final=final, ends=ends)
+        each.failure_reported = each.failure_reported or reported or each is not player
+
+
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
     """Error for an unknown name: the branch's own failure, if the body could not go on to declare the name. (A failed
     node is none: the body goes on, and whether the node has failed yet depends on timing.)"""
@@ -443,7 +534,7 @@ def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
 
 def _take(player: Player, op: _Awaited) -> None:
     if isinstance(op, JoinOp):
-        _join(player, op)
+        join(player, op)
         return
     assert op.pushed_node is not None
     pushed, place = op.pushed_node
@@ -490,90 +581,6 @@ def _fail_op(op: Op, failure: SglError) -> None:
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)
-
-
-def _scope(player: BasePlayer, op: ScopeOp) -> bool:
-    if isinstance(op.node, ScopeBegin):
-        player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
-    else:
-        op.variable.set(player.transcript.text(player.scope_starts.pop(id(op.variable))))
-    return True
-
-
-def _fork(player: BasePlayer, op: ForkOp) -> bool:
-    for child in op.children:
-        child.transcript.fork_from(player.transcript)
-        child.begin()
-    return True
-
-
-def _tell(player: BasePlayer, op: EventOp) -> bool:
-    if on_pool.get() is not player:
-        return False
-    op.call()
-    return True
-
-
-def _join(player: BasePlayer, op: JoinOp) -> bool:
-    if player.pushed is not None:
-        player.pushed.note_start(op, player.transcript.pieces)
-    if not all(variable.done for variable in op.added):
-        return False
-    for pieces in [variable.result() for variable in op.added]:  # nothing if a branch has failed
-        player.transcript.append_joined(pieces)
-    return True
-
-
-def _read(player: BasePlayer, op: ReadOp) -> bool:
-    op.variable.set(op.what())
-    return True
-
-
-def _mark(player: BasePlayer, op: MarkOp) -> bool:
-    if not op.back:
-        op.mark.position = player.transcript.position()
-    elif op.mark.position is not None:
-        player.transcript.go_back(op.mark.position)
-    return True
-
-
-def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BasePlayer, Any], bool]:
-    def immediate(player: BasePlayer, node: Any) -> bool:
-        change(player.transcript, node)
-        return True
-
-    return immediate
-
-
-# Functions that play an operation on the submitting thread. They return True if it is done, False if it has to wait for
-# a backend.
-IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
-    GenOp: generation.generate_immediately,
-    SelectOp: selection.select_immediately,
-    ImagePart: _on_transcript(Transcript.append_image),
-    TurnBegin: _on_transcript(Transcript.begin_turn),
-    TurnEnd: _on_transcript(Transcript.end_turn),
-    ScopeOp: _scope,
-    GrammarBegin: _on_transcript(Transcript.begin_grammar),
-    GrammarEnd: _on_transcript(Transcript.end_grammar),
-    ForkOp: _fork,
-    JoinOp: _join,
-    ReadOp: _read,
-    MarkOp: _mark,
-    EventOp: _tell,
-}
-
-
-async def play_awaited(player: BasePlayer, op: Op) -> None:
-    """Plays an operation that has to wait. Runs on the executor loop."""
-    match op:
-        case EventOp():
-            await in_pool(op.pool, op.call)
-        case GenOp():
-            await generation.agenerate(player, op)
-        case _:
-            assert isinstance(op, SelectOp)
-            await selection.aselect(player, op)
 
 
 def _has_to_wait(op: Op) -> bool:

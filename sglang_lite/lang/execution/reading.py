@@ -18,6 +18,7 @@ from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
+from sglang_lite.lang.execution.waits import Everything
 from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.lang.tools import ToolCall
@@ -66,6 +67,18 @@ def find_variable(player: Player, variable: VariableName, where: Location | None
         may_block(player.run, f"await s.get({name!r})", where)
         promise.wait()
     return found
+
+
+def find_first(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
+    """Returns the first variable of a name, which its later ones don't replace; waits for it like `find_variable`."""
+    found = find_variable(player, variable, where)
+    return player.names.first(name_of(variable, where)) or found
+
+
+async def afind_first(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
+    """Coroutine form of `find_first`."""
+    found = await afind_variable(player, variable, where)
+    return player.names.first(name_of(variable, where)) or found
 
 
 async def afind_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
@@ -118,7 +131,7 @@ def _promise(player: Player, name: str, where: Location | None) -> Variable:
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
     """Error of a name that will never be declared, or None if the running body may still declare it."""
-    if player.run.body_open and current_run.get() is not player.run:
+    if player.run.body_open and current_run.get() is not player.run and player.stopped is None:
         return None
     if name in player.names.scopes:
         return ProgramError(f"the variable scope {name!r} is still open.", where=where)
@@ -238,9 +251,16 @@ def close_when_finished(player: Player, program: PushedProgram) -> None:
     when_finished(player, close)
 
 
+def note_end(player: Player) -> None:
+    """Notes that somebody has waited for everything in this branch and the branches forked from it."""
+    for each in player.tree():
+        each.waits.here().note()
+
+
 def finished(player: Player) -> Variable:
     """Variable that is set when everything queued so far, in this branch and the branches forked from it, has been
     played or has failed."""
     variable = Variable()
+    variable.awaited = Everything([each.waits.here() for each in player.tree()])
     when_finished(player, lambda: variable.set(None))
     return variable

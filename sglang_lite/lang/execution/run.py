@@ -18,6 +18,7 @@ import msgspec
 from sglang_lite.lang.backend.base import Backend, name_of
 from sglang_lite.lang.backend.planning import Planner, RunFacts
 from sglang_lite.lang.concurrency.loop import forks
+from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.budget import Budget, NodeAccount
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
 from sglang_lite.lang.expressions import BaseProgram
@@ -150,6 +151,7 @@ class Run:
         kept: answers of the earlier run that this run repeats; None if it is no rerun.
         body_open: True while the body is running, so that names may yet be declared.
         is_async: True if the body is a coroutine; no read may block its event loop.
+        body_end: variable that is set when the body has ended; None if the run is not streamed.
         body: task of a streaming coroutine body, kept here because the event loop holds tasks only weakly.
         loop: event loop of a coroutine body, if that is the caller's loop.
         made: `forks()` when the run began.
@@ -164,9 +166,9 @@ class Run:
     """
 
     __slots__ = (
-        "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_open",
-        "budgets", "called", "context", "deadline", "is_async", "kept", "loop", "made", "new_state", "plain",
-        "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
+        "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_end",
+        "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "loop", "made", "new_state",
+        "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
     )  # fmt: skip
 
     def __init__(
@@ -194,6 +196,7 @@ class Run:
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         self.body_open, self.made = True, forks()
         self.body: Any = None
+        self.body_end = Variable(made=self.made) if settings.stream else None
         self.called: BoundCall | None = None
         self.remembered: tuple[TraceNode, ...] = ()
         self.unbound: SavedRun | None = None

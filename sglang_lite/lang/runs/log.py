@@ -216,7 +216,9 @@ class _Reader:
         found, text = _results(op), ""
         if found:
             self._learn(found[0])
-            text = MULTI_SEPARATOR.join(op.variable.result()) if op.expression.multi else found[0].picked
+            text = found[0].picked
+            if op.expression.multi:
+                text = "".join(MULTI_SEPARATOR.join(picked) for picked in op.variable.so_far())
         self._answered("select", op, found, text=text)
 
     def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> _Entry:

@@ -1,0 +1,111 @@
+"""Operations of a branch as they are played on the submitting thread, and those that have to wait.
+
+An operation that needs no answer is played at once. What waits for a backend is played on the executor loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_lite.lang.concurrency.pool import in_pool
+from sglang_lite.lang.execution import generation, selection
+from sglang_lite.lang.execution.base_player import BasePlayer
+from sglang_lite.lang.execution.operations import (
+    EventOp,
+    ForkOp,
+    GenOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+    on_pool,
+)
+from sglang_lite.lang.execution.transcript import Transcript
+from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
+
+
+def _scope(player: BasePlayer, op: ScopeOp) -> bool:
+    if isinstance(op.node, ScopeBegin):
+        player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
+    else:
+        op.variable.set(player.transcript.text(player.scope_starts.pop(id(op.variable))))
+    return True
+
+
+def _fork(player: BasePlayer, op: ForkOp) -> bool:
+    for child in op.children:
+        child.transcript.fork_from(player.transcript)
+        child.begin()
+    return True
+
+
+def _tell(player: BasePlayer, op: EventOp) -> bool:
+    if on_pool.get() is not player:
+        return False
+    op.call()
+    return True
+
+
+def join(player: BasePlayer, op: JoinOp) -> bool:
+    if player.pushed is not None:
+        player.pushed.note_start(op, player.transcript.pieces)
+    if not all(variable.done for variable in op.added):
+        return False
+    for pieces in [variable.result() for variable in op.added]:  # nothing if a branch has failed
+        player.transcript.append_joined(pieces)
+    return True
+
+
+def _read(player: BasePlayer, op: ReadOp) -> bool:
+    op.variable.set(op.what())
+    return True
+
+
+def _mark(player: BasePlayer, op: MarkOp) -> bool:
+    if not op.back:
+        op.mark.position = player.transcript.position()
+    elif op.mark.position is not None:
+        player.transcript.go_back(op.mark.position)
+    return True
+
+
+def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[BasePlayer, Any], bool]:
+    def immediate(player: BasePlayer, node: Any) -> bool:
+        change(player.transcript, node)
+        return True
+
+    return immediate
+
+
+# Functions that play an operation on the submitting thread. They return True if it is done, False if it has to wait for
+# a backend.
+IMMEDIATE: dict[type, Callable[[BasePlayer, Any], bool]] = {
+    GenOp: generation.generate_immediately,
+    SelectOp: selection.select_immediately,
+    ImagePart: _on_transcript(Transcript.append_image),
+    TurnBegin: _on_transcript(Transcript.begin_turn),
+    TurnEnd: _on_transcript(Transcript.end_turn),
+    ScopeOp: _scope,
+    GrammarBegin: _on_transcript(Transcript.begin_grammar),
+    GrammarEnd: _on_transcript(Transcript.end_grammar),
+    ForkOp: _fork,
+    JoinOp: join,
+    ReadOp: _read,
+    MarkOp: _mark,
+    EventOp: _tell,
+}
+
+
+async def play_awaited(player: BasePlayer, op: Op) -> None:
+    """Plays an operation that has to wait. Runs on the executor loop."""
+    match op:
+        case EventOp():
+            await in_pool(op.pool, op.call)
+        case GenOp():
+            await generation.agenerate(player, op)
+        case _:
+            assert isinstance(op, SelectOp)
+            await selection.aselect(player, op)

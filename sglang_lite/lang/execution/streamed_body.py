@@ -1,0 +1,71 @@
+"""Body of a streamed run, for the run's caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sglang_lite.lang.concurrency.variables import located
+from sglang_lite.lang.execution.reading import may_block
+from sglang_lite.lang.execution.run import Run
+from sglang_lite.lang.tracebacks import user_location
+from sglang_lite.protocol import SglError
+from sglang_lite.protocol.anything import UserValue
+
+
+class StreamedBody:
+    """Body of a streamed run, for the run's caller, who may wait for its end.
+
+    Args:
+        run: the run.
+        ret_value: gives the value that the body has returned.
+
+    Attributes:
+        ended: True if the caller has waited for the end of the body.
+        cancelled: error with which the caller has cancelled the run before that; else None.
+        ret_value: the argument.
+    """
+
+    def __init__(self, run: Run, ret_value: Callable[[], UserValue]) -> None:
+        self._run, self.ret_value = run, ret_value
+        self.ended = False
+        self.cancelled: SglError | None = None
+
+    def wait(self, instead: str = "await s.async_sync() first") -> None:
+        """Waits for the end of the body.
+
+        Args:
+            instead: expression to be suggested where the caller may not block.
+
+        Raises:
+            RequestAbortedError: the caller has cancelled the run.
+            ProgramError: the body is a coroutine of this thread's event loop.
+        """
+        if self.ended:
+            return
+        self._check()
+        assert self._run.body_end is not None
+        may_block(self._run, instead, user_location())
+        self._run.body_end.wait()
+        self._check()  # as another thread may have cancelled it meanwhile
+        self.ended = True
+
+    async def get(self) -> None:
+        """Waits like `wait`, for coroutines."""
+        if self.ended:
+            return
+        self._check()
+        assert self._run.body_end is not None
+        await self._run.body_end.get()
+        self._check()
+        self.ended = True
+
+    def cancel(self, error: SglError) -> bool:
+        """Notes that the caller cancels the run. Returns False if the caller has waited for the end of the body."""
+        if self.ended:
+            return False
+        self.cancelled = self.cancelled or error
+        return True
+
+    def _check(self) -> None:
+        if self.cancelled is not None:
+            raise located(self.cancelled, user_location())
