@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
@@ -28,6 +29,17 @@ from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, RequestTimeoutError
 from sglang_lite.protocol.anything import UserValue
+
+_NESTED = 8  # level of a run from which on a body's RecursionError is taken for one of nested programs
+
+
+def nested_too_deeply(name: str) -> ProgramError:
+    """Error of a program that runs inside others more deeply than Python's stack goes."""
+    limit = sys.getrecursionlimit()
+    return ProgramError(
+        f"{name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
+        hint="Write a loop in one body, or raise the limit: sys.setrecursionlimit(…).", where=user_location(),
+    )  # fmt: skip
 
 
 def _wait_for(ref: weakref.ref[Player]) -> None:
@@ -92,6 +104,8 @@ class BodyRun:
         finally:
             current_run.reset(self._token)
             branch.end()
+        if isinstance(error, RecursionError) and branch.run.level >= _NESTED:
+            raise nested_too_deeply(self._program.name) from error
 
     def start(self) -> ProgramState:
         """Runs the body, or starts it if the run streams, and returns the state: `program.run`."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeAlias
 
 from sglang_lite.lang.argument_names import no_such_argument
-from sglang_lite.lang.body_run import BodyRun, checked_return_value
+from sglang_lite.lang.body_run import BodyRun, checked_return_value, nested_too_deeply
 from sglang_lite.lang.execution.control_text import spelled_tokens
 from sglang_lite.lang.expressions import BaseProgram, R, SglCall
 from sglang_lite.lang.run_options import RUN_OPTIONS, run_options, with_signature_of
@@ -96,11 +95,7 @@ class ProgramCall(SglCall, _Readable[R]):  # type: ignore[misc] # both have `+`
         except RecursionError as error:
             if TracingScope.get_current_scope() is not None:  # a trace reports it at the call's line
                 raise
-            limit = sys.getrecursionlimit()
-            raise ProgramError(
-                f"{program.name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
-                hint="Write a loop in one body, or raise the limit: sys.setrecursionlimit(…).", where=user_location(),
-            ) from error  # fmt: skip
+            raise nested_too_deeply(program.name) from error
         state.ret_value = checked_return_value(program, returned)
 
     @property

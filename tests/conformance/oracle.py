@@ -33,6 +33,7 @@ from tests.conformance.steps import (
     Set,
     Step,
     Steps,
+    Stop,
     Sum,
     Text,
     Turn,
@@ -97,11 +98,13 @@ def generated(
         raise NotDrawnError("engines refuse it")
     while len(out) < limit:
         known = logits(state_of(before))
-        allowed: Iterable[str] = ALPHABET
+        allowed = set(ALPHABET)
         if words is not None:
             allowed = {word[len(out)] if len(word) > len(out) else END for word in words if word.startswith(out)}
+            if END in allowed and len(allowed) > 1:  # it ends where the model goes elsewhere, not in a word
+                allowed |= {x for x in ALPHABET if not (out[-1:].isalpha() and x.isalpha())}
         letter = max(allowed, key=lambda letter: known[IDS[letter]])
-        if letter == END:
+        if letter == END or (words is not None and not any(word.startswith(out + letter) for word in words)):
             break
         out += letter
         before.append(IDS[letter])
@@ -177,14 +180,63 @@ class RaisedError(Exception):
     """An error at a line of the body: of the package (its class's name), or the body's own ("OwnError")."""
 
 
-@dataclass
+@dataclass(eq=False)
+class Wait:
+    """Something that a branch waits for: an answer, or the texts of branches that it joins.
+
+    `known`: somebody has waited for it. `joined`: how far each of these branches had come.
+    """
+
+    number: int
+    known: bool = False
+    joined: list[Point] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Point in a branch, behind so many of its waits. Whoever waits for it has waited for all before."""
+
+    branch: Branch
+    waits: tuple[Wait, ...]
+
+    def see(self) -> None:
+        fresh = [wait for wait in self.waits if not wait.known]
+        for wait in fresh:
+            wait.known = True
+        for point in [point for wait in fresh for point in wait.joined]:
+            point.see()
+        if self.branch.fork_point is not None:
+            self.branch.fork_point.see()
+
+    def seen(self) -> bool:
+        before = self.branch.fork_point
+        return all(wait.known for wait in self.waits) and (before is None or before.seen())
+
+
+@dataclass(eq=False)
 class Value:
     """What a variable has, or the class of the error that reading it raises. `node`: the node that made it, as its path
-    in the program's tree and its number there."""
+    in the program's tree and its number there. `point`: what whoever reads it has waited for. `parts`: values that it
+    was joined from. `taken`: a cancellation took it away."""
 
     value: Any = None
     error: str | None = None
     node: tuple[Any, ...] | None = None
+    point: Point | None = None
+    parts: tuple[Value, ...] = ()
+    taken: bool = False
+
+    def see(self) -> None:
+        for part in self.parts:
+            part.see()
+        if self.point is not None and self.error:
+            self.point.branch.failure_seen = True
+        elif self.point is not None:
+            self.point.see()
+
+    def take(self) -> None:
+        self.error = "RequestAbortedError"
+        self.taken = True
 
 
 @dataclass
@@ -203,14 +255,77 @@ class Branch:
     inherited: dict[str, Value] = field(default_factory=dict)
     forks: list[Branch] = field(default_factory=list)
     gone: bool = False  # a rollback has removed its fork
+    depth: int = 0
+    waits: tuple[Wait, ...] = ()
+    count: int = 0  # of waits, with those that a rollback has removed
+    fork_point: Point | None = None  # of its parent
+    declared: list[Value] = field(default_factory=list)  # its own, also those whose name has another value now
+    claims: dict[int, int] = field(default_factory=dict)  # number of the last wait that joins took, by their depth
+    failure_seen: bool = False
+    cancelled: int | None = None  # number of the last wait that a cancellation has left
+    stopped: bool = False  # from outside: nothing undoes it
 
     def copied(self) -> Branch:
-        return replace(self, names=dict(self.names), turns=list(self.turns), forks=list(self.forks))
+        return replace(
+            self, names=dict(self.names), turns=list(self.turns), forks=list(self.forks), declared=list(self.declared)
+        )
 
     def fork(self, number: int) -> Branch:
         child = replace(self.copied(), path=(*self.path, len(self.forks), number), nodes=0)
         child.inherited, child.begins, child.forks = dict(self.names), len(self.text), []
+        child.depth, child.waits, child.count, child.fork_point = self.depth + 1, (), 0, self.point()
+        child.declared, child.claims = [], {}
+        child.failure_seen = child.stopped = False
+        child.cancelled = None
         return child
+
+    # ------------------------------------------------------------------------------------------ cancellations
+
+    def point(self) -> Point:
+        return Point(self, self.waits)
+
+    def wait(self, *joined: Point) -> None:
+        """Something is added that the branch waits for."""
+        if self.cancelled is None:
+            self.count += 1
+            self.waits = (*self.waits, Wait(self.count, joined=list(joined)))
+
+    def touch(self) -> None:
+        """Something is added: behind a cancellation, it fails the branch."""
+        if self.cancelled is not None:
+            self.error = self.error or "RequestAbortedError"
+
+    def declare(self, name: str, value: Value) -> None:
+        self.names[name] = value
+        self.declared.append(value)
+
+    def claim(self, depth: int) -> None:
+        """A join in a branch of this depth takes what there is."""
+        self.claims = {**self.claims, depth: max([0, *(wait.number for wait in self.waits)])}
+        for child in self.forks:
+            child.claim(depth)
+
+    def cancel(self, depth: int, outside: bool) -> None:
+        """Keeps what was waited for, and what joins above the cancelled branch, of this depth, have taken."""
+        for child in self.forks:
+            child.cancel(depth, outside)
+        self.stopped = self.stopped or outside
+        if self.cancelled is not None and (self.error or not outside):
+            return
+        if self.error and self.failure_seen:
+            return
+        kept = max([-1, *(number for joining, number in self.claims.items() if joining < depth)])
+        if self.fork_point is None or self.fork_point.seen():
+            kept = max([kept, 0, *(wait.number for wait in self.waits if wait.known)])
+        self.cancelled = kept
+        if outside or kept < 0 or any(wait.number > kept for wait in self.waits):
+            self.error = "RequestAbortedError"
+        for value in self.declared:
+            point, parts = value.point, value.parts
+            if any(part.taken for part in parts) or (
+                point is not None and point.branch is self and any(wait.number > kept for wait in point.waits)
+            ):
+                value.take()
 
     def own(self) -> dict[str, Value]:
         return {name: value for name, value in self.names.items() if self.inherited.get(name) is not value}
@@ -219,12 +334,6 @@ class Branch:
         """Appends text, unless the branch has failed."""
         if self.error is None:
             self.text += text
-
-    def end(self, error: str) -> None:
-        """Ends the branch and its own branches, if they have not failed already."""
-        self.error = self.error or error
-        for child in self.forks:
-            child.end(error)
 
     def remove(self) -> None:
         """Ends the branch and its own branches, as a rollback removes its fork."""
@@ -236,10 +345,15 @@ class Branch:
         if self.gone:
             return known("RequestAbortedError")
         if name is None:
-            return known(self.error) if self.error else self.text
+            if self.error:
+                self.failure_seen = True
+                return known(self.error)
+            self.point().see()
+            return self.text
         if name not in self.names:
-            return known("UnknownVariableError")
+            return known(self.error if self.stopped and self.error else "UnknownVariableError")
         found = self.names[name]
+        found.see()
         return known(found.error) if found.error else found.value
 
 
@@ -299,6 +413,8 @@ class Interpreter:
 
     def __init__(self, settings: dict[str, Any], instead: dict[tuple[Any, ...], str] | None = None) -> None:
         self.settings, self.instead = settings, instead or {}
+        self.together = 0  # of the forks whose bodies run at the same time
+        self.stopped = False  # from outside
         self.main, self.told = Branch(), list[Any]()
         self.made: dict[
             tuple[Any, ...], tuple[Gen | Select, Branch]
@@ -318,7 +434,7 @@ class Interpreter:
             self.step(s, step, told)
 
     def step(self, s: Branch, step: Step, told: list[Any]) -> None:
-        if s.gone and not isinstance(step, Read | Attempt | Raise | Call):
+        if s.gone and not isinstance(step, Read | Attempt | Raise | Call | Stop):
             raise RaisedError("RequestAbortedError")
         match step:
             case Text() | Gen() | Select():
@@ -340,16 +456,20 @@ class Interpreter:
                 try:
                     self.take(child, body, told)
                 finally:
-                    s.names |= child.own()
+                    for name, value in child.own().items():
+                        s.declare(name, value)
             case Scope(name, body):
+                s.touch()
                 begins = len(s.text)
                 try:
                     self.take(s, body, told)
                 finally:
-                    s.names[name] = Value(s.text[begins:], s.error)
+                    s.touch()
+                    s.declare(name, Value(s.text[begins:], s.error, point=s.point()))
             case Turn(role, body, block):
                 if s.role is not None:
                     raise RaisedError("ProgramError")
+                s.touch()
                 s.write(f"<|im_start|>{role}\n")
                 s.role = role, len(s.text)
                 try:
@@ -360,6 +480,7 @@ class Interpreter:
                     raise
                 self.end_turn(s)
             case Grammar(pattern, body):
+                s.touch()
                 s.grammar = LANGUAGES[pattern], len(s.text)
                 try:
                     self.take(s, body, told)
@@ -396,12 +517,22 @@ class Interpreter:
             case Cancel(node, join):
                 (child,) = children = self.forked(s, 1)
                 told.append(child.read(None))
-                error = child.error or "RequestAbortedError"
-                child.end(error)
-                self.set(child, node.name, Value(error=error))
+                child.wait()
+                assert node.name is not None
+                child.declare(node.name, Value(error=child.error, point=child.point()))
+                child.cancel(child.depth, outside=False)
+                child.touch()
                 told.append(child.read(node.name))
                 if join is not None:
                     self.join(s, children, join)
+            case Stop(outside):
+                if self.together:
+                    raise NotDrawnError("what the other branches have read by then is a matter of time")
+                if s.grammar is not None:
+                    raise NotDrawnError("its end is refused at its line, or where it is read")
+                if not s.gone:
+                    s.cancel(s.depth, outside)
+                self.stopped = self.stopped or (outside and s is self.main)
             case Nested(body):
                 inner = list[Any]()
                 self.take(s, body, inner)
@@ -409,12 +540,17 @@ class Interpreter:
             case Call(body):
                 inner = list[Any]()
                 alone = Branch(path=(*s.path, "call", s.nodes))
-                Interpreter({}, self.instead).take(alone, body, inner)
+                interpreter = Interpreter({}, self.instead)
+                interpreter.main, interpreter.together = alone, self.together
+                if self.stopped:
+                    interpreter.stopped = True
+                    alone.cancel(0, outside=True)
+                interpreter.take(alone, body, inner)
                 told += [inner, alone.read(None)]
             case UseTools(name, most):
-                s.names[name] = Value(self.use_tools(s, name, most, told))
+                s.declare(name, Value(self.use_tools(s, name, most, told)))
             case Set(name, value):
-                s.names[name] = Value(value)
+                s.declare(name, Value(value))
             case _:
                 raise AssertionError(step)
 
@@ -422,8 +558,9 @@ class Interpreter:
         for i in range(most + 1):
             call = f"{name}_call_{i}"
             self.step(s, Turn("assistant", (Gen(call, (("tools", "auto"), ("max_tokens", MOST))),), block=True), told)
-            if s.names[call].error:
-                raise RaisedError(s.names[call].error)
+            s.names[call].see()
+            if error := s.names[call].error:
+                raise RaisedError(error)
             value = s.names[call].value
             if not isinstance(value, ToolCall):
                 return value
@@ -437,21 +574,30 @@ class Interpreter:
         assert s.role is not None
         role, begins = s.role
         s.role = None
+        s.touch()
         if s.error is None:
             s.turns.append((role, s.text[begins:].lstrip()))
         s.write("<|im_end|>\n")
 
     def roll_back(self, s: Branch, mark: Branch) -> None:
         """The branch is as it was; the branches of forks behind the mark are at an end."""
+        if s.stopped and s.error:
+            raise RaisedError(s.error)
         for child in s.forks[len(mark.forks) :]:
             child.remove()
-        for name in ("text", "error", "role", "grammar"):
+        stays = s.cancelled is not None and mark.cancelled is None
+        if stays and s.cancelled >= max([0, *(wait.number for wait in mark.waits)]) and not s.stopped:
+            stays = False
+            s.cancelled = None
+        for name in ("text", "role", "grammar", "waits", *(() if stays else ("error",))):
             setattr(s, name, getattr(mark, name))
-        s.names, s.turns = dict(mark.names), list(mark.turns)
+        s.failure_seen = False
+        s.names, s.turns, s.declared = dict(mark.names), list(mark.turns), list(mark.declared)
 
     # ------------------------------------------------------------------------------------------------- forks
 
     def forked(self, s: Branch, size: int) -> list[Branch]:
+        s.touch()
         children = [s.fork(i) for i in range(size)]
         s.forks += children
         return children
@@ -463,6 +609,7 @@ class Interpreter:
                 self.node(child, part)
         each: list[list[Any]] = [[] for _ in children]
         raised: list[RaisedError] = []
+        self.together += step.together
         for child, body, own in zip(children, step.bodies, each):
             try:
                 self.take(child, body, own)
@@ -470,6 +617,7 @@ class Interpreter:
                 raised.append(error)
                 if not step.together:
                     break
+        self.together -= step.together
         if raised:
             raise raised[0]
         told.append(each)
@@ -487,7 +635,11 @@ class Interpreter:
             self.join(s, children, step.again)
 
     def join(self, s: Branch, children: Sequence[Branch], mode: str) -> None:
+        for child in children:
+            child.claim(s.depth)
+        s.touch()
         if mode == "concate_and_append":
+            s.wait(*(child.point() for child in children))
             for child in children:
                 s.error = s.error or child.error
                 self.node(s, Text(child.text[child.begins :]), joined=True)
@@ -496,15 +648,17 @@ class Interpreter:
             found = [each.get(name) for each in own]
             errors = [value.error for value in found if value is not None and value.error]
             value = None if errors else [None if value is None else value.value for value in found]
-            s.names[name] = Value(value, errors[0] if errors else None)
+            parts = tuple(value for value in found if value is not None)
+            s.declare(name, Value(value, errors[0] if errors else None, parts=parts))
 
     # ------------------------------------------------------------------------------------------------- nodes
 
     def set(self, s: Branch, name: str | None, value: Value) -> None:
         if name is not None:
-            s.names[name] = value
+            s.declare(name, value)
 
     def node(self, s: Branch, step: Step, joined: bool = False) -> None:
+        s.touch()
         match step:
             case Text(text):
                 if s.error is None and s.grammar is not None:
@@ -521,7 +675,8 @@ class Interpreter:
     def add(self, s: Branch, step: Gen | Select, answer: Callable[[], tuple[str, Any]]) -> None:
         place = (*s.path, s.nodes)
         s.nodes += 1
-        value = Value(error=s.error, node=place)
+        s.wait()
+        value = Value(error=s.error, node=place, point=s.point())
         values = values_of(dict(step.given)) if isinstance(step, Gen) else None
         if s.error is None:
             try:

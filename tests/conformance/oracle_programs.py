@@ -23,6 +23,7 @@ from tests.conformance.steps import (
     Select,
     Set,
     Step,
+    Stop,
     Text,
     UseTools,
 )
@@ -35,7 +36,9 @@ class OracleDrawing(Drawing):
     """Programs without what depends on seeds and tokens: draws, penalties, several choices, most types."""
 
     def program(self) -> RandomProgram:
-        draw, whole = self.draw, super().program()
+        draw = self.draw
+        self.stops = draw.choice((0.0, 0.0, 0.05, 0.15))  # how often a step cancels
+        whole = super().program()
         settings: dict[str, Any] = {key: whole.settings[key] for key in ("stream", "retries") if key in whole.settings}
         settings |= {"max_new_tokens": draw.choice((3, 6, 10)), "temperature": draw.choice((0.0, 1.0, 1.0))}
         return replace(whole, settings=settings)
@@ -47,6 +50,9 @@ class OracleDrawing(Drawing):
             return Set(
                 draw.choice(at.readable) if at.readable and draw.random() < 0.5 else self.name(), draw.randrange(9)
             )
+        if draw.random() < self.stops:
+            self.left -= 1
+            return Stop(outside=draw.random() < 0.3)
         if at.depth < 3 and not at.stream and draw.random() < 0.04:
             self.left -= 1
             return self.abandoned(at)

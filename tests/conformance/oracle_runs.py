@@ -26,7 +26,21 @@ from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Branch, Interpr
 from tests.conformance.oracle_model import model, tokenizer
 from tests.conformance.oracle_tools import TOOLS, ToolCall
 from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of, streamed
-from tests.conformance.steps import Gen, RandomProgram, Select, Step, Turn, UseTools, inside, names
+from tests.conformance.steps import (
+    Abandoned,
+    Checkpoint,
+    Fork,
+    Gen,
+    RandomProgram,
+    Select,
+    Step,
+    Stop,
+    Turn,
+    UseTools,
+    inside,
+    names,
+    walk,
+)
 from tests.server.conftest import serving
 
 # --------------------------------------------------------------------------------------------- scripted backends
@@ -143,6 +157,34 @@ def run_on(make: Callable[[], sgl.BaseBackend], **settings: Any) -> Way:
     return lambda program, want: (outcome(ran(program, make(), **settings)), want.outcome)
 
 
+def early_on(make: Callable[[], sgl.BaseBackend]) -> Way:
+    """Streamed, and read while its body may still run; or cancelled then."""
+
+    def run(program: RandomProgram, want: Expected) -> Pair | None:
+        if any(goes_back(step) for step in walk(program.steps)):
+            return None  # refused in streams
+        told, ending = list[Any](), Ending()
+        settings = {**program.settings, "stream": True}
+        state = body_of(program).run(program.steps, told, ending, backend=make(), **settings)
+        if len(program.steps) % 4 == 0:
+            state.cancel()
+            found = read_of(state, program, [])
+            ending.wait()
+            all_of_it = [plain(each) for each in (found.text, found.messages, *found.variables.values())]
+            return all_of_it, [oracle.known("RequestAbortedError")] * len(all_of_it)
+        found = read_of(state, program, told)
+        ending.wait()
+        if ending.raised:
+            found = Ran(ending.raised, told)
+        return outcome(found), want.outcome
+
+    return run
+
+
+def goes_back(step: Step) -> bool:
+    return isinstance(step, Checkpoint | Abandoned) or (isinstance(step, Fork) and bool(step.undone))
+
+
 def arun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
     def run(program: RandomProgram, want: Expected) -> Pair:
         async def started() -> Ran:
@@ -231,6 +273,7 @@ def loaded_on(make: Callable[[], sgl.BaseBackend], folder: Path) -> Way:
         state += node(MORE)
         after = outcome(read_of(state, program, told, "more"))
         restored = oracle.outcome(kept(main), want.outcome.told, names(program.steps))
+        main.cancelled = None  # what is loaded is a run of its own
         want.oracle.node(main, MORE)
         return (before, after), (restored, oracle.outcome(main, want.outcome.told, (*names(program.steps), "more")))
 
@@ -290,6 +333,8 @@ def rerun_on(make: Callable[[], sgl.BaseBackend]) -> Way:
     """With one answer changed."""
 
     def run(program: RandomProgram, want: Expected) -> Pair | None:
+        if any(isinstance(step, Stop) for step in walk(program.steps)):
+            return None  # which of its nodes were asked for is a matter of time
         draw = Random(len(program.steps))
         changes = []
         for name, step, branch in nodes_of(program, want):
@@ -327,6 +372,7 @@ WAYS = {
     "node by node": ("apart", "as it is"), "async engine": ("arun", "as it is"), "engine batch": ("batch", "as it is"),
     "engine loaded": ("loaded", "as it is"), "engine fork_at": ("fork_at", "as it is"),
     "rerun": ("rerun", "script"), "engine rerun": ("rerun", "as it is"), "child": ("run", "child"),
+    "early": ("early", "shuffled"), "engine early": ("early", "as it is"),
     "continued": ("continued", "shuffled"), "engine continued": ("continued", "as it is"),
     "server": ("run", "server"), "server node by node": ("apart", "server"), "server batch": ("batch", "server"),
 }  # fmt: skip
@@ -342,7 +388,7 @@ def started(name: str, folder: Path) -> Iterator[Way]:
             "run": lambda: run_on(make), "apart": lambda: run_on(make, push_down=False), "arun": lambda: arun_on(make),
             "batch": lambda: batch_on(make), "loaded": lambda: loaded_on(make, folder),
             "fork_at": lambda: forked_on(make), "rerun": lambda: rerun_on(make),
-            "continued": lambda: continued_on(make),
+            "continued": lambda: continued_on(make), "early": lambda: early_on(make),
         }[how]()  # fmt: skip
         yield way if kind in ("script", "shuffled") else for_engines(way)
 

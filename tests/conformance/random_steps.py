@@ -41,6 +41,7 @@ from tests.conformance.steps import (
     Set,
     Step,
     Steps,
+    Stop,
     Sum,
     Text,
     Turn,
@@ -292,6 +293,13 @@ def _take(s: Any, step: Step, told: list[Any]) -> Body:
             told.append((yield Wanted(branch, gen.name)))
             if join is not None:
                 group.join(join)
+        case Stop(outside):
+            if outside:
+                stopping = threading.Thread(target=contextvars.Context().run, args=(s.cancel,))
+                stopping.start()
+                stopping.join()
+            else:
+                s.cancel()
         case Nested(body):
             inner: list[Any] = []
             yield Added(s, body, inner)

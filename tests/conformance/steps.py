@@ -144,6 +144,13 @@ class Cancel(Step):
 
 
 @dataclass(frozen=True)
+class Stop(Step):
+    """Cancels the branch at this line; `outside`: as somebody does who is not part of the body."""
+
+    outside: bool
+
+
+@dataclass(frozen=True)
 class Nested(Step):
     """A program that continues the state's text."""
 

@@ -1,6 +1,6 @@
 """Random programs give what a plain interpreter of the documentation says, in every way to run them.
 
-SGLANG_LITE_ORACLE=5000 takes that many, each in every way; up to 200 are each taken in one of the ways, by turns.
+SGLANG_LITE_ORACLE=5000 takes that many, each in every way; up to 300 are each taken in one of the ways, by turns.
 SGLANG_LITE_FIRST=1234 begins with that one.
 """
 
@@ -19,7 +19,7 @@ from tests.conformance.oracle_runs import WAYS, expected, started
 from tests.conformance.random_programs import smaller
 from tests.lang.fakes import within
 
-COUNT = int(os.environ.get("SGLANG_LITE_ORACLE", "120"))
+COUNT = int(os.environ.get("SGLANG_LITE_ORACLE", "300"))
 FIRST = int(os.environ.get("SGLANG_LITE_FIRST", "0"))
 AT_ONCE = 6
 PATIENCE = 3  # seconds for a run
@@ -42,7 +42,7 @@ def differs(way, program):
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=list(WAYS))
 def test_a_random_program_gives_what_the_documentation_says(number, tmp_path, caplog):
     caplog.set_level("CRITICAL", "sglang_lite")  # branches that failed and that nobody read
-    seeds = range(FIRST + number, FIRST + COUNT, len(WAYS)) if COUNT <= 200 else range(FIRST, FIRST + COUNT)
+    seeds = range(FIRST + number, FIRST + COUNT, len(WAYS)) if COUNT <= 300 else range(FIRST, FIRST + COUNT)
     with started(list(WAYS)[number], tmp_path) as way, ThreadPoolExecutor(AT_ONCE) as pool:
         pairs = list(pool.map(lambda seed: found_and_wanted(way, drawn(seed)), seeds))
         wrong = [seed for seed, pair in zip(seeds, pairs) if pair is not None and pair[0] != pair[1]]

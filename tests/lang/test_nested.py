@@ -310,6 +310,47 @@ def test_a_seed_and_a_backend_that_are_arguments_of_the_called_program_are_its_o
     assert program.run(backend=sgl.ScriptedBackend(default="!"), seed=1).ret_value == "mine too !"
 
 
+@sgl.function
+def calls_itself(s, depth):
+    s += f"{depth} "
+    if depth:
+        s.call(calls_itself, depth - 1)
+
+
+@sgl.function
+async def awaits_itself(s, depth):
+    s += f"{depth} "
+    if depth:
+        await s.call(awaits_itself, depth - 1)
+
+
+@sgl.function
+def reads_itself(s, depth):
+    s += f"{depth} " + sgl.gen("a")
+    return reads_itself(depth - 1)["a"] if depth else s["a"]
+
+
+@pytest.mark.parametrize("program", [calls_itself, awaits_itself, reads_itself])
+def test_programs_that_are_nested_too_deeply_for_python_say_so(program):
+    backend = sgl.ScriptedBackend(default="!")
+    assert program.run(40, backend=backend).text().startswith("40 ")
+    with pytest.raises(sgl.ProgramError, match=r"nested in itself or in others .* frames\. Write a loop") as caught:
+        program.run(2000, backend=backend)
+    assert caught.value.where.file == __file__
+
+
+def test_a_recursion_of_the_bodys_own_stays_pythons_error():
+    def deeper(n):
+        return deeper(n + 1)
+
+    @sgl.function
+    def program(s):
+        deeper(0)
+
+    with pytest.raises(RecursionError):
+        program.run(backend=sgl.ScriptedBackend(default="!"))
+
+
 @pytest.mark.parametrize("body", [called, read_from, in_branches, in_batches])
 def test_a_time_limit_holds_for_the_programs_inside(body):
     with pytest.raises((sgl.RequestTimeoutError, sgl.BatchError), match=r"longer than its timeout of 0\.1 s"):

@@ -119,6 +119,17 @@ def test_a_rollback_to_behind_a_cancellation_does_not_undo_it(backend):
     assert program.run(backend=backend).ret_value == ["xy", "RequestAbortedError", "RequestAbortedError"]
 
 
+def test_a_scope_in_which_its_program_is_cancelled_has_no_value(backend):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", check=lambda value: False)
+        with s.var_scope("b"):
+            s.cancel()
+        return kind_of(lambda: s["b"])
+
+    assert program.run(backend=backend).ret_value == "RequestAbortedError"
+
+
 @pytest.mark.parametrize("mode", ["gather_variable", "concate_and_append"])
 def test_what_a_join_has_taken_of_a_branch_outlives_its_cancellation(backend, mode):
     @sgl.function

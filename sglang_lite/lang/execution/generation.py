@@ -154,7 +154,7 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
         return greedy and not shows(op) and (bool(answers) or isinstance(error, ValueValidationError))
 
     generations, values = await attempts(run, retries, ask, failed)
-    if not live and player.transcript.log is not None:
+    if not live and player.transcript.log is not None and player.is_current(op):  # else it is another reader's log
         AnswerStream(player.transcript.log, op).end(generations[0])
     _accept(player, op, generations, values)
 
@@ -179,7 +179,7 @@ async def _ask(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> li
 async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = _backend_of(player, op)
-    log = player.transcript.log
+    log = player.transcript.log if player.is_current(op) else None
     show = AnswerStream(log, op) if live and log is not None else None
     events = _events(backend, player, op, attempt)
     done: list[Generation] = []

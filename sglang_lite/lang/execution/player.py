@@ -129,6 +129,8 @@ class Player(BasePlayer):
             self._end_later(cancelled.error)
         if self.pushed is not None and type(op) is JoinOp:
             self.pushed.claim(op)
+        if isinstance(op, ScopeOp):  # which may have failed at its beginning
+            op.variable.take_away(cancelled.error)
         _fail_op(op, cancelled.error)
 
     def _end_later(self, error: SglError) -> None:

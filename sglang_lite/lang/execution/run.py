@@ -153,6 +153,7 @@ class Run:
         is_async: True if the body is a coroutine; no read may block its event loop.
         body_end: variable that is set when the body has ended; None if the run is not streamed.
         body: task of a streaming coroutine body, kept here because the event loop holds tasks only weakly.
+        level: number of the enclosing runs.
         loop: event loop of a coroutine body, if that is the caller's loop.
         made: `forks()` when the run began.
         new_state: makes the state that a body has of a branch.
@@ -167,8 +168,8 @@ class Run:
 
     __slots__ = (
         "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_end",
-        "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "loop", "made", "new_state",
-        "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
+        "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "level", "loop", "made",
+        "new_state", "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
     )  # fmt: skip
 
     def __init__(
@@ -182,6 +183,7 @@ class Run:
         kept: Kept | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
+        self.level: int = 0 if outer is None else outer.level + 1
         self.deadline: float | None = None
         self.timeout: float | None = None
         self.budgets: tuple[Budget, ...] = ()
