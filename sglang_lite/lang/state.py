@@ -143,7 +143,7 @@ class ProgramState(AttributeHints, Generic[R]):
     @property
     def whole_branch(self) -> Branch:
         """Branch of the state, at the end of the body for the caller of a streamed run, who waits for that."""
-        if self.follows_body:
+        if self.streamed_body is not None:
             self._await_body()
         return self.branch
 

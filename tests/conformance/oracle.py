@@ -585,10 +585,10 @@ class Interpreter:
             raise RaisedError(s.error)
         for child in s.forks[len(mark.forks) :]:
             child.remove()
-        stays = s.cancelled is not None and mark.cancelled is None
-        if stays and s.cancelled >= max([0, *(wait.number for wait in mark.waits)]) and not s.stopped:
-            stays = False
-            s.cancelled = None
+        stays = False
+        if s.cancelled is not None and mark.cancelled is None:
+            stays = s.stopped or s.cancelled < max([0, *(wait.number for wait in mark.waits)])
+            s.cancelled = s.cancelled if stays else None
         for name in ("text", "role", "grammar", "waits", *(() if stays else ("error",))):
             setattr(s, name, getattr(mark, name))
         s.failure_seen = False

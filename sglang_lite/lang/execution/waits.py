@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.operations import AnswerOp, BranchMark, GenOp, JoinOp, MarkOp, Op, ScopeOp
 from sglang_lite.protocol import SglError
@@ -53,11 +55,12 @@ class Waits:
     def number(self, op: Op) -> None:
         """Numbers an operation that is added, if it waits for something, and notes where its variables are."""
         if isinstance(op, AnswerOp):
-            op.variable.awaited = self.add()
-            if op.variable.log is not None:
-                op.variable.log.awaited = op.variable.awaited
+            variable = op.variable
+            variable.awaited = place = self.add()
+            if variable.log is not None:
+                variable.log.awaited = place
             if isinstance(op, GenOp) and op.thoughts is not None:
-                op.thoughts.awaited = op.variable.awaited
+                op.thoughts.awaited = place
         elif isinstance(op, JoinOp) and op.added:
             self.add([each.awaited for each in op.added if isinstance(each.awaited, Place)])
         elif isinstance(op, ScopeOp):
@@ -71,8 +74,7 @@ class Waits:
         Args:
             joined: places in other branches that the node waits for.
         """
-        self._count += 1
-        self.last = self._count
+        self._count = self.last = self._count + 1
         if joined:
             self.joins.append((self.last, joined))
         return Place(self, self.last)
@@ -142,7 +144,7 @@ class Waits:
         return True
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
     """Place in a branch: behind the node of a number."""
 
     waits: Waits

@@ -31,7 +31,13 @@ from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.core.prepared_node import EngineAsk, EngineBranch, PreparedNode, check_params, prepared
 from sglang_lite.runtime.core.selection_job import SelectionJob
-from sglang_lite.runtime.core.submission import MAX_QUEUED, check_nodes, check_verdict, too_many_error
+from sglang_lite.runtime.core.submission import (
+    MAX_QUEUED,
+    check_nodes,
+    check_verdict,
+    node_count,
+    too_many_error,
+)
 from sglang_lite.runtime.core.token_text import OpenGrammar, TokenText
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.request import Request
@@ -344,7 +350,8 @@ class EngineProgram:
         if back:
             player.add(path, entries[:back])
         rest = entries[back:]
-        refusal = too_many_error() if player.totals.queued + len(rest) > MAX_QUEUED else None
+        count = player.totals.queued + node_count(entry.node for entry in rest)
+        refusal = too_many_error() if count > MAX_QUEUED else None
         branch = player.add(path, rest, refusal)
         if branch is not None and branch.ask in self._jobs:
             self._jobs[branch.ask].look_ahead()

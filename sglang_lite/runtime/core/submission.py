@@ -3,7 +3,7 @@ in runtime/calls.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
@@ -17,7 +17,7 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
 MIN_SECRET = 16  # characters
-MAX_QUEUED = 100_000  # nodes of one program that wait to be played
+MAX_QUEUED = 100_000  # nodes of one program that wait to be played, with the branches of its forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
         check_kind("program", self.program.nodes, list, tuple)
         check_nodes(self.program.nodes)
         check_unpaused(self.program.nodes)
-        if len(self.program.nodes) > MAX_QUEUED:
+        if node_count(self.program.nodes) > MAX_QUEUED:
             raise too_many_error()
 
 
@@ -136,6 +136,20 @@ def check_unpaused(nodes: Sequence[Node]) -> None:
             raise ParameterError("program", "a pause needs a verdict, which only an open program can get. Open it.")
         for branch in node.branches if isinstance(node, Fork) else ():
             check_unpaused(branch)
+
+
+def node_count(nodes: Iterable[Node]) -> int:
+    """Number of nodes, with the branches of their forks, each of which takes memory as a node does, and with the nodes
+    of these branches."""
+    count = 0
+    pending = [nodes]
+    while pending:
+        for node in pending.pop():
+            count += 1
+            if isinstance(node, Fork):
+                count += len(node.branches)
+                pending += [branch for branch in node.branches if branch]
+    return count
 
 
 def check_verdict(path: Path, place: int, verdict: Verdict) -> None:

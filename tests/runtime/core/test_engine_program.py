@@ -7,6 +7,7 @@ import pytest
 
 import sglang_lite as sgl
 import sglang_lite.runtime.core.engine_program as module
+import sglang_lite.runtime.core.submission as submission
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Node, Pause, Program, Rollback, Select, Text, Verdict
 from sglang_lite.protocol import (
     Choices,
@@ -499,6 +500,21 @@ def test_nodes_beyond_the_bound_fail_and_a_rollback_revives_their_branch(monkeyp
     assert isinstance(opened.at(5)[0], sgl.OverloadedError)
     assert not opened.at(6) + opened.at(7)
     assert opened.events[-1].text == f"abd{opened.at(10)[0].text}ee"
+    engine.check_empty()
+
+
+@pytest.mark.parametrize("fork", [Fork(((),) * 6), Fork(((Text("c"),) * 5,)), Fork(((Fork(((),) * 5),),))])
+def test_the_branches_of_a_fork_and_their_nodes_count_towards_the_limit(monkeypatch, fork):
+    for each in (module, submission):
+        monkeypatch.setattr(each, "MAX_QUEUED", 5)
+    engine = stepped()
+    opened = Opened(engine)
+    opened.program.extend((), (Text("ab"), fork))
+    opened.program.close()
+    engine.drain()
+    assert isinstance(opened.events[-1], sgl.OverloadedError)
+    with pytest.raises(sgl.OverloadedError):
+        ProgramRequest("ab", Program((fork,))).check()
     engine.check_empty()
 
 
