@@ -21,8 +21,9 @@ from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.protocol import Continuation, Regex, Unset
 from sglang_lite.random_ids import random_id
-from tests.conformance import oracle, oracle_tools, random_steps
-from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Branch, Interpreter, Outcome, values_of
+from tests.conformance import oracle, oracle_branches, oracle_tools, random_steps
+from tests.conformance.oracle import ALPHABET, LANGUAGES, TYPES, Interpreter, Outcome, values_of
+from tests.conformance.oracle_branches import Branch
 from tests.conformance.oracle_model import model, tokenizer
 from tests.conformance.oracle_tools import TOOLS, ToolCall
 from tests.conformance.random_steps import Ending, OwnError, Ran, body_of, known, node, ran, read_of, streamed
@@ -171,7 +172,7 @@ def early_on(make: Callable[[], sgl.BaseBackend]) -> Way:
             found = read_of(state, program, [])
             ending.wait()
             all_of_it = [plain(each) for each in (found.text, found.messages, *found.variables.values())]
-            return all_of_it, [oracle.known("RequestAbortedError")] * len(all_of_it)
+            return all_of_it, [oracle_branches.known("RequestAbortedError")] * len(all_of_it)
         found = read_of(state, program, told)
         ending.wait()
         if ending.raised:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import oracle, oracle_tools, steps
+from tests.conformance import oracle, oracle_branches, oracle_tools, steps
 from tests.conformance.oracle_programs import drawn
 from tests.conformance.oracle_runs import WAYS, expected, started
 from tests.conformance.random_programs import smaller
@@ -52,7 +52,7 @@ def test_a_random_program_gives_what_the_documentation_says(number, tmp_path, ca
             raise AssertionError(f"programs {wrong}; the first: {less}\nfound:  {found}\nwanted: {wanted}")
 
 
-OWN = [oracle, oracle_tools, steps]
+OWN = [oracle, oracle_branches, oracle_tools, steps]
 
 
 @pytest.mark.parametrize("module", OWN)

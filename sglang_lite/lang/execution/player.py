@@ -295,9 +295,7 @@ class Player(BasePlayer):
             _abort(self, error)
         for op in removed:
             _fail_op(op, error)
-        for variable in self.names.own_variables():
-            if self.waits.takes(variable, kept):
-                variable.take_away(error)
+        self.waits.take_away(self.names.own_variables(), kept, error)
 
     # -------------------------------------------------------------------------------- the playing side
 

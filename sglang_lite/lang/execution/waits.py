@@ -124,9 +124,20 @@ class Waits:
         claimed = max((number for joining, number in claims.items() if joining < depth), default=-1)
         return max(claimed, self.known if self._begins_known() else -1)
 
-    def takes(self, variable: Variable, kept: int) -> bool:
-        """Returns True if a cancellation that keeps the nodes up to number `kept` takes a variable of the branch away:
-        it is behind them, or was gathered from one that was taken away."""
+    def take_away(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
+        """Takes those of the branch's variables away that a cancellation does not keep.
+
+        Args:
+            kept: number of the last node that stays.
+            error: error of the cancellation.
+        """
+        for variable in variables:
+            if self._takes(variable, kept):
+                variable.take_away(error)
+
+    def _takes(self, variable: Variable, kept: int) -> bool:
+        """Returns True if a variable is behind the last node that stays, or was gathered from one that was taken
+        away."""
         awaited = variable.awaited
         if isinstance(awaited, Place):
             return awaited.waits is self and awaited.number > kept
