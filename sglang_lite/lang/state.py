@@ -167,7 +167,7 @@ class ProgramState(AttributeHints, Generic[R]):
 
     def __iadd__(self, other: str | Expression) -> ProgramState[R]:  # type: ignore[misc] # a sum is only refused
         if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
-            self.whole_branch.submit(other, user_location())
+            (self.whole_branch if self.streamed_body else self.branch).submit(other, user_location())
         self._submitted = None
         return self
 

@@ -181,7 +181,9 @@ class Variable:
                 of_thread.pool.unblocked()
             if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
-        return self._read()
+        if self.awaited is not None:
+            self.awaited.note(failed=self._error is not None)
+        return self.result()
 
     async def get(self) -> UserValue:
         """Coroutine form of `wait`, for any event loop."""
@@ -189,16 +191,9 @@ class Variable:
             future, wake = _bell()
             self.when_done(wake)
             await future
-        return self._read()
-
-    def _read(self) -> UserValue:
-        """Value, like `result`, for a reader, who has now waited for it."""
-        error, value = self._error, self._value
         if self.awaited is not None:
-            self.awaited.note(failed=error is not None)
-        if error is not None:
-            raise located(error, self.where)
-        return value
+            self.awaited.note(failed=self._error is not None)
+        return self.result()
 
 
 def _check_can_wait(made: int, where: Location | None = None) -> None:

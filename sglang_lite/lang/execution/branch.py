@@ -35,7 +35,7 @@ from sglang_lite.lang.execution.reading import added, close_when_finished
 from sglang_lite.lang.execution.retries import check_repair
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.lang.execution.transcript import Piece
-from sglang_lite.lang.execution.waits import Waits
+from sglang_lite.lang.execution.waits import Place, Waits
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -311,7 +311,7 @@ class Branch:
 
     def _forked(self) -> Player:
         """Player of a branch that is forked from this one."""
-        return Player(self.run, depth=self.player.depth + 1, waits=Waits(self.player.waits))
+        return Player(self.run, depth=self.player.depth + 1, waits=Waits(self.player.waits, self.player.waits.last))
 
     def restore(
         self,
@@ -365,7 +365,7 @@ class Branch:
             for player in self.player.tree():
                 player.names.close(partial(unknown, player))
                 if player.log is not None:
-                    player.log.awaited = player.waits.here()
+                    player.log.awaited = Place(player.waits, player.waits.last)
                     player.put(ReadOp(Variable(), player.log.close))
         self.tell("end_program")
         if self.run.body_end is not None:

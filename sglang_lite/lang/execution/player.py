@@ -42,7 +42,7 @@ from sglang_lite.lang.execution.operations import (
 )
 from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.run import Run, current_run
-from sglang_lite.lang.execution.waits import Cancellation, Waits
+from sglang_lite.lang.execution.waits import NUMBERED, Cancellation, Place, Waits
 from sglang_lite.lang.expressions import NO_OPTIONS
 from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import UNSET, Location, RequestAbortedError, SglError, UnknownVariableError
@@ -100,7 +100,7 @@ class Player(BasePlayer):
             return
         with self._lock:
             failure = self._failure
-            if type(op) is not Text:
+            if type(op) in NUMBERED:
                 self.waits.number(op)
             if failure is None:
                 if self.pushed is not None and type(op) not in (ReadOp, EventOp):
@@ -155,7 +155,7 @@ class Player(BasePlayer):
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         """Variable that is set to `what(player)` when everything queued so far has been played."""
         variable = Variable(where, self.run.made)
-        variable.awaited = self.waits.here()
+        variable.awaited = Place(self.waits, self.waits.last)
         self.put(ReadOp(variable, partial(what, self)))
         return variable
 
@@ -210,7 +210,7 @@ class Player(BasePlayer):
         this one: a rollback waits for it."""
         for child in self.children:
             child.claim(depth)
-        self.waits.claim(depth)
+        self.waits.claims = {**(self.waits.claims or {}), depth: self.waits.last}
         with self._lock:
             last = self._queue[-1] if self._queue else self._current
             if last is not None:

@@ -18,7 +18,7 @@ from sglang_lite.lang.execution.player import Player, unknown
 from sglang_lite.lang.execution.push_down import PushedProgram
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Piece
-from sglang_lite.lang.execution.waits import Everything
+from sglang_lite.lang.execution.waits import Everything, Place
 from sglang_lite.lang.expressions import SglGen, SglSelect, VariableName
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.lang.tools import ToolCall
@@ -254,13 +254,13 @@ def close_when_finished(player: Player, program: PushedProgram) -> None:
 def note_end(player: Player) -> None:
     """Notes that somebody has waited for everything in this branch and the branches forked from it."""
     for each in player.tree():
-        each.waits.here().note()
+        each.waits.note(each.waits.last)
 
 
 def finished(player: Player) -> Variable:
     """Variable that is set when everything queued so far, in this branch and the branches forked from it, has been
     played or has failed."""
     variable = Variable()
-    variable.awaited = Everything([each.waits.here() for each in player.tree()])
+    variable.awaited = Everything([Place(each.waits, each.waits.last) for each in player.tree()])
     when_finished(player, lambda: variable.set(None))
     return variable

@@ -12,76 +12,62 @@ from typing import NamedTuple
 import msgspec
 
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.operations import AnswerOp, BranchMark, GenOp, JoinOp, MarkOp, Op, ScopeOp
+from sglang_lite.lang.execution.operations import AnswerOp, BranchMark, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.protocol import SglError
 
+# Operations that wait for something, or note how far the branch has come.
+NUMBERED = frozenset({GenOp, SelectOp, JoinOp, ScopeOp, MarkOp})
 
-class Waits:
+
+class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
     """Record of how far a branch has been waited for, and of its cancellation.
 
     The nodes that wait for a backend, or for the text of other branches, are numbered from 1 in the order in which they
     were added. Whoever waits for one has waited for all before it, and for the branch's parent up to the fork.
 
-    Args:
-        parent: waits of the branch that it was forked from; None for the main branch.
-
     Attributes:
+        parent: waits of the branch that it was forked from; None for the main branch.
+        forked_at: number of the last node of the parent before the fork.
         last: number of the last such node of the branch's text; 0 if it has none.
+        count: number of all such nodes, with those that a rollback has removed.
         known: greatest number of a node that was waited for; 0 if none was.
         failure_known: True if a reader has received the branch's failure.
-        forked_at: number of the last node of the parent before the fork.
         joins: numbers of joins that nobody has waited for, and the places that each of them waits for.
-        parent: waits of the branch that it was forked from, or None.
+        claims: number of the last node that joins have taken, by the depth of the joining branch; None if none has.
         cancelled: cancellation of the branch, or None.
         refuses: True if the branch has failed by its cancellation, or fails by it once what it keeps was played.
     """
 
-    __slots__ = (
-        "_claims", "_count", "cancelled", "failure_known", "forked_at", "joins", "known", "last", "parent", "refuses",
-    )  # fmt: skip
-
-    def __init__(self, parent: Waits | None = None) -> None:
-        self.parent = parent
-        self.forked_at: int = 0 if parent is None else parent.last
-        self.last: int = 0
-        self.known: int = 0
-        self._count = 0  # of all nodes, with those that a rollback has removed
-        self.failure_known = False
-        self.cancelled: Cancellation | None = None
-        self.refuses = False
-        self._claims: dict[int, int] | None = None  # number up to which joins take the branch, by their depth
-        self.joins: list[tuple[int, Sequence[Place]]] = []
+    parent: Waits | None = None
+    forked_at: int = 0
+    last: int = 0
+    count: int = 0
+    known: int = 0
+    failure_known: bool = False
+    joins: Sequence[tuple[int, Sequence[Place]]] = ()
+    claims: dict[int, int] | None = None
+    cancelled: Cancellation | None = None
+    refuses: bool = False
 
     def number(self, op: Op) -> None:
-        """Numbers an operation that is added, if it waits for something, and notes where its variables are."""
+        """Numbers an operation of `NUMBERED` that is added, if it waits for something, and notes where its variables
+        are."""
         if isinstance(op, AnswerOp):
+            self.count = self.last = self.count + 1
             variable = op.variable
-            variable.awaited = place = self.add()
+            variable.awaited = place = Place(self, self.last)
             if variable.log is not None:
                 variable.log.awaited = place
             if isinstance(op, GenOp) and op.thoughts is not None:
                 op.thoughts.awaited = place
         elif isinstance(op, JoinOp) and op.added:
-            self.add([each.awaited for each in op.added if isinstance(each.awaited, Place)])
+            self.count = self.last = self.count + 1
+            places = [each.awaited for each in op.added if isinstance(each.awaited, Place)]
+            self.joins = (*self.joins, (self.last, places))
         elif isinstance(op, ScopeOp):
-            op.variable.awaited = self.here()
+            op.variable.awaited = Place(self, self.last)
         elif isinstance(op, MarkOp) and not op.back:
             op.mark.waits = self.last
-
-    def add(self, joined: Sequence[Place] = ()) -> Place:
-        """Numbers a node that is added.
-
-        Args:
-            joined: places in other branches that the node waits for.
-        """
-        self._count = self.last = self._count + 1
-        if joined:
-            self.joins.append((self.last, joined))
-        return Place(self, self.last)
-
-    def here(self) -> Place:
-        """Place behind everything that was added."""
-        return Place(self, self.last)
 
     def go_back(self, mark: BranchMark) -> bool:
         """Notes that a rollback has removed the nodes behind a mark. Undoes a cancellation behind the mark, if
@@ -96,10 +82,6 @@ class Waits:
         self.refuses = False
         return True
 
-    def claim(self, depth: int) -> None:
-        """Notes that a join in a branch of this depth takes what was added so far."""
-        self._claims = {**(self._claims or {}), depth: self.last}
-
     def note(self, number: int) -> None:
         """Notes that somebody has waited for a node."""
         waits: Waits | None = self
@@ -108,20 +90,21 @@ class Waits:
             if before >= number > 0:
                 return
             waits.known = max(before, number)
-            reached = [places for at, places in waits.joins if at <= number]
-            if reached:
-                waits.joins = [each for each in waits.joins if each[0] > number]
-            for places in reached:
-                for place in places:
-                    place.note()
+            joins = waits.joins
+            if joins:
+                waits.joins = [each for each in joins if each[0] > number]
+            for at, places in joins:
+                if at <= number:
+                    for place in places:
+                        place.note()
             number = waits.forked_at
             waits = waits.parent
 
     def kept(self, depth: int) -> int:
         """Number up to which a cancellation of a branch of this depth keeps the nodes of this branch; -1 if it does not
         even keep what the branch began with."""
-        claims = self._claims or {}
-        claimed = max((number for joining, number in claims.items() if joining < depth), default=-1)
+        claims = (self.claims or {}).items()
+        claimed = max((number for joining, number in claims if joining < depth), default=-1)
         return max(claimed, self.known if self._begins_known() else -1)
 
     def take_away(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
@@ -165,7 +148,7 @@ class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
         """Notes that somebody has waited for what stands before this place, or has received the branch's failure."""
         if failed:
             self.waits.failure_known = True
-        else:
+        elif self.number > self.waits.known or not self.number:
             self.waits.note(self.number)
 
 
@@ -182,7 +165,7 @@ class Gathered(NamedTuple):
         """Notes that somebody has waited for all of them, or has received the error of one of them."""
         for each in self.variables:
             if each.awaited is not None:
-                each.awaited.note(failed=each.error() is not None)
+                each.awaited.note(failed=failed and each.error() is not None)
 
 
 class Everything(NamedTuple):
