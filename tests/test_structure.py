@@ -457,7 +457,7 @@ def attributes_of(kind):
 def test_files_and_classes_can_be_held_in_a_head():
     long_files, long_classes = [], []
     for file in our_files():
-        if file.read_text().count("\n") > 650:
+        if file.read_text().count("\n") > 700:
             long_files.append(str(file.relative_to(ROOT)))
         long_classes += [
             node.name for node in statements(file) if isinstance(node, ast.ClassDef) and len(attributes_of(node)) > 25

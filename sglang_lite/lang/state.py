@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
-from itertools import accumulate
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
@@ -38,7 +35,7 @@ from sglang_lite.lang.execution.reading import (
     nothing,
     whole_text,
 )
-from sglang_lite.lang.execution.run import BoundCall, current_run
+from sglang_lite.lang.execution.run import BoundCall
 from sglang_lite.lang.execution.streamed_body import StreamedBody
 from sglang_lite.lang.expressions import AsyncProgram, BaseProgram, Named, R, VariableName
 from sglang_lite.lang.results import meta_info, text_of, usages_of

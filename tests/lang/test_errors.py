@@ -5,6 +5,7 @@ import gc
 import logging
 import threading
 import traceback
+from typing import Any
 
 import pytest
 
@@ -413,7 +414,11 @@ ASK_LATER = sgl.gen("elsewhere")
 
 def lines_of(program, *names):
     """Lines of the errors of variables, counted from that of the program's `def`."""
-    state = program.run(backend=sgl.ScriptedBackend(lambda call: sgl.BackendError("down")))
+
+    def down(_):
+        raise sgl.BackendError("down")
+
+    state = program.run(backend=sgl.ScriptedBackend(down))
     first, found = program.func.__code__.co_firstlineno + 1, []
     for name in names:
         with pytest.raises(sgl.SglError) as caught:
@@ -496,7 +501,7 @@ def test_an_image_in_a_later_line_names_its_own_line():
 
 def test_lines_of_nodes_change_no_digest(tmp_path):
     def of(lines):
-        space = {"sgl": sgl, "__name__": "moved"}
+        space: dict[str, Any] = {"sgl": sgl, "__name__": "moved"}
         exec(f"{lines}ask = sgl.gen('a')\npicture = sgl.image('x')\ndef program(s):\n    s += ask", space)
         return sgl.function(space["program"])
 
