@@ -38,7 +38,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sglang_lite/page/": ("tests/lang/runs", "tests/playground"),
     "sglang_lite/markup.py": ("tests/lang/test_notebook.py", "tests/docs/test_notebooks.py"),
     "sglang_lite/program/": ("tests/conformance",),
-    "sglang_lite/protocol/": ("tests/test_protocol.py", "tests/test_wire.py", "tests/test_sampling_parameters.py"),
+    "sglang_lite/protocol/": (
+        "tests/test_protocol.py", "tests/test_wire.py", "tests/test_sampling_parameters.py", "tests/effects",
+    ),
+    "sglang_lite/runtime/": ("tests/effects",),
     "sglang_lite/runtime/core/": ("tests/runtime/core", "tests/runtime/test_engine.py", "tests/conformance/test_rules.py"),
     "sglang_lite/runtime/executor/": (
         "tests/runtime/core", "tests/runtime/test_engine.py", "tests/engine/child/test_stalls.py",

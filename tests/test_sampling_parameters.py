@@ -15,7 +15,8 @@ import sglang_lite as sgl
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.protocol.sampling import PARAMETERS, UNSET, GenSamplingOptions, SamplingOptions, given_values, named
+from sglang_lite.protocol.parameter import UNSET
+from sglang_lite.protocol.sampling import PARAMETERS, GenSamplingOptions, SamplingOptions, given_values, named
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.server.sglang.request import read_request, read_sampling
 

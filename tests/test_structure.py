@@ -535,6 +535,6 @@ def test_classes_have_few_lines_of_code_and_methods_and_functions_are_short():
 def test_folders_of_tests_are_folders_of_the_package():
     tests = Path(__file__).parent
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
-    # Programs that mean the same on all backends, `lang/backend`, the programs of the docs, and real models.
-    folders -= {Path("conformance"), Path("lang/backends"), Path("docs"), Path("real")}
+    # Programs that mean the same on all backends, tables, `lang/backend`, the programs of the docs, and real models.
+    folders -= {Path("conformance"), Path("effects"), Path("lang/backends"), Path("docs"), Path("real")}
     assert sorted(folder for folder in folders if not (PACKAGE / folder).is_dir()) == []

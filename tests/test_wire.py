@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 import sglang_lite as sgl
 from sglang_lite import errors, protocol, wire
 from sglang_lite.program import graph, nodes
+from sglang_lite.protocol.parameter import ORDERS, Deferred
 from sglang_lite.protocol.record import Record, Variant
 from sglang_lite.protocol.recording import RecordedCall, RecordedEvent, RecordedRequest
-from sglang_lite.protocol.sampling import ORDERS, PARAMETERS, Deferred
+from sglang_lite.protocol.sampling import PARAMETERS
 from sglang_lite.wire import failure, messages
 from sglang_lite.wire.scan import scan_json
 

@@ -37,8 +37,8 @@ from sglang_lite.program.choosing import (
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd
 from sglang_lite.protocol import Constraint, JsonSchema, Number, ParameterError, Regex
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.parameter import Deferred
 from sglang_lite.protocol.sampling import (
-    Deferred,
     GenSamplingOptions,
     OneSampleGenOptions,
     OneSampleOptions,

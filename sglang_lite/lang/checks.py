@@ -7,7 +7,7 @@ import math
 
 from sglang_lite.protocol import Location, ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import check_known
+from sglang_lite.protocol.parameter import check_known
 
 
 def check_whole(

@@ -11,7 +11,8 @@ from typing import Final, ParamSpec, TypeVar
 from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import NO_PARAMS, Place, named, read_params
+from sglang_lite.protocol.parameter import Place
+from sglang_lite.protocol.sampling import NO_PARAMS, named, read_params
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

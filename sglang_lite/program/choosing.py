@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from sglang_lite.program.nodes import Method
 from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, Selection, Unset
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.protocol.sampling import check_known
+from sglang_lite.protocol.parameter import check_known
 
 _Entries: TypeAlias = list[list[Any]]  # per choice, per token: [log-probability, token id, text or None]
 _Found: TypeAlias = tuple[int, dict[str, Any]]  # index of the best choice, and metadata

@@ -22,9 +22,9 @@ from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
 from sglang_lite.errors import Location, ParameterError, shown, with_article
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Span, Unset
+from sglang_lite.protocol.parameter import Deferred
 from sglang_lite.protocol.prompt import Media
 from sglang_lite.protocol.record import Record, Variant
-from sglang_lite.protocol.sampling import Deferred
 
 Path: TypeAlias = tuple[int, ...]
 Method: TypeAlias = Literal[

@@ -46,6 +46,7 @@ from sglang_lite.protocol.constraints import (
     TaggedObject,
     Tags,
 )
+from sglang_lite.protocol.parameter import UNSET, Unset
 from sglang_lite.protocol.prompt import (
     Media,
     MediaKind,
@@ -70,11 +71,7 @@ from sglang_lite.protocol.results import (
     Usage,
     total_usage,
 )
-from sglang_lite.protocol.sampling import (
-    UNSET,
-    SamplingParams,
-    Unset,
-)
+from sglang_lite.protocol.sampling import SamplingParams
 from sglang_lite.protocol.trace import Attempt, CacheMiss, TraceHead, TraceNode
 from sglang_lite.protocol.trajectory import DrawnSpan, TokenSequence
 

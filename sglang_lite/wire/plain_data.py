@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from sglang_lite.errors import Location, WireError
+from sglang_lite.protocol.parameter import Unset
 from sglang_lite.protocol.record import Record
-from sglang_lite.protocol.sampling import Unset
 from sglang_lite.wire.limits import INTEGERS, Limits, depth_error, pointer_to
 from sglang_lite.wire.scan import FLOAT
 

@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar
 
 from sglang_lite.protocol import Generation
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import SamplingOrder
+from sglang_lite.protocol.parameter import SamplingOrder
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 _One = TypeVar("_One", covariant=True)

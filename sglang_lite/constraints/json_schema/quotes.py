@@ -35,7 +35,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import check_known
+from sglang_lite.protocol.parameter import check_known
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler

@@ -26,7 +26,7 @@ from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, Text
 from sglang_lite.protocol import Generation, Location, ParameterError, ProgramError, Prompt, Selection, SglError, Unset
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import Deferred
+from sglang_lite.protocol.parameter import Deferred
 
 
 def check_name(name: object, where: Location | None) -> None:

@@ -20,7 +20,7 @@ from sglang_lite.lang.state import user_location
 from sglang_lite.program.graph import AccessStep
 from sglang_lite.program.nodes import Expression, Expressions
 from sglang_lite.protocol import TraceError
-from sglang_lite.protocol.sampling import Deferred
+from sglang_lite.protocol.parameter import Deferred
 
 if TYPE_CHECKING:
     from sglang_lite.lang.symbolic.recorder import TracedWay

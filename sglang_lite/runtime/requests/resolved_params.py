@@ -11,7 +11,8 @@ import regex
 
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, RecordName, SamplingParams
-from sglang_lite.protocol.sampling import PARAMETERS, Parameter, SamplingOrder, given_values
+from sglang_lite.protocol.parameter import Parameter, SamplingOrder
+from sglang_lite.protocol.sampling import PARAMETERS, given_values
 from sglang_lite.text.stop import compiled_stop
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import msgspec
 
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import PARAMETERS, Parameter, read_params
+from sglang_lite.protocol.parameter import Parameter
+from sglang_lite.protocol.sampling import PARAMETERS, read_params
 
 _TABLE = {each.name: each for each in PARAMETERS}
 

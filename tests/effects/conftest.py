@@ -1,0 +1,69 @@
+"""Engines whose answers show effects: small, and in this process, where mutations reach them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen3MoeForCausalLM
+
+import sglang_lite as sgl
+from tests.runtime.models.test_experts import CONFIG
+from tests.runtime.models.tiny import randomise, save
+from tests.runtime.thinkers import thinker
+
+
+@pytest.fixture(scope="session")
+def engines(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], sgl.Engine]]:
+    """Gives the engine of a name, which is started when it is first asked for."""
+    with ExitStack() as stack:
+        started: dict[str, sgl.Engine] = {}
+
+        def engine(name: str) -> sgl.Engine:
+            if name not in started:
+                started[name] = stack.enter_context(START[name](small_file, tmp_path_factory))
+            return started[name]
+
+        yield engine
+
+
+def _plain(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """The default model's tokens, random weights."""
+    return sgl.Engine(small_file, dtype="float32", in_process=True, max_total_tokens=4096)
+
+
+def _thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """A model that never ends its thought, and drafts."""
+    return sgl.Engine.of(thinker("abcdefghij."), speculation="prompt")
+
+
+def _untold_thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """The same, whose chat template shows no marks of thoughts, as it has none."""
+    loaded = thinker("abcdefghij.")
+    loaded.tokenizer.chat_template = None
+    return sgl.Engine.of(loaded)
+
+
+def _mixture(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """A mixture of experts whose tokens are recorded, with an adapter."""
+    folder = save(randomise(Qwen3MoeForCausalLM(CONFIG)), folders.mktemp("mixture"))
+    adapter = folders.mktemp("adapter")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    noise = torch.Generator().manual_seed(0)
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{name}.lora_A.weight": torch.randn((2, CONFIG.hidden_size), generator=noise)}
+    tensors[f"{name}.lora_B.weight"] = torch.randn((CONFIG.num_attention_heads * CONFIG.head_dim, 2), generator=noise)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    return sgl.Engine(
+        str(folder), dtype="float32", in_process=True, enable_return_routed_experts=True,
+        enable_return_hidden_states=True, lora_paths=(f"one={adapter}",), max_total_tokens=1024,
+    )  # fmt: skip
+
+
+START = {"plain": _plain, "thinker": _thinker, "untold thinker": _untold_thinker, "mixture": _mixture}

@@ -1,0 +1,51 @@
+"""Every sampling parameter has an effect, made at the places that its row names."""
+
+import pytest
+
+from sglang_lite.protocol import SamplingParams, SglError
+from sglang_lite.protocol.sampling import PARAMETERS
+from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
+from tests.effects.mutations import hide_field
+from tests.effects.sampling_effects import EFFECTS
+
+# Parameters whose value can't be hidden from a place, with the reason.
+NOT_HIDDEN = {"n": "the caller waits for as many answers as it asked for, which then never come."}
+CASES = [pytest.param(case, id=f"{name}={case.value}") for name, cases in EFFECTS.items() for case in cases]
+PLACES = [
+    pytest.param(parameter, place, id=f"{parameter.name}-{place}")
+    for parameter in PARAMETERS
+    if parameter.name not in NOT_HIDDEN
+    for place in parameter.effect_in
+]
+
+
+def test_every_parameter_has_a_case():
+    missing = [each.name for each in PARAMETERS if each.name not in EFFECTS]
+    assert not missing, f"{', '.join(missing)}: add a case to tests/effects/sampling_effects.py."
+    assert not EFFECTS.keys() - {each.name for each in PARAMETERS}
+
+
+def test_every_parameter_names_a_place():
+    assert not [each.name for each in PARAMETERS if not each.effect_in]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_parameter_has_an_effect(case, engines):
+    engine = engines(case.engine)
+    assert not case.seen(engine, given=False)
+    assert case.seen(engine, given=True)
+
+
+@pytest.mark.parametrize(("parameter", "place"), PLACES)
+def test_without_its_place_a_parameter_has_no_effect(parameter, place, engines):
+    cases = EFFECTS[parameter.name]
+    default = getattr(resolve_params(SamplingParams(), 10), parameter.name)
+    with hide_field(ResolvedParams, parameter.name, place, default):
+        assert not all(_seen(case, engines(case.engine)) for case in cases)
+
+
+def _seen(case, engine):
+    try:
+        return case.seen(engine, given=True)
+    except SglError:  # without the parameter the request is refused
+        return False
