@@ -16,7 +16,13 @@ from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.parameter import UNSET
-from sglang_lite.protocol.sampling import PARAMETERS, GenSamplingOptions, SamplingOptions, given_values, named
+from sglang_lite.protocol.sampling import (
+    PARAMETERS,
+    GenSamplingOptions,
+    SamplingOptions,
+    given_values,
+    named,
+)
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.server.sglang.request import read_request, read_sampling
 
@@ -341,7 +347,8 @@ def table():
         engine += [str(p.engine_range)] if p.engine_range is not None else []
         places = [
             text for place, text in (
-                ("gen", "`gen`"), ("run", "`run`"), ("sampling_params", "`sampling_params`"), ("request", "`generate`")
+                ("gen", "`gen`"), ("run", "`run`"), ("sampling_params", "`sampling_params`"), ("request", "`generate`"),
+                ("openai", "OpenAI's routes"), ("completions", "OpenAI's completions"),
             ) if place in p.places
         ]  # fmt: skip
         remote = [name for name, takes in (("OpenAI", openai), ("Claude", claude)) if p.name in takes]

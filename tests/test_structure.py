@@ -435,7 +435,6 @@ def test_one_thing_has_one_name():
 MANY_FIELDS = {
     "EngineConfig": "the settings of an engine",
     "GenerateBody": "the fields of a native request",
-    "OneSample": "the sampling parameters but for `n`, under SGLang's names",
     "OutputBuilder": "text, grammar, scores and stream of one output",
     "ResolvedParams": "the sampling parameters",
     "SamplingParams": "the sampling parameters",

@@ -42,7 +42,7 @@ from sglang_lite.protocol import (
     SamplingParams,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import given_as_data, named
+from sglang_lite.protocol.sampling import HookParams, given_as_data, named
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
@@ -394,26 +394,9 @@ _OF_HOOKS = named("hooks")
 
 
 @dataclass
-class SglSamplingParams:
+class SglSamplingParams(HookParams):
     """Sampling parameters with all defaults filled in, for backends with SGLang's blocking hooks."""
 
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    n: int = 1
-    stop: Any = ()
-    stop_token_ids: Any = ()
-    stop_regex: Any = ()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    ignore_eos: bool = False
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    return_text_in_logprobs: bool | None = None
     json_schema: str | None = None
     dtype: str | None = None
     regex: str | None = None

@@ -47,8 +47,9 @@ Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biase
 SamplingOrder: TypeAlias = Literal["joint", "sequential"]
 # Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks:
 # SGLang's blocking hooks of a backend, and `gen` by position. sampling_params: a key of the dictionary for
-# `Engine.generate`. request: a keyword of `Engine.generate`.
-Place: TypeAlias = Literal["gen", "run", "hooks", "sampling_params", "request"]
+# `Engine.generate`. request: a keyword of `Engine.generate`. openai: a field of OpenAI's routes; completions: of
+# those of chats and texts alone.
+Place: TypeAlias = Literal["gen", "run", "hooks", "sampling_params", "request", "openai", "completions"]
 
 _INT = 2**31 - 1
 
@@ -101,7 +102,7 @@ class Parameter:
     max_entries: int | None = None
     hint: str = ""
     alias: str = ""
-    places: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params")
+    places: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params", "openai")
     _: KW_ONLY
     effect_in: tuple[str, ...]
 

@@ -8,6 +8,7 @@ for readers and type checkers; tests/test_sampling_parameters.py verifies that t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 else:  # msgspec has no union of names and an enumeration of names. UNSET is the default, which records leave out.
     _OrderField = SamplingOrder
 
-_SGLANG: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params")
+_COMPLETIONS: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params", "completions")
 _LOGPROB: tuple[Place, ...] = ("gen", "run", "hooks", "request")
 _OURS: tuple[Place, ...] = ("gen", "sampling_params")
+_EVERYWHERE: tuple[Place, ...] = (*_OURS, "openai")
 _INT = 2**31 - 1
 # Where parameters take effect.
 _BUILDER = "runtime/core/request_builder.py"
@@ -42,16 +44,16 @@ _SAMPLER = "runtime/executor/sampler.py"
 PARAMETERS: Final = (
     Parameter(
         "max_tokens", "int", 128, "maximum number of tokens to generate",
-        Range(0), engine_range=Range(0, _INT), alias="max_new_tokens", effect_in=(_BUILDER,),
+        Range(0), engine_range=Range(0, _INT), alias="max_new_tokens", places=_COMPLETIONS, effect_in=(_BUILDER,),
     ),
     Parameter(
         "min_tokens", "int", 0, "no end of sequence and no stop before this many tokens",
-        Range(0), engine_range=Range(0, _INT), alias="min_new_tokens", places=("gen", "hooks", "sampling_params"),
-        effect_in=("runtime/core/step_masks.py",),
+        Range(0), engine_range=Range(0, _INT), alias="min_new_tokens",
+        places=("gen", "hooks", "sampling_params", "openai"), effect_in=("runtime/core/step_masks.py",),
     ),
     Parameter(
         "n", "int", 1, "number of independent samples", Range(1), engine_range=Range(1, 256),
-        effect_in=(_BUILDER,),
+        places=_COMPLETIONS, effect_in=(_BUILDER,),
     ),
     Parameter(
         "stop", "strings", (),
@@ -138,22 +140,22 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
-        engine_range=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_OURS, effect_in=(_BUILDER,),
+        engine_range=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_EVERYWHERE, effect_in=(_BUILDER,),
     ),
     Parameter(
         "include_stop", "bool", False,
-        "keep the stop that ended the generation in its text", alias="no_stop_trim", places=_OURS,
+        "keep the stop that ended the generation in its text", alias="no_stop_trim", places=_EVERYWHERE,
         effect_in=(_OUTPUT,),
     ),
     Parameter(
         "repetition_penalty", "float", 1.0,
         "factor for tokens in the prompt or the output; above 1 makes them less likely",
-        Range(0, above=True), engine_range=Range(0, 2, above=True), places=_OURS, effect_in=(_LOGITS,),
+        Range(0, above=True), engine_range=Range(0, 2, above=True), places=_EVERYWHERE, effect_in=(_LOGITS,),
     ),
     Parameter(
         "sampling_order", "order", None,
         "where `top_p` counts beside `top_k`: \"joint\" in all tokens, \"sequential\" in those that `top_k` has left; "
-        "without it joint, but with `min_p` sequential", places=("gen", "run", "sampling_params"),
+        "without it joint, but with `min_p` sequential", places=("gen", "run", "sampling_params", "openai"),
         effect_in=(_RESOLVED,),
     ),
     Parameter(
@@ -169,20 +171,21 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "speculation", "bool", True,
-        "let an engine with `speculation` draft tokens; none changes by it", places=_OURS,
+        "let an engine with `speculation` draft tokens; none changes by it", places=_EVERYWHERE,
         effect_in=("runtime/drafting/drafting.py",),
     ),
     Parameter(
         "logit_bias", "biases", (), "added to the logits of these token ids",
-        Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=_OURS, effect_in=(_LOGITS,),
+        Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=(*_OURS, "completions"),
+        effect_in=(_LOGITS,),
     ),
     Parameter(
         "lora_path", "strings", (), "name of the adapter (LoRA) that an engine generates with",
         max_entries=1, places=("gen", "run", "request"), effect_in=(_BUILDER,),
     ),
     Parameter(
-        "skip_special_tokens", "bool", True, "leave special tokens out of the text", places=("sampling_params",),
-        effect_in=(_OUTPUT,),
+        "skip_special_tokens", "bool", True, "leave special tokens out of the text",
+        places=("sampling_params", "openai"), effect_in=(_OUTPUT,),
     ),
     Parameter(
         "reasoning_format", "strings", (),
@@ -255,6 +258,56 @@ class OneSampleGenOptions(OneSampleOptions, total=False):
 
 class GenSamplingOptions(SamplingOptions, OneSampleGenOptions, total=False):
     """Keywords of `gen`."""
+
+
+class SglangOptions(TypedDict, total=False):
+    """Keys of SGLang's dictionary `sampling_params`, besides the number of samples and constraints. None is unset."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    sampling_order: SamplingOrder | None
+    repeats: int | None
+    max_think_tokens: int | str | None
+    reasoning_format: str | Sequence[str] | None
+    speculation: bool | None
+    logit_bias: Mapping[str, float] | Mapping[int, float] | None
+    sampling_seed: int | None
+    stop: str | Sequence[str] | None
+    stop_regex: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    no_stop_trim: bool | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+
+
+@dataclass
+class HookParams:
+    """Sampling parameters that SGLang's blocking hooks of a backend get, with all defaults filled in."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: UserValue = ()
+    stop_token_ids: UserValue = ()
+    stop_regex: UserValue = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    ignore_eos: bool = False
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
 
 
 class SamplingParams(Record, frozen=True):

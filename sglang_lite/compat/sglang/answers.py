@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar
 
 from sglang_lite.protocol import Generation
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.parameter import SamplingOrder
+from sglang_lite.protocol.sampling import SglangOptions
 from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 
 _One = TypeVar("_One", covariant=True)
@@ -90,31 +90,9 @@ class Classification(TypedDict):
     probs: dict[str, float]
 
 
-class OneSample(TypedDict, total=False):
+class OneSample(SglangOptions, total=False):
     """`sampling_params` without `n`: a prompt then has one answer, and no list."""
 
-    max_new_tokens: int | None
-    min_new_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    frequency_penalty: float | None
-    presence_penalty: float | None
-    repetition_penalty: float | None
-    sampling_order: SamplingOrder | None
-    repeats: int | None
-    max_think_tokens: int | str | None
-    reasoning_format: str | Sequence[str] | None
-    speculation: bool | None
-    logit_bias: Mapping[str, float] | Mapping[int, float] | None
-    sampling_seed: int | None
-    stop: str | Sequence[str] | None
-    stop_regex: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    no_stop_trim: bool | None
-    ignore_eos: bool | None
-    skip_special_tokens: bool | None
     json_schema: str | None
     regex: str | None
     ebnf: str | None

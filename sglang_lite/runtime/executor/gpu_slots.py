@@ -8,7 +8,7 @@ import torch
 from sglang_lite.runtime.executor.gpu_adapters import GpuAdapters
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.executor.staging import Staging
-from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
+from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, RotaryPositions, SharedPrefixes
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.sampling import DeviceSampling
@@ -55,8 +55,8 @@ class GpuSlots:
         self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._no_adapter = 0 if memory is None else memory.slots
         self._adapters = np.full(slots + 1, self._no_adapter, dtype=np.int32)
-        self._parameters = torch.zeros(8 * (slots + 1), dtype=torch.int32, device=device)
-        self.adapters = self._parameters[7 * (slots + 1) :]
+        self._parameters = torch.zeros((_WORDS + 1) * (slots + 1), dtype=torch.int32, device=device)
+        self.adapters = self._parameters[_WORDS * (slots + 1) :]
         self.adapters.fill_(self._no_adapter)
         self.sampling = _views(self._parameters, slots + 1)
 
@@ -75,9 +75,7 @@ class GpuSlots:
 
     def filtered(self, slots: Ints) -> bool:
         """True if a filter applies to the draws of any of these slots."""
-        of = self._sampling
-        filters = (of.top_k[slots] > 0) | (of.top_p[slots] < 1) | (of.min_p[slots] > 0)
-        return bool((filters & ~of.greedy[slots]).any())
+        return bool((self._sampling.filtered(slots) & self._sampling.drawn(slots)).any())
 
     def update(self, record: StepRecord) -> None:
         """Takes over the changes of a record, on the host and on the device."""
@@ -92,26 +90,24 @@ class GpuSlots:
             update_pages(self.window_table, *self._staging.send_all(record.window_indices, record.window_pages))
 
 
+_WORDS = SAMPLING.itemsize // 4  # of a slot's parameters: two of its seed, and one of each other
+
+
 def _packed(sampling: SamplingTable) -> Ints:
     """Returns the sampling parameters of all slots and of the dummy slot in one int32 array, in the layout of
     `_views`."""
-    count = len(sampling.seed)
-    packed = np.zeros((7, count + 1), dtype=np.int32)
-    packed[:2].reshape(-1)[: 2 * count] = np.ascontiguousarray(sampling.seed).view(np.int32)
-    floats = packed[2:5, :count].view(np.float32)
-    floats[0] = np.where(sampling.greedy, np.float32(0), sampling.temperature)
-    floats[1], floats[2], packed[5, :count] = sampling.top_p, sampling.min_p, sampling.top_k
-    packed[6, :count] = sampling.sequential
+    rows: Ints = sampling.rows.view(np.int32).reshape(-1, _WORDS)
+    count = len(rows)
+    packed = np.zeros((_WORDS, count + 1), dtype=np.int32)
+    packed[:2].reshape(-1)[: 2 * count] = rows[:, :2].reshape(-1)
+    packed[2:, :count] = rows[:, 2:].T
     return packed.reshape(-1)
 
 
 def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
-    floats = packed[2 * slots : 5 * slots].view(torch.float32)
-    return DeviceSampling(
-        temperature=floats[:slots],
-        top_p=floats[slots : 2 * slots],
-        min_p=floats[2 * slots :],
-        top_k=packed[5 * slots : 6 * slots],
-        sequential=packed[6 * slots : 7 * slots],
-        seed=packed[: 2 * slots].view(torch.int64),
-    )
+    """Returns each parameter of all slots: the seeds, then one after the other, as in SAMPLING."""
+    views = {"seed": packed[: 2 * slots].view(torch.int64)}
+    for i, name in enumerate((SAMPLING.names or ())[1:], 2):
+        words = packed[i * slots : (i + 1) * slots]
+        views[name] = words.view(torch.float32) if SAMPLING[name].kind == "f" else words
+    return DeviceSampling(**views)

@@ -30,20 +30,28 @@ class SamplingTable:
     operations.
 
     Args:
-        slots: number of slots.
+        slots: number of slots, greedy ones at first.
+
+    Attributes:
+        rows: SAMPLING [slots].
     """
 
     def __init__(self, slots: int) -> None:
-        rows = np.zeros(slots, dtype=SAMPLING)
-        self._rows = rows
-        self.greedy, self.seed, self.top_k = rows["greedy"], rows["seed"], rows["top_k"]
-        self.temperature, self.top_p, self.min_p = rows["temperature"], rows["top_p"], rows["min_p"]
-        self.sequential = rows["sequential"]
-        self.greedy[:] = self.temperature[:] = self.top_p[:] = 1
+        self.rows: NDArray[np.void] = np.zeros(slots, dtype=SAMPLING)
+        self.rows["top_p"] = 1
 
     def set(self, slots: Ints, rows: NDArray[np.void]) -> None:
         """Sets the parameters, SAMPLING [S], of slots [S]."""
-        self._rows[slots] = rows
+        self.rows[slots] = rows
+
+    def drawn(self, slots: Ints) -> NDArray[np.bool_]:
+        """True for slots [S] whose tokens are drawn, which are not greedy."""
+        return np.asarray(self.rows["temperature"][slots] > 0)
+
+    def filtered(self, slots: Ints) -> NDArray[np.bool_]:
+        """True for slots [S] with a filter, which greedy ones may have without effect."""
+        rows = self.rows[slots]
+        return np.asarray((rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["min_p"] > 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,7 @@ def sample(
             errors.setdefault(i, not_finite(int(positions[i])))
         elif i not in masked:  # the error of a grammar explains that better
             errors.setdefault(i, ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."))
-    drawn = ~table.greedy[slots]
+    drawn = table.drawn(slots)
     if drawn.any():
         rows = torch.from_numpy(drawn)
         picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn], forbidden[drawn])
@@ -267,25 +275,25 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
     Probabilities stay in the order of token ids even if some rows are filtered, so that a draw doesn't depend on the
     rest of the batch.
     """
-    probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
-    top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
-    sequential = table.sequential[slots]
-    for row in ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[0].tolist():
-        _filter(probs[row].numpy(), int(top_k[row]), top_p[row], min_p[row], sequential=bool(sequential[row]))
+    rows = table.rows[slots]
+    probs = torch.softmax(logits / torch.from_numpy(rows["temperature"].copy()).unsqueeze(1), -1)
+    for i in table.filtered(slots).nonzero()[0].tolist():
+        _filter(probs[i].numpy(), rows[i])
     mass = probs.double().cumsum(-1)
-    target = torch.from_numpy(uniforms(table.seed[slots], positions, forbidden)) * mass[:, -1]
+    target = torch.from_numpy(uniforms(rows["seed"].copy(), positions, forbidden)) * mass[:, -1]
     picked = torch.searchsorted(mass, target.unsqueeze(1), right=True).clamp_(max=probs.shape[1] - 1)
     return picked.squeeze(1)
 
 
-def _filter(probs: NDArray[np.float32], top_k: int, top_p: np.float32, min_p: np.float32, *, sequential: bool) -> None:
+def _filter(probs: NDArray[np.float32], row: np.void) -> None:
     """Sets the probabilities [V] of a row that its filters drop to 0, in place: first top-k, then top-p of what all
-    tokens have, or of what top-k has left if `sequential`, then min-p. Of equal probabilities those with lower ids are
-    kept.
+    tokens have, or of what top-k has left if it is sequential, then min-p. Of equal probabilities those with lower ids
+    are kept.
 
     Without a sort of the vocabulary: top-k and top-p only need the least probability that they keep.
     """
-    lowest = probs.max() * min_p
+    top_k, top_p, sequential = int(row["top_k"]), row["top_p"], bool(row["sequential"])
+    lowest = probs.max() * row["min_p"]
     if 0 < top_k < len(probs):
         values = torch.from_numpy(probs).topk(top_k).values.numpy()
         kept = values[: _nucleus(values, top_p, float(values.sum(dtype=np.float64)) if sequential else 1.0)]

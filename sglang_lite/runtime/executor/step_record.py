@@ -26,10 +26,12 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 _TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
 
-# Parameters that every draw needs, of one slot.
+# Parameters that every draw needs, of one slot, in the order of `sampling_row`. A temperature of 0 is greedy. Those
+# behind the seed have four bytes each, as a device has them (`gpu_slots.py`): so a new one is named here, and by what
+# draws with it.
 SAMPLING = np.dtype([
-    ("seed", np.uint64), ("top_k", np.int64), ("temperature", np.float32), ("top_p", np.float32), ("min_p", np.float32),
-    ("sequential", np.bool_), ("greedy", np.bool_),
+    ("seed", np.uint64), ("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32),
+    ("sequential", np.int32),
 ])  # fmt: skip
 
 
@@ -41,12 +43,10 @@ _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
 _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 
-def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, int, float, float, float, bool, bool]:
+def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, float, int, float, float, bool]:
     """One element of an array of SAMPLING."""
-    return (
-        seed % 2**64, max(params.top_k, 0), params.temperature, params.top_p, params.min_p, params.sequential,
-        params.greedy,
-    )  # fmt: skip
+    temperature = 0.0 if params.greedy else params.temperature
+    return seed % 2**64, temperature, max(params.top_k, 0), params.top_p, params.min_p, params.sequential
 
 
 class PromptScores(msgspec.Struct, frozen=True):

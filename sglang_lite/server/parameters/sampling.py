@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.parameter import Parameter
-from sglang_lite.protocol.sampling import PARAMETERS, read_params
+from sglang_lite.protocol.parameter import Kind, Parameter, Place
+from sglang_lite.protocol.sampling import PARAMETERS, named, read_params
 
 _TABLE = {each.name: each for each in PARAMETERS}
 
 
-class OpenAiSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Sampling parameters that all of OpenAI's protocols have, those of SGLang, `sampling_order` and `speculation`."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    ignore_eos: bool | None = None
-    no_stop_trim: bool | None = None
-    skip_special_tokens: bool | None = None
-    sampling_order: str | None = None
-    speculation: bool | None = None
+_TYPES: dict[Kind, Any] = {
+    "int": int, "float": float, "bool": bool, "strings": str | list[str], "token ids": list[int],
+    "biases": dict[str, float], "order": str, "budget": int | str,
+}  # fmt: skip
+_OWN_NAMES = {"include_stop": "no_stop_trim"}  # SGLang's, by this package's, where OpenAI's routes have SGLang's
 
 
-class CompletionSampling(OpenAiSampling, kw_only=True, omit_defaults=True):
-    """Sampling parameters of OpenAI's completions, of chats and of texts."""
-
-    n: int | None = None
-    max_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
+def _fields(place: Place) -> list[tuple[str, Any, None]]:
+    """Fields of the parameters that can be given in a place, which may be left out."""
+    return [(_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None) for each in named(place).values()]
 
 
-_NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {"no_stop_trim": "include_stop"}
+if TYPE_CHECKING:  # with the fields that code names
+
+    class OpenAiSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+        temperature: float | None = None
+        top_p: float | None = None
+
+    class CompletionSampling(OpenAiSampling, kw_only=True, omit_defaults=True):
+        n: int | None = None
+        max_tokens: int | None = None
+else:
+    OpenAiSampling = msgspec.defstruct(
+        "OpenAiSampling", _fields("openai"), module=__name__, kw_only=True, omit_defaults=True,
+        namespace={"__doc__": "Sampling parameters that all of OpenAI's protocols have."},
+    )  # fmt: skip
+    CompletionSampling = msgspec.defstruct(
+        "CompletionSampling", _fields("completions"), bases=(OpenAiSampling,), module=__name__, kw_only=True,
+        omit_defaults=True,
+        namespace={"__doc__": "Sampling parameters of OpenAI's completions, of chats and of texts."},
+    )  # fmt: skip
+
+
+_NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {own: ours for ours, own in _OWN_NAMES.items()}
 
 
 def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json) -> SamplingParams:

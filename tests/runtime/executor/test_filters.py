@@ -112,10 +112,10 @@ def test_filters_keep_the_tokens_that_a_sort_of_the_vocabulary_keeps(size):
             row.softmax(-1)[0], max(options["top_k"], 0), *table_filters(table), sequential=sequential
         )
         mass = probs.double().cumsum(-1)
-        targets = torch.from_numpy(uniforms(table.seed[slots], positions)) * mass[-1]
+        targets = torch.from_numpy(uniforms(table.rows["seed"][slots], positions)) * mass[-1]
         expected = torch.searchsorted(mass, targets, right=True).clamp(max=size - 1).tolist()
         assert sample(row.repeat(n, 1), table, slots, positions, {}).tokens == expected, (size, options)
 
 
 def table_filters(table):
-    return torch.tensor(table.top_p[0]), torch.tensor(table.min_p[0])
+    return torch.tensor(table.rows["top_p"][0]), torch.tensor(table.rows["min_p"][0])
