@@ -45,8 +45,8 @@ class TokenSequence(Record, frozen=True):
         ids: token ids.
         loss_mask: True for tokens that the model drew; False for those of the program, and for those that were the only
             ones that a grammar allowed. A token of a run that is drawn once is True in one sequence.
-        logprobs: log-probability of an answer's token with temperature, penalties and constraint, before `top_p`,
-            `top_k` and `min_p` cut; None for other tokens, and without `return_logprob=True`.
+        logprobs: log-probability of an answer's token with temperature, penalties and constraint, before
+            filters such as `top_p` cut; None for other tokens, and without `return_logprob=True`.
         model_logprobs: the model's own log-probability of an answer's token; None for other tokens, and if it was not
             recorded, which `confidence=True` asks for, and `return_logprob=True` under a constraint.
         spans: generations that drew tokens of it.

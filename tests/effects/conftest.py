@@ -8,14 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from transformers import Qwen3MoeForCausalLM
 
 import sglang_lite as sgl
-from tests.runtime.models.test_experts import CONFIG
-from tests.runtime.models.tiny import randomise, save
-from tests.runtime.thinkers import thinker
 
 
 @pytest.fixture(scope="session")
@@ -39,11 +33,15 @@ def _plain(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
 
 def _thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     """A model that never ends its thought, and drafts."""
+    from tests.runtime.thinkers import thinker
+
     return sgl.Engine.of(thinker("abcdefghij."), speculation="prompt")
 
 
 def _untold_thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     """The same, whose chat template shows no marks of thoughts, as it has none."""
+    from tests.runtime.thinkers import thinker
+
     loaded = thinker("abcdefghij.")
     loaded.tokenizer.chat_template = None
     return sgl.Engine.of(loaded)
@@ -51,6 +49,13 @@ def _untold_thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.En
 
 def _mixture(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     """A mixture of experts whose tokens are recorded, with an adapter."""
+    import torch  # what imports transformers takes seconds
+    from safetensors.torch import save_file
+    from transformers import Qwen3MoeForCausalLM
+
+    from tests.runtime.models.test_experts import CONFIG
+    from tests.runtime.models.tiny import randomise, save
+
     folder = save(randomise(Qwen3MoeForCausalLM(CONFIG)), folders.mktemp("mixture"))
     adapter = folders.mktemp("adapter")
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
