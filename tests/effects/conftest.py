@@ -26,6 +26,22 @@ def engines(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield engine
 
 
+@pytest.fixture(scope="session")
+def servers(engines: Callable[[str], sgl.Engine]) -> Iterator[Callable[[str], str]]:
+    """Gives the address of a server of the engine of a name."""
+    from tests.server.conftest import serving
+
+    with ExitStack() as stack:
+        addresses: dict[str, str] = {}
+
+        def address(name: str) -> str:
+            if name not in addresses:
+                addresses[name] = stack.enter_context(serving(engines(name)))
+            return addresses[name]
+
+        yield address
+
+
 def _plain(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     """The default model's tokens, random weights."""
     return sgl.Engine(small_file, dtype="float32", in_process=True, max_total_tokens=4096)

@@ -1,4 +1,4 @@
-"""What shows the effect of each sampling parameter, in an answer of `Engine.generate`.
+"""What shows the effect of each sampling parameter, in an answer in the form of `Engine.generate`.
 
 Each case asks with and without its parameter. What it looks for has to be there with the parameter only: a token, a
 text, an end, a number of the answer. Nothing that an answer repeats of its request counts.
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.protocol.sampling import PARAMETERS, named
 
 Answer: TypeAlias = dict[str, Any]
 Entry: TypeAlias = tuple[float, int, str | None]
-Ask: TypeAlias = Callable[..., Any]  # keywords of `generate` and of `sampling_params` -> its answer
-PROMPT = "The river runs to the sea. The river runs to the sea. The river runs"
+Ask: TypeAlias = Callable[..., Any]  # parameters by this package's names, and others of doors.py -> an answer
 A, B, EOS = 81, 82, 2  # tokens of the default model: "a", "b" and the end of sequence
+PREFERRED = {A: 1000, B: 900}
 DRAWN: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 12}
 REPORTED = {"return_logprob": True, "top_logprobs_num": 4}
 LETTERS = '{"type": "array", "items": {"type": "string", "pattern": "^[ab]$"}, "minItems": 6, "maxItems": 6}'
@@ -43,16 +42,15 @@ class Effect:
     engine: str
     beside: Mapping[str, Any]
 
-    def seen(self, engine: Any, *, given: bool) -> bool:
-        """Whether an engine's answers show the effect.
+    def seen(self, answer: Ask, *, given: bool) -> bool:
+        """Whether answers show the effect.
 
         Args:
+            answer: gives the answer to parameters by this package's names.
             given: whether the parameter is given.
         """
         own = {self.parameter: self.value} if given else {}
-        return self.shows(
-            lambda **more: ask(engine, **{"temperature": 0, "max_tokens": 6, **self.beside, **own, **more})
-        )
+        return self.shows(lambda **more: answer(**{"temperature": 0, "max_tokens": 6, **self.beside, **own, **more}))
 
 
 EFFECTS: dict[str, list[Effect]] = {}
@@ -68,18 +66,6 @@ def effect(
         return shows
 
     return add
-
-
-_DICTIONARY, _FIELDS = named("sampling_params"), named("request")
-_SGLANG = {each.name: each.sglang for each in PARAMETERS}
-
-
-def ask(engine: Any, prompt: str = PROMPT, **given: Any) -> Answer:
-    """Answer of `Engine.generate`, to parameters by this package's names."""
-    params = {_SGLANG.get(name, name): value for name, value in given.items() if name not in _FIELDS}
-    fields = {_SGLANG[name]: value for name, value in given.items() if name in _FIELDS}
-    answer: Answer = engine.generate(prompt, params, **fields)
-    return answer
 
 
 # --------------------------------------------------------------------------------------------------- length and end
@@ -177,17 +163,17 @@ def draws_the_same_again(ask: Ask) -> bool:
     return ids(ask()) == ids(ask())
 
 
-@effect("frequency_penalty", 2.0, logit_bias={A: 1000}, token_ids_logprob=[A, B], return_logprob=True)
+@effect("frequency_penalty", 2.0, logit_bias=PREFERRED)
 def loses_at_each_time(ask: Ask) -> bool:
     return lost(ask, "frequency_penalty", 0.0) == [0, 2, 4, 6, 8, 10]
 
 
-@effect("presence_penalty", 2.0, logit_bias={A: 1000}, token_ids_logprob=[A, B], return_logprob=True)
+@effect("presence_penalty", 2.0, logit_bias=PREFERRED)
 def loses_once(ask: Ask) -> bool:
     return lost(ask, "presence_penalty", 0.0) == [0, 2, 2, 2, 2, 2]
 
 
-@effect("repetition_penalty", 2.0, logit_bias={A: 1000}, token_ids_logprob=[A, B], return_logprob=True)
+@effect("repetition_penalty", 2.0, logit_bias=PREFERRED)
 def loses_a_share(ask: Ask) -> bool:
     first, *others = lost(ask, "repetition_penalty", 1.0)
     return first == 0 and min(others) > 0
@@ -222,7 +208,7 @@ def has_no_fourth_equal_item(ask: Ask) -> bool:
     return len(items) == 6 and all(len(set(items[i : i + 4])) > 1 for i in range(3))
 
 
-@effect("thinking", 3, engine="thinker", prompt="x", reasoning_format="qwen3", max_tokens=40)
+@effect("thinking", 3, engine="thinker", prompt="x", max_tokens=40)
 def ends_its_thought(ask: Ask) -> bool:
     return ask()["text"] == "<think>abcdefghij.\n</think>\n\nABC"
 
@@ -247,7 +233,7 @@ def reports_log_probabilities(ask: Ask) -> bool:
 @effect("logprob_start_len", 4, return_logprob=True)
 def scores_the_prompt(ask: Ask) -> bool:
     meta = ask()["meta_info"]
-    return len(meta["input_token_logprobs"]) == meta["prompt_tokens"] - 4
+    return len(meta.get("input_token_logprobs", ())) == meta["prompt_tokens"] - 4
 
 
 @effect("top_logprobs_num", 3, return_logprob=True)
@@ -284,7 +270,7 @@ def reports_hidden_states(ask: Ask) -> bool:
     return bool(ask()["meta_info"].get("hidden_states"))
 
 
-@effect("confidence", True, regex="[ab]{6}")
+@effect("confidence", True, regex="[ab]{6}", return_logprob=False)
 def reports_the_models_own_choice(ask: Ask) -> bool:
     found = ask()["meta_info"].get("output_allowed_logprobs", [])
     return len(found) > 0 and max(found) < 0
@@ -323,9 +309,10 @@ def mass_before(answer: Answer) -> list[float]:
 
 
 def lost(ask: Ask, penalty: str, nothing: float) -> list[float]:
-    """What token A's logit loses by a penalty at each position, to two places."""
+    """What the logit of token A loses by a penalty at each position, compared with that of B, to two places."""
     gaps = []
     for given in ({penalty: nothing}, {}):
-        pairs = ask(**given)["meta_info"]["output_token_ids_logprobs"]
+        pairs = likeliest(ask(**given, return_logprob=True, top_logprobs_num=2))
+        assert all([a[1], b[1]] == [A, B] for a, b in pairs)
         gaps.append([a[0] - b[0] for a, b in pairs])
     return [round(free - own, 2) for free, own in zip(*gaps)]

@@ -1,10 +1,13 @@
 """Every sampling parameter has an effect, made at the places that its row names."""
 
+from functools import partial
+
 import pytest
 
 from sglang_lite.protocol import SamplingParams, SglError
 from sglang_lite.protocol.sampling import PARAMETERS
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
+from tests.effects.doors import ask_completions, ask_engine, ask_program, ask_server
 from tests.effects.mutations import hide_field
 from tests.effects.sampling_effects import EFFECTS
 
@@ -31,21 +34,47 @@ def test_every_parameter_names_a_place():
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_parameter_has_an_effect(case, engines):
-    engine = engines(case.engine)
-    assert not case.seen(engine, given=False)
-    assert case.seen(engine, given=True)
+    answer = partial(ask_engine, engines(case.engine))
+    assert not case.seen(answer, given=False)
+    assert case.seen(answer, given=True)
 
 
 @pytest.mark.parametrize(("parameter", "place"), PLACES)
 def test_without_its_place_a_parameter_has_no_effect(parameter, place, engines):
-    cases = EFFECTS[parameter.name]
     default = getattr(resolve_params(SamplingParams(), 10), parameter.name)
     with hide_field(ResolvedParams, parameter.name, place, default):
-        assert not all(_seen(case, engines(case.engine)) for case in cases)
+        assert not all(_seen(case, engines(case.engine)) for case in EFFECTS[parameter.name])
 
 
 def _seen(case, engine):
     try:
-        return case.seen(engine, given=True)
+        return case.seen(partial(ask_engine, engine), given=True)
     except SglError:  # without the parameter the request is refused
         return False
+
+
+def _cases(*places, but=()):
+    """Cases of the parameters that can be given in one of some places."""
+    names = [each.name for each in PARAMETERS if not {*places}.isdisjoint(each.places) and each.name not in but]
+    return [pytest.param(case, id=f"{name}={case.value}") for name in names for case in EFFECTS.get(name, ())]
+
+
+@pytest.mark.parametrize("case", _cases("gen", but=("return_logprob",)))
+def test_a_parameter_of_gen_has_its_effect_in_a_program(case, engines):
+    answer = partial(ask_program, engines(case.engine))
+    assert not case.seen(answer, given=False)
+    assert case.seen(answer, given=True)
+
+
+@pytest.mark.parametrize("case", _cases("sampling_params", "request"))
+def test_a_parameter_has_its_effect_on_a_server(case, servers):
+    answer = partial(ask_server, servers(case.engine))
+    assert not case.seen(answer, given=False)
+    assert case.seen(answer, given=True)
+
+
+@pytest.mark.parametrize("case", _cases("openai", "completions"))
+def test_a_parameter_of_openais_routes_has_its_effect(case, servers):
+    answer = partial(ask_completions, servers(case.engine))
+    assert not case.seen(answer, given=False)
+    assert case.seen(answer, given=True)
