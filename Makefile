@@ -94,7 +94,7 @@ test-long: coverage
 
 # On a machine with a GPU: the kernels, and the engine that runs them.
 test-gpu: $(VENV)/.dev
-	SGLANG_LITE_TEST_GPU=1 $(BIN)/python -m pytest tests/runtime/kernels tests/runtime/attention tests/runtime/executor/test_gpu_runner.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/runtime/models/test_families.py tests/runtime/models/test_fp8.py tests/runtime/models/test_kv_scales.py tests/engine/test_gpu_ranks.py -k 'kernels or attention or gpu_runner or gpu_ranks or on_gpu or deterministic or fused or eight_bits or kv_scales'
+	SGLANG_LITE_TEST_GPU=1 $(BIN)/python -m pytest tests/runtime/kernels tests/runtime/attention tests/runtime/executor/test_gpu_runner.py tests/effects/test_sampling.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/runtime/models/test_families.py tests/runtime/models/test_fp8.py tests/runtime/models/test_kv_scales.py tests/engine/test_gpu_ranks.py -k 'kernels or attention or gpu_runner or gpu_ranks or on_gpu or deterministic or fused or eight_bits or kv_scales'
 
 # Ranks: all families over 2 and 4 of them, 200 random requests, 50 kills of any of them.
 test-ranks: $(VENV)/.dev

@@ -87,4 +87,27 @@ def _mixture(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     )  # fmt: skip
 
 
-START = {"plain": _plain, "thinker": _thinker, "untold thinker": _untold_thinker, "mixture": _mixture}
+def _kernels(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """A small model that is drawn from on a GPU or, where there is none, by interpreted kernels."""
+    import torch
+
+    from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+    from tests.runtime.executor.test_gpu_runner import saved
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with pytest.MonkeyPatch.context() as patch:
+        if device == "cpu":
+            patch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)
+        return sgl.Engine(
+            str(saved(folders.mktemp("kernels"), layers=1)), dtype="float32", in_process=True, max_total_tokens=800,
+            attention_backend="torch", device=device, threads=1,
+        )  # fmt: skip
+
+
+START = {
+    "kernels": _kernels,
+    "plain": _plain,
+    "thinker": _thinker,
+    "untold thinker": _untold_thinker,
+    "mixture": _mixture,
+}

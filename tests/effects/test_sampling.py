@@ -10,6 +10,7 @@ from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve
 from tests.effects.doors import ask_completions, ask_engine, ask_program, ask_server
 from tests.effects.mutations import hide_field
 from tests.effects.sampling_effects import EFFECTS
+from tests.runtime.kernels import needs_kernels
 
 # Parameters whose value can't be hidden from a place, with the reason.
 NOT_HIDDEN = {"n": "the caller waits for as many answers as it asked for, which then never come."}
@@ -76,5 +77,19 @@ def test_a_parameter_has_its_effect_on_a_server(case, servers):
 @pytest.mark.parametrize("case", _cases("openai", "completions"))
 def test_a_parameter_of_openais_routes_has_its_effect(case, servers):
     answer = partial(ask_completions, servers(case.engine))
+    assert not case.seen(answer, given=False)
+    assert case.seen(answer, given=True)
+
+
+# What kernels have a word of a slot for. In a small vocabulary the joint order is hard to tell from the other one.
+DRAWS = {"temperature", "top_k", "top_p", "min_p", "sampling_order", "seed"}
+ON_KERNELS = [each for each in CASES if each.values[0].parameter in DRAWS and each.values[0].value != "joint"]
+
+
+@needs_kernels
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", ON_KERNELS)
+def test_a_parameter_of_draws_has_its_effect_in_kernels(case, engines):
+    answer = partial(ask_engine, engines("kernels"), ignore_eos=True)
     assert not case.seen(answer, given=False)
     assert case.seen(answer, given=True)
