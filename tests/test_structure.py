@@ -264,6 +264,7 @@ def test_no_test_sleeps_or_looks_at_a_clock():
 
 # Tests whose code sends signals, or has the system send them: the reason. Text is other processes' code.
 MAY_SIGNAL = {
+    "effects/hidden.py": "forks, which are its own, and what they left behind",
     "children.py": "sends them to processes that a test has started, and in such a one to itself",
     "constraints/test_fuzz.py": "computes in a process of its own",
     "lang/backends/test_forked.py": "ends a forked copy that hangs",
