@@ -438,6 +438,7 @@ MANY_FIELDS = {
     "GenerateBody": "the fields of a native request",
     "OutputBuilder": "text, grammar, scores and stream of one output",
     "ResolvedParams": "the sampling parameters",
+    "Run": "what all branches of a run share",
     "SamplingParams": "the sampling parameters",
     "ServerSettings": "the settings of a server",
 }

@@ -6,7 +6,7 @@ from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Text
 from sglang_lite.protocol import ParameterError
-from sglang_lite.protocol.sampling import Deferred
+from sglang_lite.protocol.parameter import Deferred
 
 
 @explains_wrong_arguments
