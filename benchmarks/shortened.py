@@ -16,6 +16,7 @@ tools, responses, messages, ollama, generate, generate_batch. Counts per way; ex
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx2
 
@@ -83,7 +85,8 @@ class Log:
         with self._lock:
             self._found[request.seed, request.params.max_tokens].append(found)
 
-    def install(self) -> None:
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
         """Replaces the methods that end a request, read a step's tokens, and give a request its seed."""
         log, finish, read = self, RequestEnds.finish, TokenReader.read
         give = getattr(RequestBuilder, "_give_prompt")  # noqa: B009, as it is private
@@ -107,11 +110,12 @@ class Log:
                 said = re.search(r"#([0-9]+)\.", log.vocabulary.text(tokens.tolist()))
                 request.seed = request.seed if said is None else int(said[1])
 
-        for owner, name, method in (
-            (RequestEnds, "finish", noted_finish), (TokenReader, "read", capped_read),
-            (RequestBuilder, "_give_prompt", seeded_give),
-        ):  # fmt: skip
-            setattr(owner, name, method)
+        with (
+            mock.patch.object(RequestEnds, "finish", noted_finish),
+            mock.patch.object(TokenReader, "read", capped_read),
+            mock.patch.object(RequestBuilder, "_give_prompt", seeded_give),
+        ):
+            yield
 
 
 @dataclass(slots=True)
@@ -251,8 +255,11 @@ def main() -> None:
     path = resolve("smollm2-135m") if args.model == "default" else Path(args.model)
     vocabulary = Vocabulary(path)
     log = Log(max(args.enough, LONGEST), vocabulary)
-    log.install()
-    with sgl.Engine(path, deterministic=True, in_process=True) as engine, serving(engine) as url:
+    with (
+        log.installed(),
+        sgl.Engine(path, deterministic=True, in_process=True) as engine,
+        serving(engine) as url,
+    ):
         found = cases(engine, min(args.schemas, max(args.generations, 26)), LONGEST)
         print(f"{len(found)} schemas after {time.perf_counter() - began:.0f} s", flush=True)
         with httpx2.Client(base_url=url, timeout=WAIT_S, limits=httpx2.Limits(max_connections=CLIENTS)) as http:

@@ -38,6 +38,7 @@ _HANDSHAKE_BYTES = 1 << 16  # most that it may send
 _AT_ONCE = 64  # most who are greeted at once, as some may be silent
 _NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)  # what reading one raises
 _AGAIN_S = 0.5  # between two attempts to reach node 0
+_CAUSE_FIRST_S = 0.5  # a rank that ended by itself is told so much later than one that was killed
 _LOOK_S = 1.0  # between two looks whether the engine has ended, or a rank that is silent computes
 _OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0's count
     "nnodes", "dp_size", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location",
@@ -291,6 +292,8 @@ class _Relay:
                 self._line.send(_framed(content))
         how, left = self.child.end(), self._left
         if not left and not self._whole:
+            if how.startswith("ended"):  # by itself, perhaps as another rank was killed: that one is told first
+                time.sleep(_CAUSE_FIRST_S)
             with contextlib.suppress(OSError):
                 self._line.send(frame([StartFailed(failure_of(BackendError(f"{self._name} {how}")))]))
         self._line.close()

@@ -118,6 +118,7 @@ def test_a_streamed_run_is_one_program(backend, name):
 
 
 @pytest.mark.sampled(8)
+@pytest.mark.filterwarnings("ignore:items [0-9]+ and [0-9]+ are equal")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.raises])
 def test_a_batch_is_a_program_an_item(backend, name):
     case = CASES[name]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 START_S = 300  # default of `dist_timeout`
 BEAT_S = 0.5  # between two frames of a rank
 _LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and takes no processor time for so many looks is ended
+_CAUSE_FIRST_S = 0.5  # a rank that ended by itself is told so much later than one that was killed
 _REASON_S = 2.0  # from a collective that fails until the rank is known that has ended
 
 
@@ -146,6 +147,8 @@ class RankProcesses:
                         error = as_error(message.failure)
         how = child.end()
         child.connection.release()
+        if error is None and how.startswith("ended"):  # by itself, maybe as another was killed: that one is told first
+            self._ended.wait(_CAUSE_FIRST_S)
         hint = (
             "With restart=True a new engine takes later requests." if self._nodes is None else "Start all nodes again."
         )

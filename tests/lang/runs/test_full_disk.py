@@ -7,7 +7,8 @@ import pytest
 
 # A limit on the size of files is for a program what a full disk is, and needs no disk of its own.
 BEGIN = """
-import os, resource
+import os, resource, sys
+sys.dont_write_bytecode = True  # Python would leave modules' files cut short, and all later imports broken
 import sglang_lite as sgl
 
 @sgl.function

@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+import sys
 
 import pytest
 import torch
@@ -73,7 +74,8 @@ def test_what_can_not_be_quantised_is_named(folder, tmp_path):
 
 
 @pytest.mark.parametrize("write", [lambda *at: quantise(*at, group=32), save_sharded], ids=["quantise", "save"])
-def test_nothing_is_left_of_weights_that_a_disk_does_not_take(write, folder, tmp_path):
+def test_nothing_is_left_of_weights_that_a_disk_does_not_take(write, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave files of modules cut short
     handled, (soft, hard) = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # of a file; the model's have more
     try:
