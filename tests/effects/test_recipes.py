@@ -91,7 +91,7 @@ def check_a_family(copy):
 
 
 def check_a_kind_of_node(copy):
-    player = "sglang_lite/lang/execution/player.py"
+    player = "sglang_lite/lang/execution/immediate.py"
     copy.insert(
         player,
         "\n\nclass DummyNode(BaseNode, frozen=True, eq=False):\n    pass\n\n",
