@@ -24,7 +24,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ import torch
 import sglang_lite as sgl
 from sglang_lite.bench.limits import Rates, measure
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run
-from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, read_along
+from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily
+from sglang_lite.commands.verify.greedy import measure_distance
 from sglang_lite.commands.verify.texts import PROMPTS
 from sglang_lite.runtime.loading.description import describe
 from sglang_lite.runtime.loading.model_files import open_model_files
@@ -101,17 +102,10 @@ def measure_speeds(engine: sgl.Engine, repeat: int) -> dict[str, float]:
     return found
 
 
-def measure_distance(engine: sgl.Engine, exact: Sequence[GreedyAnswer]) -> str:
+def tell_distance(engine: sgl.Engine, exact: Sequence[GreedyAnswer]) -> str:
     """Distance of an engine from greedy answers in float32, as cells of the table."""
-    differences = []
-    equal = 0
-    for answer, read in zip(exact, read_along(engine, exact)):
-        for (logprob, likeliest), right, token in zip(read, answer.token_logprobs, answer.tokens):
-            differences.append(abs(logprob - right))
-            equal += likeliest == token
-    own = answer_greedily(engine, [answer.prompt for answer in exact], TOKENS)
-    same = sum(one.tokens == other.tokens for one, other in zip(own, exact))
-    return f"{equal / len(differences):8.1%} {same:4} of {len(own)} {mean(differences):8.4f}"
+    found = measure_distance(engine, exact)
+    return f"{found.equal_share:8.1%} {found.equal_answers:4} of {len(exact)} {found.mean:8.4f}"
 
 
 def chats(engine: sgl.Engine) -> list[list[int]]:
@@ -157,7 +151,7 @@ def main() -> None:
                 work = WORKLOADS[SPEEDS[name]]()
                 limit = limit_seconds(spec, work, weight_bytes, rates)
                 cells += f"{sum(work.output_lengths) / seconds:18,.0f} {limit / seconds:9.1%}"
-            print(f"{each.name:10}{weight_bytes / 1e9:6.2f}{cells}   {measure_distance(engine, exact)}", flush=True)
+            print(f"{each.name:10}{weight_bytes / 1e9:6.2f}{cells}   {tell_distance(engine, exact)}", flush=True)
 
 
 if __name__ == "__main__":

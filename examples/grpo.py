@@ -1,6 +1,6 @@
 """GRPO with TRL, whose rollouts are runs of a program: an engine plays them, and takes the new weights after each step.
 
-pip install trl; python examples/grpo.py MODEL_FOLDER [STEPS]
+pip install trl 'datasets<5.1'; python examples/grpo.py MODEL_FOLDER [STEPS]
 """
 
 import sys

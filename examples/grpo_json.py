@@ -3,7 +3,7 @@
 The rollouts are runs of a program on an engine beside the trainer, on the same GPU. The engine takes the trainer's
 weights after each step, and gives it the tokens that the program read and drew.
 
-    pip install trl; python examples/grpo_json.py MODEL_FOLDER [SECONDS]
+    pip install trl 'datasets<5.1'; python examples/grpo_json.py MODEL_FOLDER [SECONDS]
 """
 
 import json
@@ -29,7 +29,9 @@ RULES = (
 
 def make_order(dice: random.Random) -> dict[str, str]:
     """A prompt and its only right answer."""
-    item, unit, count = dice.choice(ITEMS), dice.choice([*UNITS]), dice.randint(2, 12)
+    item = dice.choice(ITEMS)
+    unit = dice.choice([*UNITS])
+    count = dice.randint(2, 12)
     day = dice.choice([None, *range(7)])
     urgent = dice.random() < 0.5
     amount = dice.choice([str(count), NUMBERS[count - 1]])

@@ -53,7 +53,7 @@ def _new_location(code: CodeType, frame: FrameType) -> Location:
 
 
 def own_line(statement: Location | None, made: Location | None) -> Location | None:
-    """Location of a node.
+    """Chooses the line that an error of a node names.
 
     Args:
         statement: location of the statement that adds it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from sglang_lite.commands.verify.engines import GreedyAnswer, answer_greedily, read_along
@@ -60,25 +60,51 @@ def check_greedy(model: ReferenceModel, answers: Sequence[GreedyAnswer]) -> Chec
     return Check("greedy", "failed" if failed else "passed", summary, figures)
 
 
-def check_served(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
-    """Tells how far the served format is from float32: on the same tokens, and in texts of its own."""
-    dtype = subject.description.dtype
-    differences, equal = [], 0
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Distance of an engine from greedy answers of another one.
+
+    Attributes:
+        equal_share: share of the answers' tokens that are the likeliest to the engine, too, after the same tokens.
+        mean, worst: mean and largest difference of the tokens' log-probabilities, in nats.
+        equal_answers: number of whole answers that the engine gives, too.
+    """
+
+    equal_share: float
+    mean: float
+    worst: float
+    equal_answers: int
+
+
+def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
+    """Measures how far an engine is from greedy answers: on the same tokens, and in texts of its own."""
+    differences = []
+    equal = 0
     for answer, read in zip(answers, read_along(engine, answers)):
         for (logprob, likeliest), exact, token in zip(read, answer.token_logprobs, answer.tokens):
             differences.append(abs(logprob - exact))
             equal += likeliest == token
-    own = answer_greedily(engine, [answer.prompt for answer in answers], TOKENS)
-    texts = sum(one.tokens == other.tokens for one, other in zip(own, answers))
-    share, mean, worst = equal / len(differences), sum(differences) / len(differences), largest(differences)
+    longest = max(len(answer.tokens) for answer in answers)
+    own = answer_greedily(engine, [answer.prompt for answer in answers], longest)
+    same = sum(one.tokens == other.tokens for one, other in zip(own, answers))
+    count = len(differences)
+    return Distance(equal / count, sum(differences) / count, largest(differences), same)
+
+
+def check_served(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
+    """Tells how far the served format is from float32."""
+    dtype = subject.description.dtype
+    found = measure_distance(engine, answers)
     summary = (
-        f"{dtype}: {share:.1%} of the greedy tokens are float32's, log-probabilities differ by {mean:.3f} in the mean "
-        f"and {worst:.3f} at most; {texts} of {len(own)} whole answers are the same"
+        f"{dtype}: {found.equal_share:.1%} of the greedy tokens are float32's, log-probabilities differ by "
+        f"{found.mean:.3f} in the mean and {found.worst:.3f} at most; {found.equal_answers} of {len(answers)} whole "
+        "answers are the same"
     )
-    broken = not (share >= _FEWEST_EQUAL and mean <= _LARGEST_MEAN)
+    broken = not (found.equal_share >= _FEWEST_EQUAL and found.mean <= _LARGEST_MEAN)
     figures = {
         "dtype": dtype, "device": subject.description.device, "products": subject.description.products,
-        "equal_share": share, "mean_difference": mean, "largest_difference": worst, "equal_answers": texts,
-        "answers": len(own), "fewest_equal": _FEWEST_EQUAL, "largest_mean": _LARGEST_MEAN,
+        "equal_share": found.equal_share, "mean_difference": found.mean, "largest_difference": found.worst,
+        "equal_answers": found.equal_answers, "answers": len(answers), "fewest_equal": _FEWEST_EQUAL,
+        "largest_mean": _LARGEST_MEAN,
     }  # fmt: skip
     return Check("served", "failed" if broken else "passed", summary, figures)

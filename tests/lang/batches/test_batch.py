@@ -545,7 +545,7 @@ def test_an_item_has_the_seed_of_a_run_and_equal_items_are_warned_about():
 
 def test_items_that_differ_or_have_no_seed_are_not_warned_about():
     class Odd:
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None  # type: ignore[assignment] # as Python means it for values without a hash
 
         def __eq__(self, other):
             raise ValueError("as arrays do")
