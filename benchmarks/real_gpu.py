@@ -4,7 +4,7 @@
 
 Formats, each in an engine of its own:
 
-float32     the file's weights, decoded; what the others are compared with
+float32     the file's weights, decoded; what the others are compared with, and not timed
 file        the file as `Engine(FILE)` serves it: matrices of 4 bits stay packed, others are decoded to bfloat16
 bfloat16    a folder of the same weights in bfloat16
 fp8, int4   the folder with `quantization="fp8"` and `"int4"`
@@ -21,6 +21,8 @@ The folder is written with transformers' code where there is none yet.
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +110,11 @@ def tell_distance(engine: sgl.Engine, exact: Sequence[GreedyAnswer]) -> str:
     return f"{found.equal_share:8.1%} {found.equal_answers:4} of {len(exact)} {found.mean:8.4f}"
 
 
+def tell(text: str) -> None:
+    """Writes what is done now, with the time, to stderr."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
 def chats(engine: sgl.Engine) -> list[list[int]]:
     """Ids of the 30 prompts, each as a turn of a user if the model has a template."""
     template = engine.chat_template()
@@ -125,6 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder or options.file.with_suffix("")
     if not folder.exists():
+        tell(f"writing {folder}")
         write_folder(options.file, folder)
     formats = [
         Format("float32", options.file, {"dtype": "float32"}, 4),
@@ -144,8 +152,12 @@ def main() -> None:
     for each in formats:
         settings: dict[str, Any] = each.settings
         weight_bytes = count_weight_bytes(spec, each)
+        tell(f"starting an engine of {each.name}")
         with sgl.Engine(str(each.model), log_level="error", mem_fraction=0.5, **settings) as engine:
-            exact = exact or answer_greedily(engine, chats(engine), TOKENS)
+            tell("started")
+            if not exact:
+                exact = answer_greedily(engine, chats(engine), TOKENS)
+                continue
             cells = ""
             for name, seconds in measure_speeds(engine, options.repeat).items():
                 work = WORKLOADS[SPEEDS[name]]()
