@@ -143,7 +143,7 @@ def main(folder: str, seconds: float = 480) -> None:
         print("before: {:.1%} exact, mean reward {:.3f}".format(*count_right(engine, held_out)), flush=True)
         config = GRPOConfig(
             output, max_steps=2000, per_device_train_batch_size=64 if gpu else 8, num_generations=8,
-            learning_rate=1e-5, logging_steps=5, use_cpu=not gpu, bf16=gpu, beta=0.0, gradient_checkpointing=False,
+            learning_rate=3e-6, logging_steps=5, use_cpu=not gpu, bf16=gpu, beta=0.0, gradient_checkpointing=False,
             disable_tqdm=True, save_strategy="no", report_to=[], lr_scheduler_type="constant_with_warmup",
             warmup_steps=10, model_init_kwargs={"dtype": "float32", "attn_implementation": "eager"},
         )  # fmt: skip

@@ -129,7 +129,7 @@ def draws_one_of_the_likeliest(ask: Ask) -> bool:
     return set(found) > {0} and max(found) < 4
 
 
-@effect("top_k", 3, **DRAWN)
+@effect("top_k", 3, **{**DRAWN, "max_tokens": 60})  # enough that each of the three is drawn, on any device
 def draws_one_of_three(ask: Ask) -> bool:
     return set(ranks(ask(**REPORTED))) == {0, 1, 2}
 

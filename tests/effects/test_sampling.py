@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 
 from sglang_lite.protocol import SamplingParams, SglError
 from sglang_lite.protocol.sampling import PARAMETERS
@@ -40,6 +41,7 @@ def test_a_parameter_has_an_effect(case, engines):
     assert case.seen(answer, given=True)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="rows name the places that a CPU's engine reads")
 @pytest.mark.parametrize(("parameter", "place"), PLACES)
 def test_without_its_place_a_parameter_has_no_effect(parameter, place, engines):
     default = getattr(resolve_params(SamplingParams(), 10), parameter.name)
