@@ -63,6 +63,31 @@ def json_schema(
     return msgspec.structs.replace(schema, schema=text)
 
 
+def client_schema(
+    source: str | Mapping[str, Json] | bool, *, enforce: Literal["strict", "best_effort"] = "strict"
+) -> JsonSchema:
+    """Returns the constraint of a schema that a client of a server sent.
+
+    Objects that list their members get no others, as from SGLang, vLLM and OpenAI: clients leave
+    `additionalProperties` out, and models that see the schema write parts of it as members. Objects that say something
+    of other members, that are composed of several schemas, or that require a member that they don't list stay as the
+    specification has them.
+
+    Args:
+        source: schema, or its JSON text.
+        enforce: see JsonSchema.
+
+    Raises:
+        ConstraintError: as from `json_schema`.
+    """
+    constraint = json_schema(source, enforce=enforce)
+    try:
+        text = json.dumps(closed_objects.closed(json.loads(constraint.schema), simple_only=True))
+    except (ConstraintError, RecursionError):  # which the grammar's compiler tells, with its place, or passes over
+        return constraint
+    return msgspec.structs.replace(constraint, schema=text)
+
+
 def refuse_example(constraint: JsonSchema) -> None:
     """Raises ConstraintError if what was given as a schema is an example of a document: it has names that no schema
     has, and no keyword that asserts anything, so that any JSON would be valid."""

@@ -53,9 +53,9 @@ class Tool:
 
     @property
     def schema(self) -> JsonSchema:
-        from sglang_lite.constraints.schema import json_schema
+        from sglang_lite.constraints.schema import client_schema
 
-        return json_schema(self.parameters, enforce="strict" if self.strict else "best_effort")
+        return client_schema(self.parameters, enforce="strict" if self.strict else "best_effort")
 
     @property
     def shown(self) -> dict[str, Json]:

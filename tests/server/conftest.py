@@ -16,6 +16,10 @@ from sglang_lite.server.app import application
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.settings import ServerSettings
 
+# However slow this machine is, an answer is waited for: clients of tests give up after a minute, not after five seconds.
+for opening in (httpx2.Client.__init__, httpx2.AsyncClient.__init__, httpx2.post, httpx2.get, httpx2.request):
+    opening.__kwdefaults__["timeout"] = httpx2.Timeout(60)
+
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"

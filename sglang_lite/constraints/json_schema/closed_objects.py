@@ -19,11 +19,15 @@ _IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "depen
 _BELOW = (*_NAMING, *_OTHERS_KEYWORDS, "items", "prefixItems", "additionalItems", "unevaluatedItems")
 
 
-def closed(schema: object) -> Json:
+def closed(schema: object, *, simple_only: bool = False) -> Json:
     """Schema with its objects closed.
 
     Objects of alternatives and references are closed each by itself, objects composed of several schemas as a whole.
     Conditions (`if`, `not`, `contains`) and meta-schemas stay unchanged.
+
+    Args:
+        simple_only: whether to leave objects open that are composed of several schemas, or that require a member that
+            they don't list. Whatever was possible before is then possible still, but for unlisted members.
 
     Raises:
         ConstraintError: an object can't be closed by one keyword in the draft that the schema names; the error has its
@@ -32,7 +36,7 @@ def closed(schema: object) -> Json:
     document = Document(schema)
     parts: frozenset[str] = frozenset()
     while True:  # repeat until all definitions that are parts of composed objects, and stay open, are known
-        found = _Closer(document, parts)
+        found = _Closer(document, parts, simple_only=simple_only)
         found.visit(document.start, part=False)
         if found.parts == parts:
             break
@@ -58,14 +62,16 @@ class _Closer:
     Args:
         document: schema document.
         parts: pointers of schemas that are known to be parts of composed objects.
+        simple_only: see `closed`.
 
     Attributes:
         parts: all such pointers found so far.
         closings: keyword that closes an object, by the object's pointer.
     """
 
-    def __init__(self, document: Document, parts: frozenset[str]) -> None:
+    def __init__(self, document: Document, parts: frozenset[str], *, simple_only: bool) -> None:
         self._document, self._parts_before = document, parts
+        self._simple_only = simple_only
         self.parts = parts
         self.closings: dict[str, str] = {}  # keyword by pointer
         self._seen: set[tuple[str, bool]] = set()
@@ -92,6 +98,7 @@ class _Closer:
             and not has_others_keyword
             and together
             and (names or any(self._names(each, set()) for each in here))
+            and not (self._simple_only and (here or _requires_unlisted(schema)))
         ):
             self.closings[location.pointer] = "unevaluatedProperties" if here else "additionalProperties"
         for each in here:
@@ -120,3 +127,12 @@ class _Closer:
                 yield from (self._document.child(location, keyword, name) for name in value)
             elif isinstance(value, dict):
                 yield self._document.child(location, keyword)
+
+
+def _requires_unlisted(schema: dict[str, Any]) -> bool:
+    """Returns True if an object needs more members than it lists."""
+    listed = schema.get("properties", {})
+    if "patternProperties" in schema:
+        return "required" in schema or "minProperties" in schema
+    unlisted = set(schema.get("required", ())) - listed.keys()
+    return bool(unlisted) or schema.get("minProperties", 0) > len(listed)

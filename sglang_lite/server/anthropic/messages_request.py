@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.schema import client_schema
 from sglang_lite.protocol import CapabilityError, Constraint, ParameterError
 from sglang_lite.server.conversation.images import Part, RequestImages, joined
 from sglang_lite.server.fields import BILLING_HEADER
@@ -225,7 +225,7 @@ def _format(body: CountTokensRequest) -> Constraint | None:
     if configured is not None and body.output_format is not None:
         raise ParameterError("output_format", "and output_config.format are both given. Give one of them.")
     found = configured or body.output_format
-    return None if found is None else json_schema(found.schema)
+    return None if found is None else client_schema(found.schema)
 
 
 def _choice(

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.schema import client_schema
 from sglang_lite.protocol import Constraint, ParameterError, Prompt, SamplingParams, Span
 from sglang_lite.server.conversation.images import Part, RequestImages, joined
 from sglang_lite.server.conversation.tools import variables_of_effort
@@ -233,7 +233,7 @@ def _constraint(format: str | Mapping[str, Any] | None) -> Constraint | None:
         return None
     if isinstance(format, str) and format != "json":
         raise ParameterError("format", f"{format!r:.60} is neither json nor a JSON Schema.")
-    return json_schema({"type": "object"} if isinstance(format, str) else format)
+    return client_schema({"type": "object"} if isinstance(format, str) else format)
 
 
 def _params(reader: RequestReader, call: HttpRequest, body: OllamaChat | OllamaGenerate) -> SamplingParams:

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.schema import client_schema
 from sglang_lite.protocol import (
     Delta,
     Generation,
@@ -129,7 +129,7 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
         return_text_in_logprobs=scored, logprob_start_len=0 if scored and body.echo else -1,
         return_prompt_token_ids=body.asks_for_ids,
     )  # fmt: skip
-    schema = None if body.json_schema is None else json_schema(body.json_schema)
+    schema = None if body.json_schema is None else client_schema(body.json_schema)
     constraint = body.constraint(json_schema=schema)
     return [
         GenerateRequest(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_lite.constraints import structural_tag
-from sglang_lite.constraints.schema import json_schema
+from sglang_lite.constraints.schema import client_schema, json_schema
 from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
 
@@ -60,7 +60,7 @@ def schema(inner: Mapping[str, Json], name: str) -> Constraint:
         raise ParameterError(f"{name}.schema", "is missing or not a JSON Schema.")
     if strict is not None and not isinstance(strict, bool):
         raise ParameterError(f"{name}.strict", f"{strict!r:.60} is neither true nor false.")
-    return json_schema(found, enforce="best_effort" if strict is False else "strict")
+    return client_schema(found, enforce="best_effort" if strict is False else "strict")
 
 
 def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
@@ -85,7 +85,7 @@ def grammar(text: str) -> Constraint:
 
 
 _STRUCTURED: Mapping[str, tuple[Any, Callable[[Any], Constraint]]] = {
-    "json": ((str, Mapping), json_schema),
+    "json": ((str, Mapping), client_schema),
     "regex": (str, Regex),
     "choice": (list, lambda options: Choices(tuple(options))),
     "grammar": (str, grammar),
