@@ -218,6 +218,9 @@ class _Growing:
     def expect_pause(self, path: tuple[int, ...], seconds: float) -> None:
         """Does nothing: a script keeps no prefixes."""
 
+    def wind_down(self) -> None:
+        raise CapabilityError("a script does not wind down.")
+
 
 class _Playing:
     """Program that is played. More `nodes` may be added until it is `closed`."""

@@ -33,6 +33,7 @@ from sglang_lite.engine.frames import (
     Judge,
     Ready,
     Submit,
+    WindDown,
 )
 from sglang_lite.engine.futures import then
 from sglang_lite.engine.open_submissions import OpenSubmission
@@ -170,7 +171,7 @@ class CoreClient:
         processor, args = _processor(request.logit_processor)
         number = self._link.new_number()
         entry = OpenSubmission(params.n, flush)
-        ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached)
+        ticket = Ticket(partial(self._link.abort, number), lambda: entry.cached, partial(self._wind_down, number))
         message = Submit(
             tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
             processor, output.tobytes(), request.timeout, request.session, media, args,
@@ -196,7 +197,10 @@ class CoreClient:
     ) -> Ticket:
         number = self._link.new_number()
         self._link.begin(number, request, OpenSubmission(flush=flush), lambda: self.open_requests.track(sink))
-        return Ticket(partial(self._link.abort, number))
+        return Ticket(partial(self._link.abort, number), wind_down=partial(self._wind_down, number))
+
+    def _wind_down(self, number: int) -> None:
+        self._link.tell(number, WindDown())
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _generate,
@@ -350,6 +354,9 @@ class _OpenProgram:
 
     def expect_pause(self, path: BranchPath, seconds: float) -> None:
         self.link.tell(self.number, ExpectPause(path, seconds))
+
+    def wind_down(self) -> None:
+        self.link.tell(self.number, WindDown())
 
     def close(self) -> None:
         self.link.tell(self.number, Close())

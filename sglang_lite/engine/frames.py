@@ -112,6 +112,10 @@ class ExpectPause(_Message, frozen=True, tag="expect_pause"):
     seconds: float
 
 
+class WindDown(_Message, frozen=True, tag="wind_down"):
+    """Request to end the generations of a submission at the first place where a limit may cut them."""
+
+
 class Close(_Message, frozen=True, tag="close"):
     """Notice that an open program receives no more nodes."""
 
@@ -120,7 +124,8 @@ class Abort(_Message, frozen=True, tag="abort"):
     """Request to abort a submission."""
 
 
-Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | Close | Abort  # about a submission that is open
+# Messages about a submission that is open.
+Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | WindDown | Close | Abort
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest
 # Calls that are answered: the table's cross as they are, but for the one whose tensors stay in their process.
 ASKED: Final = (

@@ -154,6 +154,10 @@ class ProgramAtReplica:
         with self._reported():
             self._program().expect_pause(path, seconds)
 
+    def wind_down(self) -> None:
+        with self._reported():
+            self._program().wind_down()
+
     def close(self) -> None:
         with self._reported():
             self._program().close()

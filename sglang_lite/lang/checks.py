@@ -36,6 +36,17 @@ def check_limits(timeout: float | None, retries: int | None) -> None:
         check_whole("retries", retries, 0)
 
 
+def check_wind_down(wind_down: UserValue, timeout: float | None) -> None:
+    """Raises ParameterError if `wind_down` of a run is not a positive number of seconds, or the run has no timeout."""
+    check_positive("wind_down", wind_down, "seconds")
+    if timeout is None:
+        raise ParameterError(
+            "wind_down",
+            "it has no effect without a timeout, from which on it counts.",
+            hint="Give both: run(timeout=30, wind_down=2).",
+        )
+
+
 def check_flags(**flags: UserValue) -> None:
     """Raises ParameterError if one of the arguments is neither True nor False."""
     for name, value in flags.items():

@@ -166,6 +166,10 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 from it, by its place in the program.
             timeout: seconds for the whole run, including programs inside it. Nodes that are not finished by then fail
                 with RequestTimeoutError; what is finished is in the error's `state`, if that ends the body.
+            wind_down: seconds from the timeout on in which generations, also those that begin then, end where a limit
+                may cut them, with the finish reason "length": text with its next token, JSON where brackets close it,
+                all else at its own end. Only what is not finished after these seconds fails. Needs an engine, here or
+                behind our server.
             retries: number of attempts after the first if the backend fails in a generation or selection.
             push_down: whether to hand the run to the backend as one program, if the backend plays programs (the engine
                 does). False requests it node by node: slower, with the same results, for debugging and measuring.
@@ -228,7 +232,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
 
         Args:
             batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … lora_path, backend, seed, timeout, retries, push_down, priority,
+            max_new_tokens … lora_path, backend, seed, timeout, wind_down, retries, push_down, priority,
                 shortened: as for `run`, for each item. So equal items have equal answers if there is a seed, which a
                 warning says; `s.fork(n)` or `gen(n=…)` draws several for one.
             max_cost, max_total_tokens: as for `run`, for all items together.

@@ -11,7 +11,7 @@ from typing import Literal, ParamSpec, TypeVar, Unpack
 
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.default import BackendLike, backend_for, identity_for
-from sglang_lite.lang.checks import check_flags, check_limits, check_policy, check_whole
+from sglang_lite.lang.checks import check_flags, check_limits, check_policy, check_whole, check_wind_down
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import written_out
@@ -46,6 +46,7 @@ def run_options(
     use_thread: bool = True,
     seed: int | None = None,
     timeout: float | None = None,
+    wind_down: float | None = None,
     retries: int = 0,
     push_down: bool = True,
     priority: int = 0,
@@ -67,6 +68,7 @@ def run_keywords(
     use_thread: bool = True,
     seed: int | None = None,
     timeout: float | None = None,
+    wind_down: float | None = None,
     retries: int = 0,
     push_down: bool = True,
     priority: int = 0,
@@ -143,6 +145,8 @@ def settings_of(given: Mapping[str, UserValue]) -> RunSettings:
     )  # fmt: skip
     if own:
         check_limits(settings.timeout, settings.retries)
+        if settings.wind_down is not None:
+            check_wind_down(settings.wind_down, settings.timeout)
         check_flags(stream=settings.stream, push_down=settings.push_down, use_thread=settings.use_thread)
         check_whole("priority", settings.priority)
         if settings.shortened is not None:

@@ -319,7 +319,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
         "served_model_name": service.model_name,
         "sglang_lite": {
             **_own_server_info(service), "program": True, "program_priority": True, "output_ids": True, "records": True,
-            "timeout": True, "named_texts": True,
+            "timeout": True, "named_texts": True, "program_wind_down": True,
         },
     })  # fmt: skip
 

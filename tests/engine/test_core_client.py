@@ -204,6 +204,24 @@ def test_programs_are_aborted_whatever_they_are_at(own):
     assert busy(own) == (0, 0)
 
 
+def test_requests_and_programs_wind_down_whatever_they_are_at(own):
+    """The process stands still until all is sent: else one of them may have ended before."""
+    one, two, three = Collector(), Collector(), Collector()
+    with stopped(*processes.children()):
+        own.submit("ab", LONG, sink=one).wind_down()
+        own.run_program("ab", Program((Gen("x", LONG), Gen("y", LONG))), sink=two).wind_down()
+        growing = own.open_program(sink=three)
+        growing.extend((), (Text("ab"), Gen("x", LONG)))
+        growing.wind_down()
+        growing.extend((), (Gen("y", LONG),))
+        growing.close()
+    assert one.end().finish_reason == "length"
+    ends = [one.end(), *(event.event for sink in (two, three) if sink.end() for event in sink.events[:-1])]
+    assert len(ends) == 5
+    assert all(1 <= end.usage.completion_tokens < LONG.max_tokens for end in ends), ends
+    assert busy(own) == (0, 0)
+
+
 def test_nothing_is_told_after_the_end(own):
     """Late deltas of what was aborted are on their way when it ends."""
     for _ in range(10):

@@ -47,6 +47,7 @@ from sglang_lite.engine.frames import (
     Start,
     StartFailed,
     Submit,
+    WindDown,
     commands,
     failure_of,
 )
@@ -214,6 +215,7 @@ class _Submission:
         ticket: ticket since the submission was accepted; None while it waits for room.
         retry: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
+        winds_down: True if its generations are to end where a limit may cut them.
     """
 
     def __init__(self, number: int, request: Submission | OpenRequest) -> None:
@@ -221,7 +223,7 @@ class _Submission:
         self.expected_ends = request.samples if isinstance(request, GenerateRequest) else 1
         self.ticket: Ticket | None = None
         self.retry: Callable[[], object]
-        self.aborted = False
+        self.aborted = self.winds_down = False
 
     @property
     def cached_tokens(self) -> int:
@@ -291,6 +293,10 @@ class CommandHandler:
                 program.drop(message.path)
             case ExpectPause() if program is not None:
                 program.expect_pause(message.path, message.seconds)
+            case WindDown() if program is not None:
+                program.wind_down()
+            case WindDown() if number in self._open:
+                self._wind_down(self._open[number])
             case Close() if program is not None:
                 program.close()
             case Abort() if program is not None:
@@ -354,6 +360,8 @@ class CommandHandler:
             return
         if submission.aborted:
             ticket.abort()
+        if submission.winds_down:
+            ticket.wind_down()
 
     def _abort(self, submission: _Submission) -> None:
         submission.aborted = True  # before reading the ticket: see `_submit_or_wait`
@@ -362,6 +370,11 @@ class CommandHandler:
         else:  # the submission waits for room
             self._fail(submission.number, RequestAbortedError("the request was aborted."))
             self._core.open_requests.leave(submission.retry)
+
+    def _wind_down(self, submission: _Submission) -> None:
+        submission.winds_down = True  # before reading the ticket: see `_submit_or_wait`
+        if submission.ticket is not None:
+            submission.ticket.wind_down()
 
     def _deliver(
         self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError

@@ -81,6 +81,11 @@ class ProgramAtBackend(Protocol):
         """Tells for how long nothing will be added to a branch, from its last answer or from now on."""
         ...
 
+    def wind_down(self) -> None:
+        """Ends all generations, also of nodes that follow, where a limit may cut them. Only called if the backend has
+        the capability `winds_down` or `winds_down_programs`."""
+        ...
+
     def close(self) -> None:
         """Announces that no more nodes will come."""
         ...

@@ -95,6 +95,9 @@ class Capabilities:
             that they can't be recorded, shown a repair, or asked in a rerun.
         adapters: True if selections read `asked_adapter` (base.py), as generations read `lora_path`.
         sizes_answers: True if a generation with `type=` and no `max_tokens` is given the limit that its values need.
+        winds_down: True if a generation that is open can be ended where a limit may cut it: of a pushed-down program by
+            `wind_down`, of others as `winds_down_at` says (lang/concurrency/loop.py).
+        winds_down_programs: True if at least those of pushed-down programs can.
         caches_prompts: True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the
             first token of an answer has arrived.
     """
@@ -114,6 +117,8 @@ class Capabilities:
     reads_prompts: bool = True
     adapters: bool = False
     sizes_answers: bool = False
+    winds_down: bool = False
+    winds_down_programs: bool = False
     caches_prompts: bool = False
 
     def takes(self, kind: MediaKind) -> bool:

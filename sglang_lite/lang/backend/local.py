@@ -16,7 +16,7 @@ from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rendering import with_tools
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template_by_model_path
-from sglang_lite.lang.concurrency.loop import current_deadline, executor, running_mailbox
+from sglang_lite.lang.concurrency.loop import current_deadline, executor, running_mailbox, winds_down_at
 from sglang_lite.protocol import (
     Constraint,
     Delta,
@@ -46,7 +46,9 @@ class LocalBackend(Backend):
         token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, fetches_images=False, priority=True, adapters=True, sizes_answers=True)
+    capabilities = Capabilities(
+        ALL_CONSTRAINTS, fetches_images=False, priority=True, adapters=True, sizes_answers=True, winds_down=True,
+    )  # fmt: skip
     enforces = True
     template_cure = 'start the engine with one: sgl.Engine(…, chat_template="template.jinja").'
 
@@ -86,6 +88,7 @@ class LocalBackend(Backend):
         mailbox = running_mailbox()
         heard = partial(submit, sink=partial(mailbox.enqueue, events.put_nowait), flush=mailbox.wake)
         ticket = await self.engine.submit_when_room(heard, count)
+        timer = winding_down(ticket.wind_down)
         try:
             while count:
                 event = await events.get()
@@ -96,6 +99,8 @@ class LocalBackend(Backend):
                     self.token_usage.add(event.usage)
                 yield event
         finally:
+            if timer is not None:
+                timer.cancel()
             if count:  # the consumer has stopped listening
                 ticket.abort()
 
@@ -152,6 +157,19 @@ class LocalBackend(Backend):
 
     def shutdown(self) -> None:
         self.engine.close()
+
+
+def winding_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
+    """Calls a function when the generation that is asked for now is to wind down. Returns the timer, or None if that is
+    never."""
+    at = winds_down_at.get()
+    if at is None:
+        return None
+    remaining = at - time.monotonic()
+    if remaining <= 0:
+        wind_down()
+        return None
+    return asyncio.get_running_loop().call_later(remaining, wind_down)
 
 
 def default_identity() -> tuple[Json, ...]:

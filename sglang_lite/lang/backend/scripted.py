@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
+
+import msgspec
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.number_text import first_number
@@ -18,6 +21,7 @@ from sglang_lite.lang.backend.base import ALL_CONSTRAINTS, Backend
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.token_counts import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.concurrency.loop import winds_down_at
 from sglang_lite.protocol import (
     BackendError,
     ChoiceScore,
@@ -99,7 +103,8 @@ class ScriptedBackend(Backend):
         seed: seed of the random texts (0). A request with a seed of its own uses that one.
 
     An answer is cut at the node's stop strings and patterns, at the end of a requested number, and after `max_tokens`
-    words. An answer that breaks the node's constraint is an error, because a model could not have generated it.
+    words. In a run that winds down, requests take no more time, and text without a constraint is cut after its first
+    word. An answer that breaks the node's constraint is an error, because a model could not have generated it.
 
     Attributes:
         calls: every request, in order.
@@ -107,7 +112,7 @@ class ScriptedBackend(Backend):
             to 0.
     """
 
-    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, sounds=True, adapters=True)
+    capabilities = Capabilities(ALL_CONSTRAINTS, images=True, sounds=True, adapters=True, winds_down=True)
     enforces = True
 
     @explains_wrong_arguments
@@ -140,8 +145,11 @@ class ScriptedBackend(Backend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        call = ScriptedRequest(prompt, params, constraint)
-        await asyncio.sleep(self._seconds(call))
+        call, late = ScriptedRequest(prompt, params, constraint), winds_down_at.get()
+        await asyncio.sleep(_until(late, self._seconds(call)))
+        if late is not None and constraint is None and time.monotonic() >= late:
+            limit = 1 if isinstance(params.max_tokens, Unset) else min(params.max_tokens, 1)
+            call = replace(call, params=msgspec.structs.replace(params, max_tokens=limit))
         for generation in self._generations(call):
             if stream:
                 for piece in _TOKEN.findall(generation.text):
@@ -150,7 +158,7 @@ class ScriptedBackend(Backend):
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         call = ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices))
-        await asyncio.sleep(self._seconds(call))
+        await asyncio.sleep(_until(winds_down_at.get(), self._seconds(call)))
         return self._selection(call, unconditional)
 
     def answer_now(
@@ -247,6 +255,11 @@ class ScriptedBackend(Backend):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+def _until(late: float | None, seconds: float) -> float:
+    """Seconds that a request takes in a run that winds down from a moment on (`time.monotonic()`)."""
+    return seconds if late is None else min(seconds, max(late - time.monotonic(), 0.0))
 
 
 def _last(rule: str | re.Pattern[str], text: str) -> int:

@@ -66,6 +66,7 @@ class BatchOptions(SamplingOptions, total=False):
     backend: BackendLike | None
     seed: int | None
     timeout: float | None
+    wind_down: float | None
     retries: int
     push_down: bool
     priority: int
@@ -114,6 +115,7 @@ def batch_keywords(
     generator_style: bool = False,
     seed: int | None = None,
     timeout: float | None = None,
+    wind_down: float | None = None,
     retries: int = 0,
     push_down: bool = True,
     priority: int = 0,

@@ -130,3 +130,6 @@ def in_event_loop() -> bool:
 
 # Deadline of the current task, as `time.monotonic()`, or None if it has no deadline.
 current_deadline: ContextVar[float | None] = ContextVar("sglang_lite_deadline", default=None)
+# `time.monotonic()` from which on the current task's generation is to end where a limit may cut it, or None for never.
+# Read by backends with the capability `winds_down`.
+winds_down_at: ContextVar[float | None] = ContextVar("sglang_lite_winds_down_at", default=None)

@@ -291,8 +291,8 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
             if is_cut(op, generation):
-                if policy_of(op, player.run.settings.shortened) == "raise":
-                    raise truncated(op, generation, text)
+                if policy_of(op, player.run.shortened) == "raise":
+                    raise truncated(op, generation, text, winds_down=player.run.winds_down)
             elif generation.finish_reason == "stop":
                 _validate(player, op, generation, text)
     return texts
@@ -329,9 +329,9 @@ def _parsed(player: BasePlayer, op: GenOp, text: str, generation: Generation) ->
     try:
         value = value_type.parse(text)
     except ValueValidationError as error:
-        raise truncated(op, generation, text, error.message) from error
-    if policy_of(op, player.run.settings.shortened) == "raise":
-        raise truncated(op, generation, text)
+        raise truncated(op, generation, text, error.message, winds_down=player.run.winds_down) from error
+    if policy_of(op, player.run.shortened) == "raise":
+        raise truncated(op, generation, text, winds_down=player.run.winds_down)
     return value
 
 
@@ -370,8 +370,9 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     constraint = op.expression.node.constraint
-    if constraint is not None and policy_of(op, player.run.settings.shortened) == "warn":
-        generations = [_warned(op, g, warning(op, g)) if is_cut(op, g) else g for g in generations]
+    if constraint is not None and policy_of(op, player.run.shortened) == "warn":
+        late = player.run.winds_down
+        generations = [_warned(op, g, warning(op, g, winds_down=late)) if is_cut(op, g) else g for g in generations]
     if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
         generations = _with_quotes(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -186,6 +187,7 @@ class PushedProgram:
         self.outbox: list[tuple[PushedBranch, Node | _Given]] = []
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
         self._ended: SglError | None = None  # error with which the program ended
+        self._winding_down: asyncio.TimerHandle | None = None  # used on the executor loop
 
     @property
     def opened(self) -> bool:
@@ -204,10 +206,36 @@ class PushedProgram:
                 self._open = self.run.backend.open_program(
                     self._take, stream=settings.stream, **priority_keywords(settings.priority)
                 )
+                if self.run.winds_down_at is not None:
+                    self._plan_winding_down(self._open, self.run.winds_down_at)
         except SglError as error:
             executor().post(branch.events.end, error)
         else:
             self._send(self._open)
+
+    def _plan_winding_down(self, program: ProgramAtBackend, at: float) -> None:
+        """Lets a program that was opened wind down from a moment on (`time.monotonic()`)."""
+        if time.monotonic() >= at:
+            program.wind_down()
+        else:
+            executor().post(self._wait_to_wind_down, at)
+
+    def _wait_to_wind_down(self, at: float) -> None:
+        """Starts the timer at whose end the program winds down. Called on the executor loop."""
+        if self._ended is None:
+            loop = asyncio.get_running_loop()
+            self._winding_down = loop.call_later(at - time.monotonic(), self._wind_down)
+
+    def _wind_down(self) -> None:
+        with self.lock:
+            if self._open is not None:
+                self._open.wind_down()
+
+    def _stop_waiting(self) -> None:
+        """Stops the timer, which would keep the program that has ended. Called on the executor loop."""
+        if self._winding_down is not None:
+            self._winding_down.cancel()
+            self._winding_down = None
 
     def _send(self, program: ProgramAtBackend) -> None:
         for branch, items in self._runs():
@@ -282,6 +310,8 @@ class PushedProgram:
             # Breaks reference cycles, which the garbage collector would have to find.
             self.outbox = []
             branches, self._branches = self._branches, {}
+        if self.run.winds_down_at is not None:
+            executor().post(self._stop_waiting)
         for branch in branches.values():
             if isinstance(event, SglError):  # perhaps within a call of the program, whose caller holds locks
                 executor().post(branch.events.end, error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sglang_lite.errors import shown
 from sglang_lite.lang.backend.base import Backend, refusal
 from sglang_lite.lang.backend.rendering import with_user_reply
-from sglang_lite.lang.concurrency.loop import current_deadline
+from sglang_lite.lang.concurrency.loop import current_deadline, winds_down_at
 from sglang_lite.lang.concurrency.pool import on_other_thread
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
 from sglang_lite.lang.execution.run import Run
@@ -63,6 +63,7 @@ async def attempts(
     """
     remaining = None if run.deadline is None else run.deadline - time.monotonic()
     attempt = 0
+    winds_down_at.set(run.winds_down_at)
     async with limit(remaining, "the run took longer than its timeout of", run.timeout):
         while True:
             try:

@@ -59,6 +59,8 @@ class RunSettings:
         stream: whether the text may be read while it grows.
         seed: seed from which each node's seed is derived, or None for random seeds.
         timeout: seconds for the whole run, or None for no limit.
+        wind_down: seconds from then on in which generations end where a limit may cut them, or None if the timeout ends
+            the run.
         retries: number of further attempts after a node's backend has failed.
         push_down: whether to push the run down as one program, if the backend plays programs.
         priority: priority of that program at its engine.
@@ -73,6 +75,7 @@ class RunSettings:
     stream: bool = False
     seed: int | None = None
     timeout: float | None = None
+    wind_down: float | None = None
     retries: int = 0
     push_down: bool = True
     priority: int = 0
@@ -144,6 +147,7 @@ class Run:
         backend, settings: backend and settings of the run.
         deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for never.
         timeout: timeout in seconds that the deadline comes from.
+        winds_down_at: `time.monotonic()` from which on generations end where a limit may cut them; None for never.
         called: program that is run and its arguments, or None if no program is run.
         remembered: answers of the earlier run that this run continues.
         spelled: control tokens that the arguments spell; None if there are none.
@@ -170,6 +174,7 @@ class Run:
         "__weakref__", "_inside", "_seeds", "_stopped", "_template", "account", "backend", "body", "body_end",
         "body_open", "budgets", "called", "context", "deadline", "is_async", "kept", "level", "loop", "made",
         "new_state", "plain", "push_down", "remembered", "settings", "spelled", "state", "timeout", "unbound",
+        "winds_down_at",
     )  # fmt: skip
 
     def __init__(
@@ -186,9 +191,11 @@ class Run:
         self.level: int = 0 if outer is None else outer.level + 1
         self.deadline: float | None = None
         self.timeout: float | None = None
+        now = time.monotonic()
+        self.winds_down_at: float | None = None
         self.budgets: tuple[Budget, ...] = ()
         if settings.timeout is not None or outer is not None:
-            self.deadline, self.timeout = deadline_of(settings.timeout, outer)
+            self.deadline, self.timeout = deadline_of(settings, outer, now)
         if settings.budget is not None or outer is not None:
             self.budgets = (*(() if settings.budget is None else (settings.budget,)), *(outer.budgets if outer else ()))
             for budget in self.budgets:
@@ -196,6 +203,8 @@ class Run:
         self.kept = kept
         self.plain = self.deadline is None and not settings.retries and not self.budgets and kept is None
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
+        if self.deadline is not None:
+            self.winds_down_at = self._winds_down_at(outer, now)
         self.body_open, self.made = True, forks()
         self.body: Any = None
         self.body_end = Variable(made=self.made) if settings.stream else None
@@ -229,6 +238,41 @@ class Run:
         if not self.push_down or not backend.plays_programs:
             return None
         return PushedBranch(PushedProgram(self))
+
+    def _winds_down_at(self, outer: Run | None, now: float) -> float | None:
+        """Moment from which on a run that begins now (`time.monotonic()`) winds down: its own, or that of the enclosing
+        run if that is earlier; None for never.
+
+        Raises:
+            CapabilityError: the backend can't end what is open.
+        """
+        found = None if outer is None else outer.winds_down_at
+        if self.settings.wind_down is None:
+            return found
+        backend, can = self.backend, self.backend.capabilities
+        whole = can.winds_down_programs and self.push_down and backend.plays_programs
+        if not (can.winds_down or whole):
+            node_by_node = " of a run that is asked node by node" if can.winds_down_programs else ""
+            raise CapabilityError(
+                f"{name_of(backend)} can't end an answer{node_by_node} that is open, so it can't honour wind_down.",
+                hint="Leave it out: the timeout then ends the run with what is finished, in the error's state. "
+                + ("Or leave out push_down and limits on usage." if node_by_node else "Or run on an engine."),
+                parameter="wind_down",
+            )
+        assert self.settings.timeout is not None, "as `check_wind_down` has found"
+        own = now + self.settings.timeout
+        return own if found is None else min(own, found)
+
+    @property
+    def winds_down(self) -> bool:
+        """True from the moment on from which generations end where a limit may cut them."""
+        return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
+
+    @property
+    def shortened(self) -> str | None:
+        """What happens to answers that a limit cuts: as the settings say. By default answers are kept, with a warning,
+        while the run winds down: this is what its caller asks for."""
+        return "warn" if self.settings.shortened is None and self.winds_down else self.settings.shortened
 
     def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
@@ -303,10 +347,12 @@ class Run:
                 inner.stop(error)
 
 
-def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None, float | None]:
+def deadline_of(settings: RunSettings, outer: Run | None, now: float) -> tuple[float | None, float | None]:
     """Deadline of a run that begins now (`time.monotonic()`), and its timeout in seconds: the run's own, or those of
-    the enclosing run if that ends earlier. (None, None) if neither has a timeout."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    the enclosing run if that ends earlier. (None, None) if neither has a timeout. What a run winds down in comes on top
+    of its timeout."""
+    timeout = settings.timeout
+    deadline = None if timeout is None else now + timeout + (settings.wind_down or 0.0)
     if outer is not None and outer.deadline is not None and outer.deadline < (deadline or math.inf):
         return outer.deadline, outer.timeout
     return deadline, timeout

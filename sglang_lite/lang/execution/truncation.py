@@ -38,7 +38,7 @@ def policy_of(op: GenOp, of_run: str | None) -> str:
 
     Args:
         op: the generation.
-        of_run: value that the run gives, if any.
+        of_run: value that the run gives (`Run.shortened`), if any.
     """
     own = op.expression
     if own.options.shortened is not None:
@@ -53,7 +53,9 @@ def left_out(generation: Generation) -> tuple[str, ...]:
     return generation.shortened or _WHOLE
 
 
-def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it is no value") -> SglError:
+def truncated(
+    op: GenOp, generation: Generation, text: str, problem: str = "it is no value", *, winds_down: bool
+) -> SglError:
     """Makes the error of an answer that was cut.
 
     Args:
@@ -61,10 +63,11 @@ def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it i
         generation: its answer.
         text: the answer without reasoning.
         problem: why it is no value, if it is none.
+        winds_down: whether the run winds down, which has cut it then.
     """
     count, pointers = generation.usage.completion_tokens, left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
-    if isinstance(fewest, int):
+    if isinstance(fewest, int) and not winds_down:
         return ParameterError(
             "max_tokens",
             f"leaves {count:,} tokens for {op.node.name!r}, and the shortest text of its constraint has {fewest:,}.",
@@ -79,16 +82,24 @@ def truncated(op: GenOp, generation: Generation, text: str, problem: str = "it i
         value=_partial_value(op, text, pointers),
         left_out=pointers,
         max_tokens=enough,
-        hint=f"Set max_tokens={enough}{keep}.",
+        hint=f"{'Raise the timeout of the run' if winds_down else f'Set max_tokens={enough}'}{keep}.",
     )
 
 
-def warning(op: GenOp, generation: Generation) -> str:
-    """Writes the warning about an answer that was cut and is kept."""
+def warning(op: GenOp, generation: Generation, *, winds_down: bool) -> str:
+    """Writes the warning about an answer that was cut and is kept.
+
+    Args:
+        op: the generation.
+        generation: its answer.
+        winds_down: whether the run winds down, which has cut it then.
+    """
     which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
     count, pointers = generation.usage.completion_tokens, left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
-    if isinstance(fewest, int):
+    if winds_down:
+        which = "the timeout of the run"
+    elif isinstance(fewest, int):
         return f"{which} cut {op.node.name!r} after {count} tokens: the shortest text of its constraint has {fewest}"
     lost = "it is no value" if pointers == _WHOLE else f"{_list_pointers(pointers)} and what would follow is missing"
     return f"{which} cut {op.node.name!r} after {count} tokens, {lost}: raise it"

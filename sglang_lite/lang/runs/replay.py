@@ -86,7 +86,7 @@ class Replay(Backend):
         rules = None if begun is None else TurnRules(begun, constrained or begun, self._head.texts)
         videos = any(image.kind == "video" for call in self._calls for image in call.request.prompt.images)
         self.capabilities = Capabilities(
-            constraints, images=True, videos=videos, sounds=True, turns=rules, adapters=True
+            constraints, images=True, videos=videos, sounds=True, turns=rules, adapters=True, winds_down=True
         )
         self.enforces = self._head.enforces and not self._by_node
         self.trace_name = self._head.backend

@@ -231,7 +231,8 @@ class EngineCore:
             ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids,
             media=media, adapted=adapted,
         )  # fmt: skip
-        ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
+        winding_down = partial(self.loop.wind_down, requests)
+        ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests), winding_down)
         counted = self.open_requests.track(sink, len(requests), request.rid, ticket)
         self.open_requests.count("requests_submitted", len(requests))
         for index, sample in enumerate(requests):
@@ -279,7 +280,7 @@ class EngineCore:
             self.open_requests.release()
             raise
         self.open_requests.count("programs_opened")
-        return Ticket(program.abort)
+        return Ticket(program.abort, wind_down=program.wind_down)
 
     _submit_by_kind: ClassVar[Mapping[type[Submission], Callable[..., Ticket]]] = {
         GenerateRequest: _submit_generation,

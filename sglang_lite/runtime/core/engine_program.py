@@ -185,6 +185,10 @@ class EngineProgram:
         namespace: namespace in the radix tree.
         priority: priority of all its requests.
         has_room: whether the caller has already counted it as an open request.
+
+    Attributes:
+        context, stream, namespace: the arguments of these names.
+        winds_down: True if generations are to end at the first place where a limit may cut them.
     """
 
     def __init__(
@@ -200,6 +204,7 @@ class EngineProgram:
     ) -> None:
         self.context, self.stream, self.namespace = context, stream, namespace
         self._sink = sink
+        self.winds_down = False
         # The attributes below are used on the loop's thread only.
         self._player = ProgramPlayer[TokenText, PreparedNode](TokenText(log))
         self._performing = False
@@ -270,6 +275,18 @@ class EngineProgram:
         """Tells for how long the caller will add nothing to a branch, from its last answer on or, if that is there,
         from now on."""
         self.context.loop.inbox.post_if_open(partial(self._pauses.expect, path, seconds))
+
+    def wind_down(self) -> None:
+        """Ends each generation, also of nodes that follow, at the first place where a limit may cut it: text with its
+        next token, JSON where brackets close it. What can't be closed goes on to its own end."""
+
+        def begin() -> None:
+            self.winds_down = True
+            for job in self._jobs.values():
+                if isinstance(job, GenerationJob):
+                    job.wind_down()
+
+        self.context.loop.inbox.post_if_open(begin)
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""

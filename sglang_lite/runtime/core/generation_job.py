@@ -94,6 +94,7 @@ class GenerationJob:
                 self._program.failed(ask, error)
                 return None
             self._submitted = True
+            self._wind_down_if_asked()
             return self._requests[0]
         self._program.off_loop(partial(self._prepare, log, text.take_new(), entry.params, text.open_grammar()))
         return None
@@ -189,6 +190,7 @@ class GenerationJob:
         self._began = self._program.context.loop.clock.now()
         request.times.deadline = None if node.timeout is None else self._began + node.timeout
         entry.begun, self._submitted, self._catch_up = self, True, postpone()
+        self._wind_down_if_asked()
         return request
 
     def go_on(self, _: Generation) -> Request | None:
@@ -275,9 +277,22 @@ class GenerationJob:
     def _submit(self) -> None:
         if self._is_current:
             self._submitted = True
+            self._wind_down_if_asked()
             for request in self._requests:
                 self._program.context.loop.receive(request)
             self.look_ahead()
+
+    def wind_down(self) -> None:
+        """Ends its requests, and that of the generation behind if it has begun, at the first place where a limit may
+        cut them."""
+        if self._submitted:
+            self._program.context.loop.wind_down_now(self._requests)
+        if self._ahead is not None:
+            self._ahead.wind_down()
+
+    def _wind_down_if_asked(self) -> None:
+        if self._program.winds_down:
+            self.wind_down()
 
     def _fail(self, error: SglError) -> None:
         if self._ask is not None:

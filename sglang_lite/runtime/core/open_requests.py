@@ -21,8 +21,13 @@ E = TypeVar("E")
 class Ticket:
     """Handle of a submission. Its events go to the sink that was passed with the submission."""
 
-    def __init__(self, abort: Callable[[], object], cached_tokens: Callable[[], int] = int) -> None:
-        self._abort, self._cached_tokens = abort, cached_tokens
+    def __init__(
+        self,
+        abort: Callable[[], object],
+        cached_tokens: Callable[[], int] = int,
+        wind_down: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._abort, self._cached_tokens, self._wind_down = abort, cached_tokens, wind_down
 
     @property
     def cached_tokens(self) -> int:
@@ -32,6 +37,11 @@ class Ticket:
     def abort(self) -> None:
         """Ends the submission with RequestAbortedError, unless it has ended."""
         self._abort()
+
+    def wind_down(self) -> None:
+        """Ends a generation, or those of a program, at the first place where a limit may cut it: text with its next
+        token, JSON where brackets close it. What can't be closed goes on to its own end, and so does a selection."""
+        self._wind_down()
 
 
 class OpenRequests:

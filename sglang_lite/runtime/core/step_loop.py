@@ -11,7 +11,7 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -159,6 +159,10 @@ class StepLoop:
         Takes effect between two steps."""
         self.inbox.post_if_open(lambda: self._abort(request))
 
+    def wind_down(self, requests: Sequence[Request]) -> None:
+        """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`."""
+        self.inbox.post_if_open(lambda: self.wind_down_now(requests))
+
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
         try:
@@ -249,6 +253,12 @@ class StepLoop:
             self._fail(request, error)
         else:
             self.scheduler.add(request)
+
+    def wind_down_now(self, requests: Sequence[Request]) -> None:
+        """Does what `wind_down` does, on the loop's own thread. The requests may not be submitted yet."""
+        for request in requests:
+            if not request.ended:
+                self._reader.wind_down(request)
 
     def step(self) -> None:
         """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""

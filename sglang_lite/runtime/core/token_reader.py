@@ -50,6 +50,24 @@ class TokenReader:
         elif request.limit == len(request.tokens):
             request.ending = Finish("length", None)
 
+    def wind_down(self, request: Request) -> None:
+        """Lets a request end at the first place where a limit may cut it: text with its next token, JSON where brackets
+        close it. What can't be closed goes on to its own end.
+
+        Args:
+            request: request that has not ended; it may still be prepared.
+        """
+        request.times.winds_down = True
+        if request.output.cut is not None or request.params.scores_next_token:
+            return
+        if request.handle is None:
+            request.limit = min(request.limit, len(request.tokens) + 1)
+            return
+        table, slot = self._scheduler.store.table, request.slot
+        soonest = max(int(table.known[slot]) + 1, int(table.length[slot]))
+        request.limit = min(request.limit, soonest)
+        table.limit[slot] = min(int(table.limit[slot]), soonest)
+
     def read(
         self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
@@ -103,6 +121,8 @@ class TokenReader:
                 finish = self._process(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and request.times.deadline is not None:
                     at_end = self._ends_in_time(request, request.times.deadline)
+                if finish is None and not at_end and request.times.winds_down:
+                    at_end = self._closes(request)
                 if finish is None and not at_end and self._jump and request.output.matcher is not None:
                     finish, at_end = self._jump_forward(request, masked=kind == GRAMMAR)
             except SglError as error:
@@ -128,6 +148,10 @@ class TokenReader:
         """Returns True if a request's time is nearly up, and its output would be a value if it were cut now."""
         if request.output.cut is None or self._clock.steps_until(deadline) > _SPARE_STEPS:
             return False
+        return self._closes(request)
+
+    def _closes(self, request: Request) -> bool:
+        """Returns True if a request's output would be a value if it were cut now."""
         table, slot = self._scheduler.store.table, request.slot
         return request.output.closes(table.tokens[slot, request.prompt_len : table.known[slot]].tolist())
 

@@ -80,13 +80,15 @@ class StreamPace(enum.IntEnum):
 @dataclass(slots=True)
 class Times:
     """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened yet. Before the
-    `deadline` a constrained output has to be complete; None for no limit. `queued` is on the scheduler's clock."""
+    `deadline` a constrained output has to be complete; None for no limit. `winds_down`: it ends at the first place
+    where a limit may cut it. `queued` is on the scheduler's clock."""
 
     submitted: float = field(default_factory=time.perf_counter)
     queued: float = 0.0
     started: float = 0.0
     first_token: float = 0.0
     deadline: float | None = None
+    winds_down: bool = False
 
 
 @dataclass(slots=True)

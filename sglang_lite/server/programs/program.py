@@ -69,7 +69,7 @@ class PlayRequest(msgspec.Struct, kw_only=True):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Further nodes of a branch, a verdict on one of its nodes, or its end."""
+    """Further nodes of a branch, a verdict on one of its nodes, its end, or the winding down of the whole program."""
 
     path: list[int]
     nodes: list[dict[str, Any]] | None = None
@@ -77,6 +77,7 @@ class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verdict: dict[str, Any] | None = None
     drop: bool = False
     pause: float | None = None
+    wind_down: bool = False
 
 
 class ProgramAnswers(msgspec.Struct, kw_only=True):
@@ -458,6 +459,8 @@ async def extend(service: Service, call: HttpRequest) -> Response:
             entry.program.extend(change.path, change.nodes)
         elif change.pause_s is not None:
             entry.program.expect_pause(change.path, change.pause_s)
+        elif change.winds_down:
+            entry.program.wind_down()
         else:
             entry.program.drop(change.path)
     if close:
@@ -467,14 +470,15 @@ async def extend(service: Service, call: HttpRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Change to a branch: a verdict on the node at a place, further nodes, or an expected pause; without any of them,
-    it is dropped."""
+    """Change to a branch: a verdict on the node at a place, further nodes, an expected pause, or the winding down of
+    the program; without any of them, it is dropped."""
 
     path: Path
     nodes: Sequence[Node] = ()
     place: int = 0
     verdict: Verdict | None = None
     pause_s: float | None = None
+    winds_down: bool = False
 
 
 def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_Change], bool]:
@@ -491,8 +495,12 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     path, place = tuple(given.path), given.place
     if len(path) % 2 or any(index < 0 for index in path):
         raise ParameterError(f"{pointer}/path", f"{given.path!r:.60} is no branch's: pairs of a fork and an index.")
-    if bool(given.nodes) + (given.verdict is not None) + given.drop + (given.pause is not None) != 1:
-        raise ParameterError(pointer, "has to have nodes, a verdict, a pause or drop: true. Give one of them.")
+    others = given.drop + given.wind_down + (given.pause is not None)
+    if bool(given.nodes) + (given.verdict is not None) + others != 1:
+        problem = "has to have nodes, a verdict, a pause, drop: true or wind_down: true. Give one of them."
+        raise ParameterError(pointer, problem)
+    if given.wind_down and path:
+        raise ParameterError(f"{pointer}/path", "is to be []: the whole program winds down.")
     if (given.verdict is None) != (place is None) or (place is not None and place < 0):
         raise ParameterError(f"{pointer}/place", "is the index of the node that a verdict is given on.")
     if given.nodes:
@@ -500,7 +508,7 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
     if given.pause is not None and not 0 <= given.pause < math.inf:
         raise ParameterError(f"{pointer}/pause", f"{given.pause!r} is no number of seconds.")
     if given.verdict is None or place is None:
-        return _Change(path, pause_s=given.pause)
+        return _Change(path, pause_s=given.pause, winds_down=given.wind_down)
     verdict = record_of("Verdict", given.verdict, f"{pointer}/verdict", call)
     assert isinstance(verdict, Verdict)
     return _Change(path, place=place, verdict=verdict)

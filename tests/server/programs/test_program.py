@@ -290,6 +290,19 @@ def test_a_program_that_told_its_pause_continues(http):
     growing.leave()
 
 
+def test_a_program_that_winds_down_gets_its_shortest_answers(http):
+    endless = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+    growing = Growing(http, Program((Text("a quick"), Gen("a", endless))))
+    assert growing.answer({"path": [], "wind_down": True}).status_code == 200
+    assert growing.answer({"path": [], "nodes": nodes(Gen("b", endless))}, close=True).status_code == 200
+    first, second = growing.next().event, growing.next().event
+    assert (first.finish_reason, second.finish_reason, second.usage.completion_tokens) == ("length", "length", 1)
+    assert first.usage.completion_tokens < 1900
+    assert isinstance(growing.next(), Usage)
+    assert isinstance(growing.next(), ProgramResult)
+    growing.leave()
+
+
 def test_a_branch_that_was_dropped_is_no_more(http, engine):
     endless = Gen("a", SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True))
     growing = Growing(http, Program((Text("a quick"), Fork(((endless,),)))))
@@ -306,6 +319,8 @@ def test_answers_are_checked_before_any_is_taken(http):
         ([{"path": []}], "/answers/0"),
         ([{"path": [], "pause": 1.0, "drop": True}], "/answers/0"),
         ([{"path": [], "pause": -1.0}], "/answers/0/pause"),
+        ([{"path": [], "wind_down": True, "drop": True}], "/answers/0"),
+        ([{"path": [1, 0], "wind_down": True}], "/answers/0/path"),
         ([{"path": [], "drop": True, "place": 1, "verdict": {}}], "/answers/0"),
         ([{"path": [], "verdict": {}}], "/answers/0/place"),
         ([{"path": [], "place": -1, "verdict": {}}], "/answers/0/place"),

@@ -117,6 +117,7 @@ class RuntimeEndpoint(Backend):
             priority=bool(self._own_info.get("program_priority")),
             adapters=bool(self._own_info.get("program")) or self._behind_gateway,
             sizes_answers=bool(self._own_info),
+            winds_down_programs=bool(self._own_info.get("program_wind_down")),
         )
         self.plays_programs = self.plays_programs and self._programs
         if chat_template_name is not None:

@@ -89,6 +89,10 @@ class RemoteProgram:
         """Tells for how long nothing will be added to a branch."""
         executor().post(self._add, {"path": list(path), "pause": seconds})
 
+    def wind_down(self) -> None:
+        """Ends all generations, also of nodes that follow, where a limit may cut them."""
+        executor().post(self._add, {"path": [], "wind_down": True})
+
     def close(self) -> None:
         """Declares that no nodes will be added any more."""
         executor().post(self._close)

@@ -30,7 +30,8 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 
 _Answer = TypeVar("_Answer", Generation, Selection)
-_SHARED = ("select", "scores", "continues", "prefill", "images", "videos", "sounds")  # if all backends have them
+# Flags that are set if all backends have them.
+_SHARED = ("select", "scores", "continues", "prefill", "images", "videos", "sounds", "winds_down")
 _CONTINUES = TurnRules("continued", "continued")  # rules of a backend that has none: it continues any text
 
 
