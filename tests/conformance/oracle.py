@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.conformance.oracle_branches import Branch, RaisedError, Value, known
+from tests.conformance.oracle_branches import Branch, Race, RaisedError, Value, known
 from tests.conformance.oracle_tools import MOST, TOOLS, ToolCall, offered, result
 from tests.conformance.steps import (
     Abandoned,
@@ -226,14 +226,16 @@ class Interpreter:
 
     def __init__(self, settings: dict[str, Any], instead: dict[tuple[Any, ...], str] | None = None) -> None:
         self.settings, self.instead = settings, instead or {}
-        self.together = 0  # of the forks whose bodies run at the same time
+        self.races: list[Race] = []  # between the bodies of forks that run at the same time
         self.stopped = False  # from outside
+        self.is_async = False
         self.main, self.told = Branch(), list[Any]()
         self.made: dict[
             tuple[Any, ...], tuple[Gen | Select, Branch]
         ] = {}  # nodes, and their branch when they had ended
 
     def run(self, program: RandomProgram) -> Outcome:
+        self.is_async = program.is_async
         if program.is_async and any(isinstance(step, UseTools) for step in walk(program.steps)):
             raise NotDrawnError("use_tools is for plain functions")
         try:
@@ -247,7 +249,9 @@ class Interpreter:
             self.step(s, step, told)
 
     def step(self, s: Branch, step: Step, told: list[Any]) -> None:
-        if s.gone and not isinstance(step, Read | Attempt | Raise | Call | Stop):
+        # A coroutine takes the steps of a program that continues its text one by one.
+        anyhow = (Read, Attempt, Raise, Call, Stop, *([Nested] if self.is_async else []))
+        if s.gone and not isinstance(step, anyhow):
             raise RaisedError("RequestAbortedError")
         match step:
             case Text() | Gen() | Select():
@@ -297,6 +301,7 @@ class Interpreter:
                 s.grammar = LANGUAGES[pattern], len(s.text)
                 try:
                     self.take(s, body, told)
+                    s.touch()
                     if s.error is None and s.text[s.grammar[1] :] not in s.grammar[0]:
                         raise NotDrawnError("refused at its line, or where it is read")
                 finally:
@@ -339,11 +344,9 @@ class Interpreter:
                 if join is not None:
                     self.join(s, children, join)
             case Stop(outside):
-                if self.together:
-                    raise NotDrawnError("what the other branches have read by then is a matter of time")
-                if s.grammar is not None:
-                    raise NotDrawnError("its end is refused at its line, or where it is read")
                 if not s.gone:
+                    for race in self.races:
+                        race.cancelled()
                     s.cancel(s.depth, outside)
                 self.stopped = self.stopped or (outside and s is self.main)
             case Nested(body):
@@ -354,7 +357,7 @@ class Interpreter:
                 inner = list[Any]()
                 alone = Branch(path=(*s.path, "call", s.nodes))
                 interpreter = Interpreter({}, self.instead)
-                interpreter.main, interpreter.together = alone, self.together
+                interpreter.main, interpreter.is_async = alone, self.is_async
                 if self.stopped:
                     interpreter.stopped = True
                     alone.cancel(0, outside=True)
@@ -405,7 +408,7 @@ class Interpreter:
         for name in ("text", "role", "grammar", "waits", *(() if stays else ("error",))):
             setattr(s, name, getattr(mark, name))
         s.failure_seen = False
-        s.names, s.turns, s.declared = dict(mark.names), list(mark.turns), list(mark.declared)
+        s.names, s.turns = dict(mark.names), list(mark.turns)  # joins may have what was declared
 
     # ------------------------------------------------------------------------------------------------- forks
 
@@ -422,15 +425,22 @@ class Interpreter:
                 self.node(child, part)
         each: list[list[Any]] = [[] for _ in children]
         raised: list[RaisedError] = []
-        self.together += step.together
+        race = Race(children[0].fork_point)
+        if step.together:
+            self.races.append(race)
         for child, body, own in zip(children, step.bodies, each):
+            if step.together:
+                race.next()
             try:
                 self.take(child, body, own)
             except RaisedError as error:
                 raised.append(error)
                 if not step.together:
                     break
-        self.together -= step.together
+        if step.together:
+            self.races.remove(race)
+            if race.matters():
+                raise NotDrawnError("what the other bodies have read by then is a matter of time")
         if raised:
             raise raised[0]
         told.append(each)

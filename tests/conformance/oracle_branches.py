@@ -46,6 +46,53 @@ class Point:
         return all(wait.known for wait in self.waits) and (before is None or before.seen())
 
 
+class Race:
+    """Bodies that run at the same time, and what each has waited for of what stands before their fork.
+
+    A cancellation keeps a branch's text if all before its fork was waited for. If other bodies have waited for some of
+    that, and the body that cancels has not, their speed decides.
+
+    Args:
+        fork_point: where the branches were forked.
+    """
+
+    def __init__(self, fork_point: Point | None) -> None:
+        self._unknown: list[Wait] = []
+        while fork_point is not None:
+            self._unknown += [wait for wait in fork_point.waits if not wait.known]
+            fork_point = fork_point.branch.fork_point
+        self._seen: list[bool] = []  # by the bodies that have ended
+        self._cancelled: list[bool] = []  # whether bodies were cancelled when they had not waited for all of it
+        self._all: list[Wait] = []  # that some body has waited for
+
+    def next(self) -> None:
+        """Begins a body, which has waited for nothing."""
+        self._end_body()
+        self._cancelled.append(False)
+
+    def _end_body(self) -> None:
+        if len(self._cancelled) > len(self._seen):
+            known = [wait for wait in self._unknown if wait.known]
+            self._seen.append(bool(known))
+            self._all += known
+            for wait in known:
+                wait.known = False
+
+    def cancelled(self) -> None:
+        """Notes that a branch of the current body, or one of its own, is cancelled."""
+        self._cancelled[-1] |= not all(wait.known for wait in self._unknown)
+
+    def matters(self) -> bool:
+        """Ends the last body. Returns True if the outcome depends on which body is faster."""
+        self._end_body()
+        for wait in self._all:
+            wait.known = True
+        return any(
+            cancelled and any(seen for j, seen in enumerate(self._seen) if j != i)
+            for i, cancelled in enumerate(self._cancelled)
+        )
+
+
 @dataclass(eq=False)
 class Value:
     """What a variable has, or the class of the error that reading it raises. `node`: the node that made it, as its path
@@ -92,7 +139,8 @@ class Branch:
     waits: tuple[Wait, ...] = ()
     count: int = 0  # of waits, with those that a rollback has removed
     fork_point: Point | None = None  # of its parent
-    declared: list[Value] = field(default_factory=list)  # its own, also those whose name has another value now
+    # Its own, also those whose name has another value now or that a rollback has removed.
+    declared: list[Value] = field(default_factory=list)
     claims: dict[int, int] = field(default_factory=dict)  # number of the last wait that joins took, by their depth
     failure_seen: bool = False
     cancelled: int | None = None  # number of the last wait that a cancellation has left
@@ -156,7 +204,9 @@ class Branch:
         for value in self.declared:
             point, parts = value.point, value.parts
             if any(part.taken for part in parts) or (
-                point is not None and point.branch is self and any(wait.number > kept for wait in point.waits)
+                point is not None
+                and point.branch is self
+                and any(wait.number > kept and not wait.known for wait in point.waits)
             ):
                 value.take()
 

@@ -23,6 +23,7 @@ from tests.conformance.steps import (
     Select,
     Set,
     Step,
+    Steps,
     Stop,
     Text,
     UseTools,
@@ -143,14 +144,19 @@ class OracleDrawing(Drawing):
             ))  # fmt: skip
             body.append(step)
             room -= 3
+            body += self.stop()
             if room >= 6 and draw.random() < 0.2:
-                parts = tuple((Gen(self.name(), (("regex", "[ab]{3}"),)),) for _ in range(2))
-                body.append(Fork((), parts, (), draw.choice(JOINS), False, ()))
+                parts = tuple((Gen(self.name(), (("regex", "[ab]{3}"),)), *self.stop()) for _ in range(2))
+                body.append(Fork((), parts, (), draw.choice(JOINS), bool(self.stops) and draw.random() < 0.5, ()))
                 room -= 6
         if self.bad():
             body.append(draw.choice((Select(self.name(), ("c", "d")), Gen(self.name(), (("regex", "c"),)))))
         body.append(draw.choice((Text("."), Gen(self.name(), (("max_tokens", 60),)))))
         return self.attempted(Grammar("[ab]{0,9}[.]", tuple(body)))
+
+    def stop(self) -> Steps:
+        """A cancellation, now and then."""
+        return (Stop(outside=self.draw.random() < 0.3),) if self.draw.random() < self.stops else ()
 
     def oops(self, at: Open) -> Step:
         draw, name = self.draw, self.name()

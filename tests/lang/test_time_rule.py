@@ -1,11 +1,13 @@
 """What a run gives depends on its program, not on how much of it has been played when it is cancelled or read."""
 
 import asyncio
+import contextvars
 import threading
 
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.concurrency.variables import Variable
 from tests.lang.fakes import Answers, Gated, Pieces, line_here, run, within
 
 
@@ -48,6 +50,23 @@ def test_a_body_that_cancels_itself_between_two_generations_gets_no_more_of_them
     state = program.run(backend=backend)
     assert state.ret_value == ["y", "RequestAbortedError", "RequestAbortedError"]
     assert state.error().where.line == line_here(program)
+
+
+@pytest.mark.parametrize("mode", ["gather_variable", "concate_and_append"])
+def test_what_a_join_took_before_a_rollback_is_cancelled_like_all_else(backend, mode):
+    @sgl.function
+    def program(s, reads):
+        group = s.fork(1)
+        with group[0].checkpoint() as before:
+            group[0] += "x" + sgl.gen("a")
+            group.join(mode)
+            before.rollback()
+        found = [s["a"]] if reads else []
+        s.cancel()
+        return [*found, kind_of(lambda: s["a"])]
+
+    assert program.run(False, backend=backend).ret_value == ["RequestAbortedError"]
+    assert program.run(True, backend=backend).ret_value == [["y"], ["y"]]
 
 
 def test_what_nobody_has_waited_for_is_cancelled_even_if_it_has_come(backend):
@@ -427,3 +446,72 @@ def test_a_run_that_takes_too_long_has_what_is_finished_in_its_error():
     state = caught.value.state
     assert (state["a"], kind_of(lambda: state["b"])) == ("done", "RequestTimeoutError")
     assert state.so_far().text == "xdone"
+
+
+# ----------------------------------------------------------------------------------- an answer that is just coming in
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """The thread that brings the answer "one" stands still behind it until a test lets it go on."""
+    gate, plain = threading.Event(), Variable.set
+
+    def set_and_wait(variable, value, error=None):
+        plain(variable, value, error)
+        if value == "one":
+            assert gate.wait(60)
+
+    monkeypatch.setattr(Variable, "set", set_and_wait)
+    yield gate
+    gate.set()
+
+
+def test_a_rollback_undoes_a_cancellation_though_the_answer_before_it_is_just_coming_in(held_back):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        assert s["a"] == "one"
+        with s.checkpoint() as before:
+            s += sgl.gen("b")
+            s.cancel()
+            before.rollback()
+        s += " y" + sgl.gen("c")
+        held_back.set()
+        return s["c"]
+
+    state = program.run(backend=Answers(lambda prompt: "two" if " y" in prompt else "one"))
+    assert (state.ret_value, state.text(), state.error()) == ("two", "xone ytwo", None)
+
+
+def test_a_branch_that_has_not_begun_is_cancelled_as_one_that_has(held_back):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        assert s["a"] == "one"
+        branch = s.fork(1)[0]
+        with branch.checkpoint() as before:
+            branch += sgl.gen("b")
+            branch.cancel()
+            before.rollback()
+        branch += " y" + sgl.gen("c")
+        held_back.set()
+        return branch["c"]
+
+    assert program.run(backend=Answers(lambda prompt: "two" if " y" in prompt else "one")).ret_value == "two"
+
+
+def test_a_name_is_the_same_error_though_the_answer_before_a_cancellation_is_just_coming_in(held_back):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        assert s["a"] == "one"
+        s += sgl.gen("b")
+        stopping = threading.Thread(target=contextvars.Context().run, args=(s.cancel,))
+        stopping.start()
+        stopping.join()
+        found = kind_of(lambda: s["unknown"])
+        held_back.set()
+        return found, s["a"], kind_of(lambda: s["b"]), kind_of(s.text)
+
+    found = program.run(backend=Answers(lambda _: "one")).ret_value
+    assert found == ("RequestAbortedError", "one", "RequestAbortedError", "RequestAbortedError")

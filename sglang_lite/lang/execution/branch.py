@@ -20,6 +20,7 @@ from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.blocks import OpenBlocks
 from sglang_lite.lang.execution.names import NamesAtMark
 from sglang_lite.lang.execution.operations import (
+    REASONING_SUFFIX,
     BranchMark,
     EventOp,
     ForkOp,
@@ -257,7 +258,7 @@ class Branch:
         kind = None if own.value_type is None else own.value_type.annotation
         thoughts = None
         if options.reasoning is not None:
-            name = f"{node.name}_reasoning_content" if node.name is not None else None
+            name = f"{node.name}{REASONING_SUFFIX}" if node.name is not None else None
             thoughts = self._declare(name, path, where)
         variable = self._declare(node.name, path, where, kind)
         self.blocks.matcher = None
@@ -352,7 +353,7 @@ class Branch:
         _check_rollback(self.player, where)
         _end_branches(self.player.children[to.mark.children :], where)
         self.player.go_back(to.mark)
-        self.names.go_back(to.names)
+        self.names.go_back(to.names, max((self.player.waits.claims or {}).values(), default=0))
         self.blocks = to.blocks.copy()
         self.player.later = None  # shows what the rollback removes
 

@@ -33,12 +33,13 @@ class Names:
         scopes: open scopes by name, each a stack of variables, as a scope may contain another one of the same name.
     """
 
-    __slots__ = ("_forked", "_lock", "_promises", "cut", "gone", "history", "scopes", "variables")
+    __slots__ = ("_forked", "_joined", "_lock", "_promises", "cut", "gone", "history", "scopes", "variables")
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
         self.history: History = None
         self._forked: History = None  # the history at the fork
+        self._joined: tuple[Variable, ...] = ()  # that a rollback has removed, after a join took them
         self.scopes: dict[str, tuple[Variable, ...]] = {}
         self.cut = False
         self.gone: SglError | None = None
@@ -113,8 +114,9 @@ class Names:
         return dict(reversed(found.items()))
 
     def own_variables(self) -> list[Variable]:
-        """All variables that this branch has declared since its fork, also those whose name has another one now."""
-        found, at = list[Variable](), self.history
+        """All variables that this branch has declared since its fork, also those whose name has another one now, or
+        that a rollback has removed after a join took them."""
+        found, at = [*self._joined], self.history
         while at is not None and at is not self._forked:
             at, _, variable = at
             found.append(variable)
@@ -140,7 +142,18 @@ class Names:
     def at_mark(self) -> NamesAtMark:
         return NamesAtMark(dict(self.variables), self.history, dict(self.scopes))
 
-    def go_back(self, to: NamesAtMark) -> None:
+    def go_back(self, to: NamesAtMark, joined: int) -> None:
+        """Removes what was declared behind a mark.
+
+        Args:
+            to: the names at the mark.
+            joined: number of the last node that a join has taken (`Waits`); 0 if none has.
+        """
+        at = self.history
+        while joined and at is not None and at is not to.history:
+            at, _, variable = at
+            if getattr(variable.awaited, "number", 0) <= joined:
+                self._joined += (variable,)
         self.variables, self.history, self.scopes = dict(to.variables), to.history, dict(to.scopes)
 
     def listed(self) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.transcript import TranscriptPosition
     from sglang_lite.protocol import Generation
 
+REASONING_SUFFIX = "_reasoning_content"  # of the variable that has a generation's reasoning
+
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
@@ -93,11 +95,13 @@ class JoinOp:
 
     Attributes:
         added: for each child, a variable with the pieces that it has added to its text. Empty if no text is appended.
+        number: its number among the operations that wait for something (`Waits`); 0 if no text is appended.
     """
 
     node: nodes.Join
     children: Sequence[BasePlayer]
     added: list[Variable]
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -152,12 +156,12 @@ class BranchMark:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Change of a branch's queue by a rollback.
+    """Change of a branch's queue by a rollback or a cancellation.
 
     Attributes:
         kept: operations that stay queued: those before the mark, claimed ones and hooks.
         removed: operations that it removes.
-        claimed: True if claimed operations are played before the rollback.
+        claimed: True if operations are played before it that joins have claimed, or somebody has waited for.
     """
 
     kept: deque[Op]
@@ -165,13 +169,16 @@ class Removal:
     claimed: bool
 
 
-def removal(mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int) -> Removal:
+def removal(
+    mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int, waited: int = 0
+) -> Removal:
     """Removal of what is queued behind a mark, or of everything if the mark is None.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
         claims: last operation that each join has claimed, by the depth of the joining branch.
         depth: depth of the branch that rolls back; only claims of joins above it count.
+        waited: number of the first operations that a cancellation keeps, as somebody has waited for them.
     """
     queue: list[Op] = [op for op in ops[1:] if op is not None]
     before = 0
@@ -180,10 +187,31 @@ def removal(mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[i
         before = next(found, len(queue)) + 1
     last = {id(op) for level, op in claims.items() if level < depth}
     claimed = max((i for i, op in enumerate(ops, 1) if id(op) in last), default=0) if last else 0
+    claimed = max(claimed, waited)
     end = max(before, claimed, 1) - 1
     hooks = [op for op in queue[end:] if isinstance(op, EventOp)]
     removed = [op for op in queue[end:] if not isinstance(op, EventOp)]
     return Removal(deque((*queue[:end], *hooks)), removed, claimed > before)
+
+
+def count_waited_for(ops: Sequence[Op | None], kept: int) -> int:
+    """Number of the first operations that are played though their branch was cancelled: those before the first one that
+    waits for something that the cancellation does not keep. Whoever has waited for an answer may know of it before the
+    branch goes on behind it.
+
+    Args:
+        ops: the operation that is being played, or None, and the queued ones.
+        kept: number of the last node that the cancellation keeps (`Waits`); -1 if it does not even keep what the branch
+            began with.
+    """
+    if kept < 0 or ops[0] is None:
+        return 0
+    for count, op in enumerate(ops):
+        awaited = op.variable.awaited if isinstance(op, AnswerOp) else None
+        number = op.number if isinstance(op, JoinOp) else getattr(awaited, "number", 0)
+        if number > kept:
+            return count
+    return len(ops)
 
 
 # Branch that is played on this thread, of its backend's pool.

@@ -37,6 +37,7 @@ from sglang_lite.lang.execution.operations import (
     ReadOp,
     ScopeOp,
     SelectOp,
+    count_waited_for,
     on_pool,
     removal,
 )
@@ -281,7 +282,8 @@ class Player(BasePlayer):
             self.waits.cancelled = Cancellation(error, kept, final)
             if ends or kept < self.waits.last:
                 self.waits.refuses = True
-                found = removal(None, (self._current, *self._queue), self.claims, depth)
+                ops = (self._current, *self._queue)
+                found = removal(None, ops, self.claims, depth, count_waited_for(ops, kept))
                 later = found.claimed
                 if later:
                     self._queue = found.kept

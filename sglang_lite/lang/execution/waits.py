@@ -61,7 +61,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             if isinstance(op, GenOp) and op.thoughts is not None:
                 op.thoughts.awaited = place
         elif isinstance(op, JoinOp) and op.added:
-            self.count = self.last = self.count + 1
+            self.count = self.last = op.number = self.count + 1
             places = [each.awaited for each in op.added if isinstance(each.awaited, Place)]
             self.joins = (*self.joins, (self.last, places))
         elif isinstance(op, ScopeOp):

@@ -12,6 +12,7 @@ from sglang_lite.lang.backend.remote.explain import TracedAnswer, TracedBackend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.operations import (
+    REASONING_SUFFIX,
     BranchMark,
     EventOp,
     ForkOp,
@@ -340,7 +341,7 @@ class Recorder(Player):
         self.symbols[name] = way.variable(name, node, i, choices)
         op.variable.set(self.symbols[name])
         if isinstance(op, GenOp) and op.thoughts is not None:
-            op.thoughts.set(way.variable(f"{name}_reasoning_content", node, i))
+            op.thoughts.set(way.variable(f"{name}{REASONING_SUFFIX}", node, i))
 
     def _gen(self, op: GenOp) -> tuple[Gen, tuple[Use, ...]]:
         """Generation as the user requested it, without additions of a template or a backend, and its uses of
