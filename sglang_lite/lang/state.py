@@ -592,7 +592,8 @@ class ProgramState(AttributeHints, Generic[R]):
             The state of the new run. Its usage counts only the nodes that were executed again.
 
         Raises:
-            ParameterError: no node of the body set the variable, or the value is not possible for its node.
+            ParameterError: no node of the body's own text set the variable (nodes of a run that was cancelled, or has
+                failed, count even if they were never asked for), or the value is not possible for its node.
             ProgramError: the state was loaded without its program, or its arguments are not plain data; or it is a
                 branch of a fork.
             CapabilityError: the backend has SGLang's blocking hooks.

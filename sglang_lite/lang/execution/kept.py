@@ -89,7 +89,7 @@ class Kept:
 
     Attributes:
         answers: the answers, without those of `node`, by node and question.
-        value: the argument.
+        node, value: the arguments.
         taken: settled when the node has taken the value, with an error if the value is not possible for it.
     """
 
@@ -98,13 +98,13 @@ class Kept:
             (each.node, each.asked): each for each in answers if each.asked and each.results and each.node != node
         }
         self._steps: dict[str, Iterator[Generation | Selection]] = {}
-        self._node, self.value = node, value
+        self.node, self.value = node, value
         self._given: Iterator[str] | None = None  # choices that the value consists of
         self.taken = Variable()
 
     def gives(self, op: AnswerOp) -> bool:
         """Returns True if the caller gives the answer of this node."""
-        if self.value is None or op.variable.node != self._node:
+        if self.value is None or op.variable.node != self.node:
             return False
         op.variable.when_done(partial(self._settle, op.variable))
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from sglang_lite.lang.backend.base import refusal
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.kept import Kept
+from sglang_lite.lang.execution.operations import REASONING_SUFFIX, AnswerOp
 from sglang_lite.lang.execution.reading import when_finished
 from sglang_lite.lang.runs.log import answers_of
 from sglang_lite.lang.tracebacks import trimmed, user_location
-from sglang_lite.protocol import ParameterError, ProgramError
+from sglang_lite.protocol import ParameterError, ProgramError, TraceNode
 from sglang_lite.protocol.anything import UserValue
 
 
@@ -54,7 +56,7 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
         for each in player.tree():
             each.failure_reported = True
         raise
-    if not taken and player.failure is None:
+    if not taken and player.failure is None and kept.node not in _paths(state.branch):
         raise ParameterError("at", f"the program did not ask for {at!r} again.", where=user_location())
     return state
 
@@ -62,14 +64,72 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
 def _kept(branch: Branch, at: str, value: str | None) -> Kept:
     """Answers that a rerun keeps; arguments and errors as of `run_again`."""
     answers = (*branch.run.remembered, *answers_of(branch.player))
-    names = {each.node: each.name for each in answers}
-    nodes = {name: each.node for name, each in branch.names.declared() if names.get(each.node) == name}
+    nodes = _nodes_by_name(branch, answers)
     if at not in nodes:
-        known = ", ".join(map(repr, nodes)) or "none"
-        raise ParameterError("at", f"no node of the program set {at!r:.60}. Nodes set: {known}.")
+        raise _unknown_node(branch, at, nodes, answers)
     if value is not None and not isinstance(value, str):
         raise ParameterError(
             "value", f"{value!r:.60} is not a string.", hint="Give the text that the model would have written."
         )
     earlier = () if branch.run.kept is None else branch.run.kept.answers.values()
     return Kept((*earlier, *answers), nodes[at], value)
+
+
+def _nodes_by_name(branch: Branch, answers: Sequence[TraceNode]) -> dict[str, str]:
+    """Paths of the nodes that the body has added to the state's text, by the names that they set: the last one of each
+    name. Nodes that were not played before the state was cancelled, or has failed, are among them.
+
+    Args:
+        answers: the nodes that were played.
+    """
+    names = {each.node: each.name for each in answers}
+    late = {op.variable.node for op in _answers_added_late(branch)}
+    # A generation's reasoning has the same node, and was declared before it.
+    unplayed = {
+        variable.node: name
+        for name, variable in branch.names.declared()
+        if variable.error() is not None and variable.node not in late
+    }
+    names = {**unplayed, **names}
+    return {name: each.node for name, each in branch.names.declared() if each.node and names.get(each.node) == name}
+
+
+def _answers_added_late(branch: Branch) -> Iterator[AnswerOp]:
+    """Generations and selections that were added after the end of the body."""
+    for op in branch.player.played:
+        if isinstance(op, AnswerOp) and not op.in_body:
+            yield op
+
+
+def _paths(branch: Branch) -> set[str]:
+    """Paths of all nodes whose variables a state has."""
+    return {variable.node for _, variable in branch.names.declared()}
+
+
+def _answer_of(name: str) -> str:
+    """Name of the generation whose reasoning a name would be."""
+    return name.removesuffix(REASONING_SUFFIX) if name.endswith(REASONING_SUFFIX) else ""
+
+
+def _unknown_node(branch: Branch, at: str, nodes: Mapping[str, str], answers: Sequence[TraceNode]) -> ParameterError:
+    """Error for a name that no node of the state's text has set, which says what has set it and what to do."""
+    known = f"Nodes set: {', '.join(map(repr, nodes)) or 'none'}."
+    failure, why, hint = branch.player.failure, "", ""
+    if any(op.node.name == at for op in _answers_added_late(branch)):
+        why = ": it was added after the end of the body"
+        hint = "Add it to the state of the rerun, or continue from a node: state.fork_at(…)."
+    elif _answer_of(at) in nodes:
+        why, hint = f": it is the reasoning of {_answer_of(at)!r}", f"Give at={_answer_of(at)!r}."
+    elif at in branch.names.variables:
+        why = ": the body has set it to a value, or to the text of a scope"
+        hint = "Change the node that the value comes from."
+    elif any(at in child.names.own() for child in branch.player.tree()[1:]):
+        why = ": nodes of branches did, which one name can't tell apart"
+        hint = "Change a node of the state's own text, before the fork or after the join."
+    elif any(each.name == at for each in answers):
+        why = ": a rollback has removed the one that did"
+        hint = "Change a node before the checkpoint, or run the program again."
+    elif failure is not None:
+        why = f" before the run ended with {type(failure).__name__}"
+        hint = "Nodes behind that place are not known: change one before it, or run the program again."
+    return ParameterError("at", f"no node of the program set {at!r:.60}{why}. {known}", hint=hint)

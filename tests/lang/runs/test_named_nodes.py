@@ -11,7 +11,9 @@ from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.runs import rerun
 from sglang_lite.protocol import ChoiceScore, Generation, Selection
+from tests.lang.fakes import Answers
 from tests.lang.runs.test_saved import add, saved, scripted, tree
+from tests.waiting import until
 
 
 @sgl.function
@@ -284,3 +286,101 @@ def test_on_an_engine_the_named_node_is_changed_and_nothing_else(engine):
             assert rerun.text() == f"Write: {state['other']} or {way}{rerun['checked']}"
         (branch,) = state.fork_at("way")
         assert branch.text() == text.removesuffix(state["checked"])
+
+
+# -------------------------------------------------------------------------------------- runs that ended before their end
+
+
+class Busy(Answers):
+    """Answers the first question, and no other until it is told to."""
+
+    def __init__(self, answer):
+        super().__init__(answer)
+        self.asked, self.free = threading.Event(), Variable()
+        self._answered = False
+
+    async def agenerate(self, prompt, params, constraint, *, stream):
+        if self._answered:
+            self.asked.set()
+            await self.free.get()
+        self._answered = True
+        async for event in super().agenerate(prompt, params, constraint, stream=stream):
+            yield event
+
+
+def three_letters(prompt):
+    return {"a": "A", "b": "B", "c": "C"}[prompt[-1]]
+
+
+@sgl.function
+def letters(s):
+    s += "a" + sgl.gen("first") + "b" + sgl.gen("second") + "c" + sgl.gen("third", reasoning="qwen3")
+
+
+@pytest.mark.parametrize("asked", ["all", "some"])
+def test_a_cancelled_run_knows_its_nodes_whether_they_were_asked_for_or_not(asked):
+    backend = Answers(three_letters) if asked == "all" else Busy(three_letters)
+    state = letters.run(backend=backend)
+    assert state["first"] == "A"
+    if asked == "all":
+        until(lambda: "third" in state.so_far().variables)
+    else:
+        assert backend.asked.wait(60)
+    state.cancel()
+    assert isinstance(state.error(), sgl.RequestAbortedError)
+    if asked == "some":
+        backend.free.set(None)
+    assert state.rerun("third", "new").text() == "aAbBcnew"
+    assert state.rerun("second", "new").text() == "aAbnewcC"
+    assert state.rerun("first", "new").text() == "anewbBcC"
+    assert state.rerun("third").text() == "aAbBcC"
+
+
+def test_a_failed_run_knows_the_nodes_behind_the_failure():
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("first", check=lambda text: text == "new") + "b" + sgl.gen("second")
+
+    state = program.run(backend=Answers(three_letters))
+    assert isinstance(state.error(), sgl.ValueValidationError)
+    assert state.rerun("first", "new").text() == "anewbB"
+    again = state.rerun("second", "new")
+    assert isinstance(again.error(), sgl.ValueValidationError)
+    assert state.rerun("first", "new").rerun("second", "too").text() == "anewbtoo"
+
+
+NOT_KNOWN = {
+    "first_reasoning_content": ("it is the reasoning of 'first'", "Give at='first'."),
+    "value": ("the body has set it to a value", "Change the node that the value comes from."),
+    "scope": ("the text of a scope", "Change the node that the value comes from."),
+    "lost": ("a rollback has removed the one that did", "Change a node before the checkpoint"),
+    "inside": ("nodes of branches did", "before the fork or after the join"),
+    "later": ("before the run ended with RequestAbortedError", "change one before it, or run the program again"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_why_a_node_is_not_known_is_said(name):
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("first", reasoning="qwen3")
+        s["value"] = 1
+        with s.var_scope("scope"):
+            s += "b"
+        with s.checkpoint() as before:
+            s += sgl.gen("lost")
+            s.sync()
+            before.rollback()
+        branches = s.fork(2)
+        branches[1] += sgl.gen("inside")
+        s += sgl.gen("last")
+        s.cancel()
+
+    state = program.run(backend=Answers(lambda _: "y"))
+    problem, hint = NOT_KNOWN[name]
+    with pytest.raises(sgl.ParameterError) as caught:
+        state.rerun(name, "x")
+    assert f"no node of the program set {name!r}" in str(caught.value)
+    assert problem in str(caught.value)
+    assert hint in (caught.value.hint or "")
+    assert "Nodes set: 'first', 'last'." in str(caught.value)
