@@ -15,6 +15,7 @@ from typing import Any, Final, TextIO
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.lang.api import assistant, function, gen, system, user
 from sglang_lite.lang.backend.default import BackendLike
+from sglang_lite.lang.runs import files
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.markup import printable
 from sglang_lite.protocol import JsonSchema, ParameterError, SglError
@@ -116,7 +117,8 @@ def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
         return replace(conversation, schema=found)
     if command == "/save" and rest:
         messages = conversation.messages()
-        _write(Path(rest), json.dumps(messages, ensure_ascii=False, indent=2) + "\n")
+        content = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
+        files.write(rest, content.encode(), "/save")
         print(f"{rest}: {len(messages)} messages", file=out)
         return conversation
     if command != "/help":
@@ -146,13 +148,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("/json", f"{path}: {_reason(error)}", hint="Give a schema, or a file with one.") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ParameterError("/save", f"{path}: {_reason(error)}") from error
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

@@ -55,7 +55,10 @@ def test_a_schema_holds_for_answers_until_it_is_taken_back(tmp_path):
     [
         ("/json {", "sglang-lite: "),
         ("/json nowhere.json", "sglang-lite: /json: nowhere.json: No such file or directory."),
-        ("/save /nowhere/x", "sglang-lite: /save: /nowhere/x: No such file or directory."),
+        (
+            "/save /nowhere/x",
+            "sglang-lite: /save: '/nowhere/x' can't be written: No such file or directory. Make its folder first",
+        ),
         ("/save", "/save is no command, or lacks something."),
         ("/sytem x", "/sytem is no command, or lacks something."),
     ],

@@ -67,6 +67,23 @@ def test_a_file_that_has_no_room_is_named_and_leaves_nothing(act, tmp_path):
     assert b'"type":"SavedRun"' in (tmp_path / "old.json").read_bytes()
 
 
+def test_a_conversation_that_has_no_room_is_named_and_leaves_nothing(tmp_path):
+    code = """
+from sglang_lite.commands import chat
+lines = ["x" * 1500, "/save new", "/save old.json", "/quit"]
+def talk():
+    chat.chat(lines, sys.stdout, backend, chat.Dialogue(), max_tokens=5, temperature=0)
+limit(1000)
+attempt(talk)
+"""
+    *said, after = printed(code, tmp_path)
+    assert [line for line in said if line.startswith("sglang-lite")] == [
+        f"sglang-lite: /save: '{name}' {FULL}" for name in ("new", "old.json")
+    ]
+    assert after == "['old.json']"
+    assert b'"type":"SavedRun"' in (tmp_path / "old.json").read_bytes()
+
+
 def test_a_batch_without_room_keeps_its_rows_and_goes_on_later(tmp_path):
     code = """
 rows = [{"x": i} for i in range(4)]
