@@ -207,7 +207,7 @@ class EngineLink:
             self._gate.reason = f"the engine could not be started: {process.failure}"
             self.submissions.fail(process, process.failure)
         else:
-            self._on_death(process, f"{process.name} {problem}{ended}")
+            self._on_death(process, f"{process.name} {problem}{ended.text}")
         self._watch(None)
         self._gate.release()
         if threading.current_thread() is self.submissions.reader:  # and not a later one, of a restarted process

@@ -24,7 +24,7 @@ import msgspec
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import HEADER, Start, StartFailed, failure_of, frame
 from sglang_lite.engine.signs_of_life import processor_time
-from sglang_lite.engine.spawned_process import SpawnedProcess
+from sglang_lite.engine.spawned_process import CAUSE_FIRST_S, ProcessEnd, SpawnedProcess
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.host import startup_messages
@@ -38,7 +38,6 @@ _HANDSHAKE_BYTES = 1 << 16  # most that it may send
 _AT_ONCE = 64  # most who are greeted at once, as some may be silent
 _NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)  # what reading one raises
 _AGAIN_S = 0.5  # between two attempts to reach node 0
-_CAUSE_FIRST_S = 0.5  # a rank that ended by itself is told so much later than one that was killed
 _LOOK_S = 1.0  # between two looks whether the engine has ended, or a rank that is silent computes
 _OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0's count
     "nnodes", "dp_size", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location",
@@ -105,8 +104,8 @@ class RemoteProcess:
     def __init__(self, connection: Connection, node: int) -> None:
         self.connection, self._node = connection, node
 
-    def end(self) -> str:
-        return f"on node {self._node} is gone: the connection to it ended."
+    def end(self) -> ProcessEnd:
+        return ProcessEnd(f"on node {self._node} is gone: the connection to it ended.", by_itself=False)
 
     def kill(self) -> None:
         self.connection.close()
@@ -290,12 +289,12 @@ class _Relay:
         with contextlib.suppress(OSError):
             for content in self.child.connection.frames(look, _LOOK_S):
                 self._line.send(_framed(content))
-        how, left = self.child.end(), self._left
+        end, left = self.child.end(), self._left
         if not left and not self._whole:
-            if how.startswith("ended"):  # by itself, perhaps as another rank was killed: that one is told first
-                time.sleep(_CAUSE_FIRST_S)
+            if end.by_itself:
+                time.sleep(CAUSE_FIRST_S)
             with contextlib.suppress(OSError):
-                self._line.send(frame([StartFailed(failure_of(BackendError(f"{self._name} {how}")))]))
+                self._line.send(frame([StartFailed(failure_of(BackendError(f"{self._name} {end.text}")))]))
         self._line.close()
         return left
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from dataclasses import dataclass
 
 from sglang_lite.engine.connection import Connection
 from sglang_lite.protocol import BackendError
@@ -17,6 +18,22 @@ from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, prin
 logger = logging.getLogger("sglang_lite.engine")
 
 PATIENCE_S = 5.0  # time that a process has to exit after its connection was closed
+# Ranks end by themselves when one of them was killed. So a rank that ended by itself is reported this much later: what
+# was killed is the cause, and is to be reported first.
+CAUSE_FIRST_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a process ended.
+
+    Attributes:
+        text: what happened, to follow the process's name in a message, and the last lines that it printed.
+        by_itself: True if it exited; False if a signal ended it, or only its connection is known to have ended.
+    """
+
+    text: str
+    by_itself: bool
 
 
 class SpawnedProcess:
@@ -57,12 +74,9 @@ class SpawnedProcess:
         )
         self._drain.start()
 
-    def end(self) -> str:
-        """Waits `PATIENCE_S` for the process, whose connection was closed, and kills it if it is still running.
-
-        Returns:
-            How the process ended, and the last lines that it printed.
-        """
+    def end(self) -> ProcessEnd:
+        """Waits `PATIENCE_S` for the process, whose connection was closed, and kills it if it is still running. Returns
+        how it ended."""
         try:
             code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -74,7 +88,7 @@ class SpawnedProcess:
             reason = f"was ended by signal {-code}"
             with contextlib.suppress(ValueError):
                 reason = f"was ended by {signal.Signals(-code).name}"
-        return f"{reason}.{last_output(self._lines)}"
+        return ProcessEnd(f"{reason}.{last_output(self._lines)}", by_itself=code >= 0)
 
     def kill(self) -> None:
         self._process.kill()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from sglang_lite.engine.frames import HEADER, Loaded, Start, StartFailed, frame, reports
 from sglang_lite.engine.nodes import NodeListener, RemoteProcess
 from sglang_lite.engine.signs_of_life import processor_time
-from sglang_lite.engine.spawned_process import SpawnedProcess
+from sglang_lite.engine.spawned_process import CAUSE_FIRST_S, SpawnedProcess
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.parallel.addresses import GLOO, meeting
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 START_S = 300  # default of `dist_timeout`
 BEAT_S = 0.5  # between two frames of a rank
 _LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and takes no processor time for so many looks is ended
-_CAUSE_FIRST_S = 0.5  # a rank that ended by itself is told so much later than one that was killed
 _REASON_S = 2.0  # from a collective that fails until the rank is known that has ended
 
 
@@ -145,14 +144,14 @@ class RankProcesses:
                         self._loaded[rank].set()
                     case StartFailed():
                         error = as_error(message.failure)
-        how = child.end()
+        end = child.end()
         child.connection.release()
-        if error is None and how.startswith("ended"):  # by itself, maybe as another was killed: that one is told first
-            self._ended.wait(_CAUSE_FIRST_S)
+        if error is None and end.by_itself:
+            self._ended.wait(CAUSE_FIRST_S)
         hint = (
             "With restart=True a new engine takes later requests." if self._nodes is None else "Start all nodes again."
         )
-        self._end(error or BackendError(f"{name} {how}", hint=hint))
+        self._end(error or BackendError(f"{name} {end.text}", hint=hint))
 
     def _end(self, error: SglError) -> None:
         """Ends all ranks because of an error, of which the first one counts."""

@@ -48,7 +48,7 @@ def test_rubbish_ends_it(process, name, started):
         process.connection.send(START)
     process.connection.send(RUBBISH[name])
     processes.ended(process.pid)
-    assert "ended with status" in process.end()
+    assert "ended with status" in process.end().text
 
 
 @pytest.mark.sampled(2)
@@ -58,30 +58,38 @@ def test_a_line_that_is_closed_ends_it_in_the_middle_of_a_frame_too(process, sen
         process.connection.send(sent)
     process.connection.close()
     processes.ended(process.pid)
-    assert "ended with status 0" in process.end()
+    assert "ended with status 0" in process.end().text
 
 
 def test_what_is_no_start_ends_it(process):
     process.connection.send(frame([(1, Abort())]))
     processes.ended(process.pid)
-    assert "ended with status 0" in process.end()
+    assert "ended with status 0" in process.end().text
 
 
 def test_a_start_by_a_process_that_is_gone_ends_it(process):
     """The line may be held open by a forked copy."""
     process.connection.send(frame([(0, Start(asdict(EngineConfig()), "/nowhere", 2**22 + 1))]))
     processes.ended(process.pid)
-    assert "ended with status 0" in process.end()
+    assert "ended with status 0" in process.end().text
 
 
 def test_what_it_prints_is_kept_for_who_asks_why():
     child = SpawnedProcess("tests.engine.printing", "the process")
     processes.ended(child.pid)
-    said = child.end()
+    end = child.end()
     child.connection.release()
+    said = end.text
+    assert end.by_itself
     assert said.startswith("ended with status 7. Its last output:\n")
     assert said.endswith("\nlast words")
     assert len(said) < 220_000
+
+
+def test_a_process_that_was_killed_did_not_end_by_itself(process):
+    process.kill()
+    end = process.end()
+    assert (end.by_itself, end.text.partition(".")[0]) == (False, "was ended by SIGKILL")
 
 
 class FullCore:
