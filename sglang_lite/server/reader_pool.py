@@ -111,6 +111,6 @@ class _BodyProcess:
     def end(self) -> str:
         """Kills the process, if it is running, and frees it; returns how it ended."""
         self.kill()
-        how = self._child.end()
+        how = self._child.end().text
         self._child.connection.release()
         return how

@@ -133,6 +133,15 @@ def test_what_shortened_says_counts_for_what_is_closed(engine):
     assert caught.value.value == Values(a=[])
 
 
+def test_what_its_own_limit_cuts_is_an_error_as_ever(engine):
+    @sgl.function
+    def body(s):
+        s += "x" + sgl.gen("list", type=Values, max_tokens=3, temperature=1.0, seed=3)
+
+    with pytest.raises(sgl.SglError, match="max_tokens"):
+        _ = body.run(backend=engine, **NO_TIME)["list"]
+
+
 def test_what_no_bracket_closes_goes_on_to_its_end(engine):
     @sgl.function
     def body(s):

@@ -291,8 +291,8 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
     if own.node.constraint is not None:
         for generation, text in zip(generations, texts):
             if is_cut(op, generation):
-                if policy_of(op, player.run.shortened) == "raise":
-                    raise truncated(op, generation, text, winds_down=player.run.winds_down)
+                if policy_of(player.run, op, generation) == "raise":
+                    raise truncated(player.run, op, generation, text)
             elif generation.finish_reason == "stop":
                 _validate(player, op, generation, text)
     return texts
@@ -329,9 +329,9 @@ def _parsed(player: BasePlayer, op: GenOp, text: str, generation: Generation) ->
     try:
         value = value_type.parse(text)
     except ValueValidationError as error:
-        raise truncated(op, generation, text, error.message, winds_down=player.run.winds_down) from error
-    if policy_of(op, player.run.shortened) == "raise":
-        raise truncated(op, generation, text, winds_down=player.run.winds_down)
+        raise truncated(player.run, op, generation, text, error.message) from error
+    if policy_of(player.run, op, generation) == "raise":
+        raise truncated(player.run, op, generation, text)
     return value
 
 
@@ -370,9 +370,8 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     constraint = op.expression.node.constraint
-    if constraint is not None and policy_of(op, player.run.shortened) == "warn":
-        late = player.run.winds_down
-        generations = [_warned(op, g, warning(op, g, winds_down=late)) if is_cut(op, g) else g for g in generations]
+    if constraint is not None:
+        generations = [_with_warning(player, op, generation) for generation in generations]
     if isinstance(constraint, JsonSchema) and KEYWORD in constraint.schema:
         generations = _with_quotes(op, constraint, generations)
     if _of_logprobs(op.node.params) != _NO_LOGPROBS and (unused := _without_logprobs(op.node.params)):
@@ -414,6 +413,13 @@ def _without_logprobs(params: SamplingParams) -> list[str]:
     if params.return_logprob is True:
         return []
     return [name for name, value in zip(_OF_LOGPROBS, _of_logprobs(params)) if not isinstance(value, Unset) and value]
+
+
+def _with_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
+    """Generation with a warning if it was cut and is kept with one."""
+    if not is_cut(op, generation) or policy_of(player.run, op, generation) != "warn":
+        return generation
+    return _warned(op, generation, warning(player.run, op, generation))
 
 
 def _warned(op: GenOp, generation: Generation, message: str) -> Generation:

@@ -268,12 +268,6 @@ class Run:
         """True from the moment on from which generations end where a limit may cut them."""
         return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
 
-    @property
-    def shortened(self) -> str | None:
-        """What happens to answers that a limit cuts: as the settings say. By default answers are kept, with a warning,
-        while the run winds down: this is what its caller asks for."""
-        return "warn" if self.settings.shortened is None and self.winds_down else self.settings.shortened
-
     def planner(self, backend: Backend) -> Planner | None:
         """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
         drafts = None if self.called is None else self.called.program.api_drafts

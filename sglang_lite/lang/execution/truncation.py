@@ -8,6 +8,7 @@ from typing import Any
 from sglang_lite.constraints.answer_limit import answer_limit
 from sglang_lite.constraints.unfinished_json import unfinished_json
 from sglang_lite.lang.execution.operations import GenOp
+from sglang_lite.lang.execution.run import Run
 from sglang_lite.protocol import (
     Constraint,
     Generation,
@@ -32,15 +33,20 @@ def _scores_alone(params: SamplingParams) -> bool:
     return params.max_tokens == 0
 
 
-def policy_of(op: GenOp, of_run: str | None) -> str:
-    """Returns what happens to an answer that was cut: as the generation says, or else its run; by default a typed value
-    is an error, and a text is kept with a warning.
+def is_wound_down(run: Run, op: GenOp, generation: Generation) -> bool:
+    """Returns True if an answer that was cut, and has just come, was cut as its run winds down, and not by the limit of
+    the generation."""
+    limit = op.node.params.max_tokens
+    return run.winds_down and (isinstance(limit, Unset) or generation.usage.completion_tokens < limit)
 
-    Args:
-        op: the generation.
-        of_run: value that the run gives (`Run.shortened`), if any.
+
+def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
+    """Returns what happens to an answer that was cut: as the generation says, or else its run. By default a typed value
+    is an error, and a text is kept with a warning; so is what was cut as the run winds down, as its caller asks for.
     """
-    own = op.expression
+    own, of_run = op.expression, run.settings.shortened
+    if of_run is None and is_wound_down(run, op, generation):
+        of_run = "warn"
     if own.options.shortened is not None:
         return own.options.shortened
     if of_run is not None:
@@ -53,18 +59,17 @@ def left_out(generation: Generation) -> tuple[str, ...]:
     return generation.shortened or _WHOLE
 
 
-def truncated(
-    op: GenOp, generation: Generation, text: str, problem: str = "it is no value", *, winds_down: bool
-) -> SglError:
+def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: str = "it is no value") -> SglError:
     """Makes the error of an answer that was cut.
 
     Args:
+        run: its run.
         op: the generation.
         generation: its answer.
         text: the answer without reasoning.
         problem: why it is no value, if it is none.
-        winds_down: whether the run winds down, which has cut it then.
     """
+    winds_down = is_wound_down(run, op, generation)
     count, pointers = generation.usage.completion_tokens, left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
     if isinstance(fewest, int) and not winds_down:
@@ -86,18 +91,12 @@ def truncated(
     )
 
 
-def warning(op: GenOp, generation: Generation, *, winds_down: bool) -> str:
-    """Writes the warning about an answer that was cut and is kept.
-
-    Args:
-        op: the generation.
-        generation: its answer.
-        winds_down: whether the run winds down, which has cut it then.
-    """
+def warning(run: Run, op: GenOp, generation: Generation) -> str:
+    """Writes the warning about an answer that was cut and is kept."""
     which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
     count, pointers = generation.usage.completion_tokens, left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
-    if winds_down:
+    if is_wound_down(run, op, generation):
         which = "the timeout of the run"
     elif isinstance(fewest, int):
         return f"{which} cut {op.node.name!r} after {count} tokens: the shortest text of its constraint has {fewest}"

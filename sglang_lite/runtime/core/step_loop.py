@@ -160,8 +160,15 @@ class StepLoop:
         self.inbox.post_if_open(lambda: self._abort(request))
 
     def wind_down(self, requests: Sequence[Request]) -> None:
-        """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`."""
-        self.inbox.post_if_open(lambda: self.wind_down_now(requests))
+        """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`. Of those that are
+        not received yet, the constraint may still be compiled."""
+
+        def begin() -> None:
+            for request in requests:
+                request.times.winds_down = True
+            self.wind_down_now([request for request in requests if request.state is not State.COMPILING])
+
+        self.inbox.post_if_open(begin)
 
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
@@ -255,7 +262,7 @@ class StepLoop:
             self.scheduler.add(request)
 
     def wind_down_now(self, requests: Sequence[Request]) -> None:
-        """Does what `wind_down` does, on the loop's own thread. The requests may not be submitted yet."""
+        """Does what `wind_down` does, on the loop's own thread, for requests whose constraints are compiled."""
         for request in requests:
             if not request.ended:
                 self._reader.wind_down(request)

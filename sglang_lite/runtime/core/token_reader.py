@@ -37,6 +37,8 @@ class TokenReader:
     def prepare(self, request: Request) -> None:
         """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
         left to draw."""
+        if request.times.winds_down:
+            self.wind_down(request)
         if request.replayed_count:  # `Request.resume` has applied the grammar
             request.output.send_replayed_text()
         elif self._jump and request.output.matcher is not None:
@@ -55,7 +57,7 @@ class TokenReader:
         close it. What can't be closed goes on to its own end.
 
         Args:
-            request: request that has not ended; it may still be prepared.
+            request: request that has not ended, and whose constraint is compiled.
         """
         request.times.winds_down = True
         if request.output.cut is not None or request.params.scores_next_token:

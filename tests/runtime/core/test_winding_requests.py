@@ -70,6 +70,19 @@ def test_json_ends_where_brackets_close_it(engine, schema):
     assert ended >= 4
 
 
+def test_a_request_whose_constraint_still_compiles_winds_down_as_json(engine, monkeypatch):
+    """It is told so before the engine knows that brackets may close it."""
+    compiler, compiling = engine.core.compiler, Future()
+    grammar = compiler.request(json_schema(PERSON)).result(60)
+    monkeypatch.setattr(compiler, "request", lambda constraint: compiling)
+    done = Future()
+    settings = SamplingParams(max_tokens=UNLIMITED, temperature=1.0, seed=3)
+    engine.submit("x", settings, json_schema(PERSON), sink=done.set_result).wind_down()
+    engine.core.loop.inbox.call(lambda: None)
+    compiling.set_result(grammar)
+    parse_json(json_schema(PERSON), done.result(60).text)
+
+
 def test_what_does_not_close_goes_on_to_its_end(engine):
     free = answer(engine, Regex("[a-f]{40}"), seed=1)
     found = answer(engine, Regex("[a-f]{40}"), winds_down=True, seed=1)
