@@ -25,7 +25,7 @@ CAUSE_FIRST_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended.
+    """End of a process.
 
     Attributes:
         text: what happened, to follow the process's name in a message, and the last lines that it printed.

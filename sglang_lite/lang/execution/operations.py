@@ -170,7 +170,7 @@ class Removal:
 
 
 def removal(
-    mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int, waited: int = 0
+    mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int, waited: int = -1
 ) -> Removal:
     """Removal of what is queued behind a mark, or of everything if the mark is None.
 
@@ -178,7 +178,8 @@ def removal(
         ops: the operation that is being played, or None, and the queued ones.
         claims: last operation that each join has claimed, by the depth of the joining branch.
         depth: depth of the branch that rolls back; only claims of joins above it count.
-        waited: number of the first operations that a cancellation keeps, as somebody has waited for them.
+        waited: number of the last node that a cancellation keeps, as somebody has waited for it (`Waits`); -1 if it
+            does not even keep what the branch began with.
     """
     queue: list[Op] = [op for op in ops[1:] if op is not None]
     before = 0
@@ -187,22 +188,21 @@ def removal(
         before = next(found, len(queue)) + 1
     last = {id(op) for level, op in claims.items() if level < depth}
     claimed = max((i for i, op in enumerate(ops, 1) if id(op) in last), default=0) if last else 0
-    claimed = max(claimed, waited)
+    claimed = max(claimed, _count_waited_for(ops, waited))
     end = max(before, claimed, 1) - 1
     hooks = [op for op in queue[end:] if isinstance(op, EventOp)]
     removed = [op for op in queue[end:] if not isinstance(op, EventOp)]
     return Removal(deque((*queue[:end], *hooks)), removed, claimed > before)
 
 
-def count_waited_for(ops: Sequence[Op | None], kept: int) -> int:
+def _count_waited_for(ops: Sequence[Op | None], kept: int) -> int:
     """Number of the first operations that are played though their branch was cancelled: those before the first one that
     waits for something that the cancellation does not keep. Whoever has waited for an answer may know of it before the
     branch goes on behind it.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
-        kept: number of the last node that the cancellation keeps (`Waits`); -1 if it does not even keep what the branch
-            began with.
+        kept: as `waited` of `removal`.
     """
     if kept < 0 or ops[0] is None:
         return 0

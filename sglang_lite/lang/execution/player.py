@@ -37,7 +37,6 @@ from sglang_lite.lang.execution.operations import (
     ReadOp,
     ScopeOp,
     SelectOp,
-    count_waited_for,
     on_pool,
     removal,
 )
@@ -282,8 +281,7 @@ class Player(BasePlayer):
             self.waits.cancelled = Cancellation(error, kept, final)
             if ends or kept < self.waits.last:
                 self.waits.refuses = True
-                ops = (self._current, *self._queue)
-                found = removal(None, ops, self.claims, depth, count_waited_for(ops, kept))
+                found = removal(None, (self._current, *self._queue), self.claims, depth, kept)
                 later = found.claimed
                 if later:
                     self._queue = found.kept
