@@ -203,6 +203,10 @@ RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
     "truncation": ("disabled",),
 }  # fmt: skip
+INPUT_TOKENS_NEUTRAL = {
+    **GATEWAY_NEUTRAL,
+    "parallel_tool_calls": "It holds the answer, and is not part of the prompt that is counted.",
+}
 INPUT_TOKENS_REFUSED: dict[str, tuple[object, ...]] = {
     "conversation": (),
     "personality": (),
@@ -232,6 +236,7 @@ OLLAMA_NEUTRAL = {
     "truncate": "Prompts are never cut: one that is too long is refused.",
     "shift": "The context never shifts: an answer ends where it is full.",
 }
+OLLAMA_EMBEDDINGS_NEUTRAL = {"shift": OLLAMA_NEUTRAL["shift"]}
 _LOADING = "It says how Ollama loads a model; this one is loaded."
 OLLAMA_OPTIONS_NEUTRAL = dict.fromkeys((
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,32 @@ def _thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     from tests.runtime.thinkers import thinker
 
     return sgl.Engine.of(thinker("abcdefghij."), speculation="prompt")
+
+
+def _reads_texts(kind: str, **config: Any) -> Callable[[Path, pytest.TempPathFactory], sgl.Engine]:
+    """Starts a small model that reads texts."""
+
+    def start(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+        import transformers
+
+        from tests.runtime.embedding.tiny import saved
+        from tests.server.openai.test_pooling import written
+
+        folder = folders.mktemp("reads")
+        if kind.startswith("Llama"):
+            written(folder, getattr(transformers, kind), **config)
+            return sgl.Engine(folder, in_process=True, threads=1, device="cpu", chat_template=READS_ALL)
+        saved(getattr(transformers, kind), folder, **config)
+        return sgl.Engine(folder, in_process=True, threads=1)
+
+    return start
+
+
+def _reciter(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """A model that says ABC, and that it is the end."""
+    from tests.runtime.thinkers import thinker
+
+    return sgl.Engine.of(thinker("abcdefghij.", starts=False), served_model_name="served")
 
 
 def _untold_thinker(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
@@ -104,7 +131,59 @@ def _kernels(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
         )  # fmt: skip
 
 
+# Reads whatever a request may tell a template.
+READS_ALL = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% if reasoning_effort %}effort={{ reasoning_effort }}{% endif %}{% if tone %}tone={{ tone }}{% endif %}"
+    "{% for m in messages %}<{{ m.role }} {{ m.name }} {{ m.tool_call_id }}>{{ m.reasoning_content }}{{ m.content or '' }}"
+    '{% for c in m.tool_calls or [] %}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}</{{ m.role }}>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def _bytes(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """Random weights and a token a byte, so that each letter of a prompt counts; prefixes of one token are cached."""
+    return _of_bytes(folders.mktemp("bytes"), max_running=4)
+
+
+def _queue(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """The same, for one request at a time; texts begin with a token."""
+    return _of_bytes(folders.mktemp("queue"), max_running=1, begin="<|begin|>")
+
+
+def _of_bytes(folder: Path, max_running: int, begin: str = "") -> sgl.Engine:
+    import torch
+    from tokenizers.processors import TemplateProcessing
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.server.conftest import byte_tokenizer
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=258, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=0, bos_token_id=1, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    if begin:
+        tokenizer.post_processor = TemplateProcessing(f"{begin} $A", special_tokens=[(begin, 1)])
+        (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": begin}))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return sgl.Engine(
+        str(folder), dtype="float32", in_process=True, max_running=max_running, max_total_tokens=8192, threads=1,
+        chat_template=READS_ALL, policy="priority", page_size=1, served_model_name="served",
+    )  # fmt: skip
+
+
 START = {
+    "embedder": _reads_texts("BertModel"),
+    "reranker": _reads_texts("BertForSequenceClassification", num_labels=1),
+    "pooler": _reads_texts("LlamaModel"),
+    "classifier": _reads_texts("LlamaForSequenceClassification", num_labels=3),
+    "reciter": _reciter,
+    "bytes": _bytes,
+    "queue": _queue,
     "kernels": _kernels,
     "plain": _plain,
     "thinker": _thinker,

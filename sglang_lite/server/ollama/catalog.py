@@ -15,7 +15,7 @@ from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.runtime.models.resolve import resolve_served
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
-from sglang_lite.server.fields import OLLAMA_NEUTRAL, Fields
+from sglang_lite.server.fields import OLLAMA_EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.ollama.lines import served_name
 from sglang_lite.server.ollama.ollama_request import OllamaRequest, read_options
 from sglang_lite.server.service import Service
@@ -38,6 +38,7 @@ class OllamaEmbeddings(OllamaRequest, kw_only=True):
     """Ollama's older request for the embedding of one text."""
 
     prompt: str
+    truncate: bool = True
 
 
 class OllamaShow(msgspec.Struct, kw_only=True):
@@ -45,11 +46,11 @@ class OllamaShow(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     name: str | None = None
-    verbose: bool = False
+    verbose: bool = False  # reported: no field is left out of a short description
 
 
 EMBED: Fields[OllamaEmbed] = Fields(OllamaEmbed, {}, {})
-EMBEDDINGS: Fields[OllamaEmbeddings] = Fields(OllamaEmbeddings, OLLAMA_NEUTRAL, {})
+EMBEDDINGS: Fields[OllamaEmbeddings] = Fields(OllamaEmbeddings, OLLAMA_EMBEDDINGS_NEUTRAL, {})
 SHOW: Fields[OllamaShow] = Fields(OllamaShow, {}, {})
 
 
@@ -65,7 +66,7 @@ async def embed(service: Service, call: HttpRequest) -> Response:
 async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Returns the embedding of a text."""
     body = await read_record(service, call, EMBEDDINGS)
-    rows, _ = await _embedded(service, call, body, [body.prompt], None, truncate=True)
+    rows, _ = await _embedded(service, call, body, [body.prompt], None, truncate=body.truncate)
     return answer({"embedding": rows[0].tolist()})
 
 
@@ -148,6 +149,8 @@ async def loaded(service: Service, _: HttpRequest) -> Response:
 async def show(service: Service, call: HttpRequest) -> Response:
     """Describes a model."""
     body = await read_record(service, call, SHOW)
+    if body.verbose:
+        call.unused.append("verbose")
     given = body.model or body.name
     if not given:
         raise ParameterError("model", "is missing.")

@@ -18,7 +18,7 @@ from sglang_lite.server.conversation.tools import (
     with_tools,
 )
 from sglang_lite.server.fields import (
-    GATEWAY_NEUTRAL,
+    INPUT_TOKENS_NEUTRAL,
     INPUT_TOKENS_REFUSED,
     RESPONSES_NEUTRAL,
     RESPONSES_REFUSED,
@@ -120,13 +120,12 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
 
 
 RESPONSES = Fields(ResponsesRequest, RESPONSES_NEUTRAL, RESPONSES_REFUSED)
-INPUT_TOKENS = Fields(InputTokensRequest, GATEWAY_NEUTRAL, INPUT_TOKENS_REFUSED)
+INPUT_TOKENS = Fields(InputTokensRequest, INPUT_TOKENS_NEUTRAL, INPUT_TOKENS_REFUSED)
 HOSTED = re.compile(  # types of tools that run at OpenAI, or that its models were trained for
     r"(web_search|file_search|computer|code_interpreter|image_generation|tool_search|(local_)?shell|mcp|apply_patch"
     r"|programmatic_tool_calling)(_use)?(_preview)?(_20[0-9_]{8})?"

@@ -1,0 +1,194 @@
+"""Cases of OpenAI's protocols: chats, completions, responses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+
+from tests.effects.fields.case import (
+    OMIT,
+    Ask,
+    Case,
+    Door,
+    at,
+    differs,
+    has,
+    refused,
+    reported,
+    streams,
+    uses_its_own_cache,
+)
+from tests.effects.fields.native import goes_first
+from tests.effects.fields.sampling import SAMPLING, named, text_is
+
+USER: list[Any] = [{"role": "user", "content": "x"}]
+LONG: list[Any] = [{"role": "user", "content": "abcdefgh" * 8}]
+ONE = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "one", "schema": ONE}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": ONE}}
+OTHER = {"type": "function", "function": {"name": "sub", "parameters": ONE}}
+JSON_TEXT = '{"n": 1}'
+TAG = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "aaaaa"}})
+LEFT_OUT = {"temperature": OMIT}
+
+DOORS = {
+    "ChatRequest": Door(
+        "/v1/chat/completions", {"messages": USER, "temperature": 0, "max_tokens": 12},
+        "choices.0.message.content", "usage.completion_tokens",
+    ),
+    "CompletionRequest": Door(
+        "/v1/completions", {"prompt": "x", "temperature": 0, "max_tokens": 12},
+        "choices.0.text", "usage.completion_tokens",
+    ),
+    "ResponsesRequest": Door(
+        "/v1/responses", {"input": "x", "temperature": 0, "max_output_tokens": 12},
+        "output.0.content.0.text", "usage.output_tokens",
+    ),
+    "InputTokensRequest": Door("/v1/responses/input_tokens", {"input": "x"}),
+}  # fmt: skip
+
+
+def made_response(url: str) -> str:
+    """Id of a new response."""
+    made = httpx2.post(f"{url}/v1/responses", json={"input": "before", "max_output_tokens": 2})
+    return str(made.json()["id"])
+
+
+def json_like(ask: Ask) -> bool:
+    try:
+        return json.loads(ask.text()) == {"n": 1}
+    except ValueError:
+        return False
+
+
+def event_count(ask: Ask) -> int:
+    return len(ask().events)
+
+
+def ends_with_usage(ask: Ask) -> bool:
+    return bool(ask().events[-1].get("usage"))
+
+
+# What the two protocols of completions share.
+SHARED = {
+    **SAMPLING,
+    "n": Case(2, at("choices.#", 2)),
+    "logit_bias": Case({"66": 100}, text_is("a" * 12)),
+    "model": Case("another", refused(404)),
+    "stream": Case(True, streams()),
+    "stream_options": Case({"include_usage": True}, ends_with_usage, {"stream": True}),
+    "response_format": Case(FORMAT, json_like, {"max_tokens": 40}),
+    "regex": Case("a{5}", text_is("aaaaa")),
+    "ebnf": Case('root ::= "aaaaa"', text_is("aaaaa")),
+    "structural_tag": Case(TAG, text_is("aaaaa")),
+    "structured_outputs": Case({"choice": ["aaaaa"]}, text_is("aaaaa")),
+    "rid": Case("mine", at("choices.0.meta_info.id", "mine"), {"return_meta_info": True}),
+    "priority": Case(5, goes_first, server="queue"),
+    "return_token_ids": Case(True, at("choices.0.token_ids.#", 12)),
+    "return_prompt_token_ids": Case(True, has("choices.0.prompt_token_ids")),
+    "return_meta_info": Case(True, has("choices.0.meta_info")),
+    "routed_dp_rank": Case(1, refused(word="routed_dp_rank")),
+    "data_parallel_rank": Case(1, refused(word="dp_rank")),
+}  # fmt: skip
+
+CHAT = {
+    **SHARED,
+    "cache_salt": Case(
+        "mine", uses_its_own_cache("usage.prompt_tokens_details.cached_tokens"), {"messages": LONG}
+    ),
+    "messages": Case(USER, has("usage"), empty=[]),
+    "tools": Case([TOOL], differs("usage.prompt_tokens")),
+    "tool_choice": Case(
+        "required", at("choices.0.message.tool_calls.0.function.name", "add"), {"tools": [TOOL], "max_tokens": 60}
+    ),
+    "parallel_tool_calls": Case(
+        False, differs("usage.completion_tokens"),  # no token ends the calls
+        {"tools": [TOOL], "tool_choice": "required", "max_tokens": 140},
+    ),
+    "max_completion_tokens": Case(2, text_is("AB"), {"max_tokens": OMIT}, server="reciter"),
+    "logprobs": Case(True, at("choices.0.logprobs.content.#", 12)),
+    "top_logprobs": Case(
+        3, lambda ask: len(ask().get("choices.0.logprobs.content.0.top_logprobs")) == 3, {"logprobs": True}
+    ),
+    "reasoning_effort": Case("low", differs("usage.prompt_tokens")),
+    "thinking_token_budget": Case(15, has("choices.0.message.content"), {"max_tokens": 60}, server="thinker"),
+    "max_think_tokens": Case(15, has("choices.0.message.content"), {"max_tokens": 60}, server="thinker"),
+    "verbosity": Case("low", reported("verbosity")),
+    "continue_final_message": Case(
+        True, differs("usage.prompt_tokens"),
+        {"messages": [*USER, {"role": "assistant", "content": "so"}]},
+    ),
+    "add_generation_prompt": Case(False, refused(word="add_generation_prompt")),
+    "chat_template_kwargs": Case({"tone": "kind"}, differs("usage.prompt_tokens")),
+    "separate_reasoning": Case(
+        False, lambda ask: "<think>" in ask.text() or "abcdefghij" in ask.text(), {"max_tokens": 60}, server="thinker"
+    ),
+    "stream_reasoning": Case(
+        False, lambda ask: event_count(ask) < 8, {"stream": True, "max_tokens": 60, "max_think_tokens": 40},
+        server="thinker",
+    ),
+}  # fmt: skip
+
+COMPLETIONS = {
+    **SHARED,
+    "cache_salt": Case(
+        "text", uses_its_own_cache("usage.prompt_tokens_details.cached_tokens"), {"prompt": "hgfedcba" * 8}
+    ),
+    "prompt": Case("abc", at("usage.prompt_tokens", 3), empty="x"),
+    "echo": Case(True, lambda ask: ask.text().startswith("x")),
+    "logprobs": Case(2, at("choices.0.logprobs.tokens.#", 12)),
+    "json_schema": Case(json.dumps(ONE), json_like, {"max_tokens": 40}),
+    "program": Case(
+        {"version": 1, "program": {}}, refused(word="program"), {"temperature": OMIT, "max_tokens": OMIT}
+    ),
+}  # fmt: skip
+
+RESPONSES = {
+    **named({
+        each: each for each in SAMPLING if each != "max_tokens"
+    } | {"max_tokens": "max_output_tokens"}),
+    "input": Case("abc", has("usage"), empty=None),
+    "model": Case("another", refused(404)),
+    "instructions": Case("brief", differs("usage.input_tokens")),
+    "previous_response_id": Case(made_response, differs("usage.input_tokens")),
+    "store": Case(False, lambda ask: ask.send("/v1/responses/" + ask().get("id"), None, "GET").status == 404),
+    "metadata": Case({"a": "b"}, lambda ask: ask.send(
+        "/v1/responses/" + ask().get("id"), None, "GET").get("metadata.a") == "b"),
+    "include": Case(["message.output_text.logprobs"], has("output.0.content.0.logprobs")),
+    "tools": Case([{"type": "function", **TOOL["function"]}], differs("usage.input_tokens")),
+    "tool_choice": Case(
+        "required", at("output.0.name", "add"),
+        {"tools": [{"type": "function", **TOOL["function"]}], "max_output_tokens": 60},
+    ),
+    "parallel_tool_calls": Case(False, differs("usage.output_tokens"), {
+        "tools": [{"type": "function", **TOOL["function"]}], "tool_choice": "required", "max_output_tokens": 200,
+    }),
+    "text": Case({"format": {"type": "json_schema", "name": "one", "schema": ONE}}, json_like, {"max_output_tokens": 40}),
+    "reasoning": Case({"effort": "low"}, differs("usage.input_tokens")),
+    "top_logprobs": Case(
+        3, lambda ask: len(ask().get("output.0.content.0.logprobs.0.top_logprobs")) == 3,
+        {"include": ["message.output_text.logprobs"]},
+    ),
+    "stream": Case(True, streams()),
+    "stream_options": Case({"include_obfuscation": False}, refused(word="stream_options")),
+    "priority": Case(5, goes_first, server="queue"),
+    "cache_salt": Case(
+        "response", uses_its_own_cache("usage.input_tokens_details.cached_tokens"), {"input": "abcdefgh" * 8}
+    ),
+}  # fmt: skip
+
+INPUT_TOKENS = {
+    "input": Case("abc", has("input_tokens"), empty=None),
+    "model": Case("another", refused(404)),
+    **{name: Case(RESPONSES[name].value, differs("input_tokens")) for name in ("instructions", "tools", "reasoning")},
+    "tool_choice": Case("required", refused(word="tool_choice")),
+    "previous_response_id": Case(made_response, differs("input_tokens")),
+    "text": Case({"verbosity": "low"}, reported("text.verbosity")),
+}
+
+CASES = {
+    "ChatRequest": CHAT, "CompletionRequest": COMPLETIONS, "ResponsesRequest": RESPONSES,
+    "InputTokensRequest": INPUT_TOKENS,
+}  # fmt: skip
