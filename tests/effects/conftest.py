@@ -6,11 +6,15 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sglang_lite as sgl
+from tests.effects.route_effects import TOKEN
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Running
 
 
 @pytest.fixture(scope="session")
@@ -28,19 +32,26 @@ def engines(small_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def servers(engines: Callable[[str], sgl.Engine]) -> Iterator[Callable[[str], str]]:
-    """Gives the address of a server of the engine of a name."""
-    from tests.server.conftest import serving
+def running(engines: Callable[[str], sgl.Engine]) -> Iterator[Callable[[str], Running]]:
+    """Gives the server of the engine of a name, with a playground."""
+    from tests.server.conftest import Running
 
     with ExitStack() as stack:
-        addresses: dict[str, str] = {}
+        started: dict[str, Running] = {}
 
-        def address(name: str) -> str:
-            if name not in addresses:
-                addresses[name] = stack.enter_context(serving(engines(name)))
-            return addresses[name]
+        def server(name: str) -> Running:
+            if name not in started:
+                started[name] = Running(engines(name), token=TOKEN)
+                stack.callback(started[name].stop)
+            return started[name]
 
-        yield address
+        yield server
+
+
+@pytest.fixture(scope="session")
+def servers(running: Callable[[str], Running]) -> Callable[[str], str]:
+    """Gives the address of a server of the engine of a name."""
+    return lambda name: running(name).url
 
 
 def _plain(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
@@ -110,7 +121,7 @@ def _mixture(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     save_file(tensors, adapter / "adapter_model.safetensors")
     return sgl.Engine(
         str(folder), dtype="float32", in_process=True, enable_return_routed_experts=True,
-        enable_return_hidden_states=True, lora_paths=(f"one={adapter}",), max_total_tokens=1024,
+        enable_return_hidden_states=True, expert_distribution_recorder_mode="stat", lora_paths=(f"one={adapter}",), max_total_tokens=1024,
     )  # fmt: skip
 
 
@@ -152,7 +163,21 @@ def _queue(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     return _of_bytes(folders.mktemp("queue"), max_running=1, begin="<|begin|>")
 
 
-def _of_bytes(folder: Path, max_running: int, begin: str = "") -> sgl.Engine:
+def _keeper(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """The same, whose weights change and which gives memory back."""
+    return _of_bytes(folders.mktemp("keeper"), max_running=4, enable_memory_saver=True)
+
+
+def _whisper(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """A model that writes down what is said."""
+    from tests.runtime.media.seeing import engine_of
+    from tests.runtime.media.whispering import save_whisper
+
+    save_whisper(folder := folders.mktemp("whisper"), suppress_tokens=None, begin_suppress_tokens=None)
+    return engine_of(folder)
+
+
+def _of_bytes(folder: Path, max_running: int, begin: str = "", **settings: Any) -> sgl.Engine:
     import torch
     from tokenizers.processors import TemplateProcessing
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -172,7 +197,7 @@ def _of_bytes(folder: Path, max_running: int, begin: str = "") -> sgl.Engine:
     tokenizer.save(str(folder / "tokenizer.json"))
     return sgl.Engine(
         str(folder), dtype="float32", in_process=True, max_running=max_running, max_total_tokens=8192, threads=1,
-        chat_template=READS_ALL, policy="priority", page_size=1, served_model_name="served",
+        chat_template=READS_ALL, policy="priority", page_size=1, served_model_name="served", **settings,
     )  # fmt: skip
 
 
@@ -184,6 +209,8 @@ START = {
     "reciter": _reciter,
     "bytes": _bytes,
     "queue": _queue,
+    "keeper": _keeper,
+    "whisper": _whisper,
     "kernels": _kernels,
     "plain": _plain,
     "thinker": _thinker,

@@ -35,8 +35,8 @@ class Running:
 
     def __init__(self, engine, token="", tracer=None, **settings):
         told = ServerSettings(**settings)
-        self._app = application(engine, told, token, tracer)
-        self._server = HttpServer(self._app, told)
+        self.app = application(engine, told, token, tracer)
+        self._server = HttpServer(self.app, told)
         # However slow this machine is, no connection is closed that a client would use again.
         self._server.config.timeout_keep_alive = 600
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
@@ -57,7 +57,7 @@ class Running:
 
     @property
     def service(self):
-        return self._app.state.service
+        return self.app.state.service
 
     def terminate(self):
         """Tells the server what a signal tells it."""
