@@ -13,6 +13,7 @@ from sglang_lite.runtime.models.families import ARCHITECTURES
 from tests.effects.package_copy import ROOT, PackageCopy
 
 MOST_FOR_A_SAMPLING_PARAMETER, MOST_FOR_OTHERS = 8, 6
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 
 pytestmark = pytest.mark.slow  # each runs tests in a process of its own
 
@@ -107,8 +108,113 @@ def check_a_kind_of_node(copy):
     assert len(copy.opened) <= MOST_FOR_OTHERS
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("check", [check_a_sampling_parameter, check_a_family, check_a_kind_of_node])
+# Three providers: one that works, one whose profile says nothing, and one that says what no profile knows.
+PROFILE = """provider = "{name}"
+read = 2026-11-22
+{like}
+
+[sources]
+docs = "https://example.com/docs/"
+
+[default]
+facts = {facts}
+"""
+BACKEND = """\"\"\"Backend for a service that speaks OpenAI's protocol.\"\"\"
+
+from sglang_lite.lang.backend.openai import OpenAI
+
+
+class Dummy(OpenAI):
+    provider = "dummy"
+
+    def __init__(self, model_name, **kwargs):
+        super().__init__(model_name, True, None, **{"profile": "dummy", **kwargs})
+"""
+ASKED = """
+import sglang_lite as sgl
+from sglang_lite.lang.backend.dummy import Dummy
+
+
+@sgl.function
+def program(s):
+    s += sgl.user("Hi") + sgl.assistant(sgl.gen("a", regex="[ab]+"))
+
+
+with sgl.server_for_tests(compatible=True) as server:
+    server.answers = "ab"
+    print("answer:", program.run(backend=Dummy("one", **server.openai))["a"])
+    print("sent:", server.requests[-1].body["structured_outputs"])
+"""
+
+
+def check_a_provider(copy):
+    folder = "sglang_lite/lang/backend"
+    copy.append(f"{folder}/profiles/dummy.toml", PROFILE.format(name="dummy", like='like = "vllm"', facts="[]"))
+    copy.append(f"{folder}/dummy.py", BACKEND)
+    assert re.findall("answer: .*|sent: .*", copy.run("-c", ASKED)) == ["answer: ab", "sent: {'regex': '[ab]+'}"]
+    check_recipe(copy, "A remote backend", 2)
+    for name, facts in (("idle", "[]"), ("misspelt", '[{ source = "docs", takes = ["nothing"] }]')):
+        copy.append(f"{folder}/profiles/{name}.toml", PROFILE.format(name=name, like="", facts=facts))
+    failing = copy.failing("tests/lang/backends/test_profiles.py")
+    assert {name for name in failing if "dummy" in name} == set()
+    assert {name for name in failing if "idle" in name or "misspelt" in name} >= {
+        "test_every_fact_has_a_source_and_the_day_it_was_read[idle]",
+        "test_every_fact_has_a_source_and_the_day_it_was_read[misspelt]",
+    }
+
+
+# Of a template of its own, and of one that has none.
+TEMPLATE = """[dummy]
+turns.user = ["", ""]
+turns.assistant = ["x", ""]
+stop_str = ["B"]
+
+"""
+STOPPED = """
+import sglang_lite as sgl
+from sglang_lite.lang.backend.local import LocalBackend
+from sglang_lite.lang.chat_template import get_chat_template
+from tests.runtime.thinkers import thinker
+
+
+@sgl.function
+def program(s):
+    s += sgl.user("Hi") + sgl.assistant(sgl.gen("a"))
+
+
+with sgl.Engine.of(thinker("abcdefghij.", starts=False)) as engine:  # which says ABC
+    backend = LocalBackend(engine)
+    backend.chat_template = get_chat_template("dummy")
+    print("text:", program.run(backend=backend)["a"])
+"""
+
+
+def check_a_stop_string(copy):
+    table = "sglang_lite/lang/chat_templates.toml"
+    copy.insert(table, TEMPLATE, before="[default]")
+    assert "text: A\n" in copy.run("-c", STOPPED)
+    check_recipe(copy, "A chat template, or a stop string of one", 1)
+    copy.insert(table, 'stop_str = ["\\n\\nHuman:"]\n', before="\n[chatml]")
+    assert copy.failing("tests/lang/test_chat_templates.py") == {
+        "test_there_are_sglangs_27_names",
+        "test_stops_and_placeholders_are_the_models[claude]",
+    }
+
+
+def check_recipe(copy, name, count):
+    """The recipe says that it opens as many files as were opened, and names them."""
+    (recipe,) = re.findall(rf"^- \*{name}\*.*?(?=^- \*|\Z)", GUIDE, re.MULTILINE | re.DOTALL)
+    assert f"*{name}*, {count}" in recipe
+    assert len(copy.opened) == count <= MOST_FOR_OTHERS
+    named = {path.replace("dummy", "NAME").removeprefix("sglang_lite/") for path in copy.opened}
+    assert {path for path in named if f"`{path}`" not in recipe} == set()
+
+
+CHECKS = [check_a_sampling_parameter, check_a_family, check_a_kind_of_node, check_a_provider, check_a_stop_string]
+
+
+@pytest.mark.sampled(len(CHECKS))
+@pytest.mark.parametrize("check", CHECKS)
 def test_a_dummy_without_an_effect_is_found(check, tmp_path):
     check(PackageCopy(tmp_path))
 
