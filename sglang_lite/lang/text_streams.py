@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,12 +61,8 @@ def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
     if log is not None:
         if not log.closed:
             may_block(branch.run, "text_async_iter", user_location())
-        if name is None and branch.run.body_open and current_run.get() is branch.run:
-            raise ProgramError(
-                "the text ends when the program does, so the program can't wait for it.",
-                hint="Name a variable, or use text().",
-                where=user_location(),
-            )  # fmt: skip
+        if name is None:
+            _refuse_own_end(branch)
     variable = None if name is None else _find_streamed(state, name)
     log = _log_so_far(branch) if variable is None else variable.log
     if log is None:  # not streamed, set by hand, or joined
@@ -77,6 +74,16 @@ def pieces(state: ProgramState, name: VariableName | None) -> Iterator[str]:
             yield text
     if variable is None and state.streamed_body is not None:
         state.streamed_body.wait("text_async_iter")
+
+
+def _refuse_own_end(branch: Branch) -> None:
+    """Raises ProgramError if the body of a program would wait for the end of its own text."""
+    if branch.player.log is not None and branch.run.body_open and current_run.get() is branch.run:
+        raise ProgramError(
+            "the text ends when the program does, so the program can't wait for it.",
+            hint="Name a variable, or use text().",
+            where=user_location(),
+        )
 
 
 def _text_in(branch: Branch, variable: Variable) -> str:
@@ -143,6 +150,8 @@ async def apieces(state: ProgramState, name: VariableName | None, *, with_meta: 
     """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata. Implements
     `text_async_iter`."""
     branch = state.branch
+    if name is None and branch.run.body in (None, asyncio.current_task()):  # another task of the body may outlive it
+        _refuse_own_end(branch)
     with_meta = with_meta and name is not None
     log = _log_so_far(branch) if name is None else None
     if name is not None:

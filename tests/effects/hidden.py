@@ -29,7 +29,11 @@ DEADLINE_S = 300  # of one test
 _QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins are imported before a fork
 
 
-_CHECKS = re.compile(r"__init__|__post_init__|make|_?check\w*")  # functions that see the value all the same
+# Functions that see the value all the same: those that make and check the settings. What else is made of them is hidden.
+_CHECKS = re.compile(r"__init__|__post_init__|make|_?check\w*")
+_OF_SETTINGS = {"<string>", *(str(ROOT / "sglang_lite" / name) for name in (
+    "runtime/config.py", "runtime/config_checks.py", "server/settings.py",
+))}  # fmt: skip
 
 
 class _HiddenSetting:
@@ -46,7 +50,8 @@ class _HiddenSetting:
     def __get__(self, owner: Any, kind: type) -> object:
         if owner is None:
             return self
-        checked = _CHECKS.fullmatch(sys._getframe(1).f_code.co_name)
+        code = sys._getframe(1).f_code
+        checked = code.co_filename in _OF_SETTINGS and _CHECKS.fullmatch(code.co_name)
         return self._slot.__get__(owner, kind) if checked else self._default
 
     def __set__(self, owner: Any, value: object) -> None:

@@ -324,6 +324,24 @@ def test_the_body_itself_can_follow_a_variable_but_not_its_own_end():
     assert seen == ["one ", "two"]
 
 
+def test_nor_can_an_async_body_wait_for_its_own_end():
+    seen = []
+
+    @sgl.function
+    async def program(s):
+        s += sgl.gen("a")
+        async for piece in s.text_async_iter("a"):
+            seen.append(piece)
+        async for piece in s.text_async_iter():  # here
+            seen.append(piece)
+
+    state = program.run(stream=True, backend=Pieces("one ", "two"))
+    with pytest.raises(sgl.ProgramError, match="ends when the program does") as caught:
+        within(5, lambda: list(state.text_iter()))
+    assert caught.value.where.line == line_here(program)
+    assert seen == ["one ", "two"]
+
+
 # ------------------------------------------------------------------------------------------------------ values
 
 
