@@ -194,6 +194,12 @@ class _Positions:
         if len(rules) == 1 and all(shape in ruled or (shape.most is not None and shape.most < 2) for shape in arrays):
             return rules.pop()
         for shape in ruled:
+            if shape.unique_pointer is not None and len(ruled) == len(arrays):
+                raise ConstraintError(
+                    "json_schema: uniqueItems can't be enforced in alternatives of arrays with different items.",
+                    pointer=shape.unique_pointer,
+                    hint="Put the alternatives into `items`, with anyOf there, or set enforce='best_effort'.",
+                )
             if shape.unique_pointer is not None:
                 raise ConstraintError(
                     "json_schema: uniqueItems can't be enforced in only some of several alternatives of arrays.",

@@ -24,7 +24,7 @@ def run_again(branch: Branch, at: str, value: str | None) -> UserValue:
     if called is None:
         raise ProgramError(
             "this state has no program to run again.",
-            hint="Load it with sgl.load(path, program); its run's arguments must be plain data.",
+            hint="Load it with sgl.load(path, program, backend=…); its run's arguments must be plain data.",
             where=user_location(),
         )  # fmt: skip
     if not run.backend.capabilities.reads_prompts:
