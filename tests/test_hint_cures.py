@@ -100,6 +100,7 @@ def names(stack):
     }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning")  # left by mistakes
 @pytest.mark.parametrize("case", [pytest.param(each, id=f"{i}: {each['hint'][:50]}") for i, each in enumerate(CURES)])
 def test_what_a_hint_advises_works_after_the_mistake(case, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ tests/mistakes.toml has mistakes whose advice is carried out.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import sglang_lite as sgl
@@ -34,6 +35,7 @@ def written(node):
     return None
 
 
+@cache
 def trees():
     return {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
 

@@ -71,97 +71,72 @@ SEEN = {
     "server.log_level": "tests/server/sglang/test_server_args.py::test_requests_are_logged_by_a_server_and_not_by_an_engine",
     "server.log_format": "tests/server/test_operating.py::test_the_log_of_a_command_is_json_too_without_its_polls_of_other_servers",
     "server.metrics_names": "tests/server/test_metrics.py::test_names_of_vllm",
+    "engine.device": "tests/runtime/loading/test_device_properties.py::test_a_torch_for_cpus_beside_a_driver_is_said",
+    "engine.dist_init_addr": "tests/engine/test_nodes.py::test_replicas_of_two_nodes_answer_like_one_engine",
+    "engine.max_total_tokens": "tests/engine/test_setting_effects.py::test_a_cache_has_as_much_room_as_the_engine_is_told",
+    "engine.policy": "tests/engine/test_setting_effects.py::test_priorities_count_under_their_policy",
+    "engine.seed": "tests/engine/test_setting_effects.py::test_engines_of_a_seed_draw_the_same",
+    "engine.served_model_name": "tests/engine/test_setting_effects.py::test_an_engine_has_the_name_that_it_is_given",
+    "engine.step_tokens": "tests/engine/test_setting_effects.py::test_a_prompt_takes_as_many_steps_as_it_has_parts",
+    "server.allowed_host": "tests/server/test_guards.py::test_a_server_is_reached_by_address_and_by_its_own_names",
+    "server.api_key": "tests/server/test_guards.py::test_generating_for_health_needs_a_key",
+    "server.cache_salt_by_key": "tests/server/test_guards.py::test_a_key_reuses_its_own_prefixes_and_with_a_salt_no_others",
+    "server.grpc_port": "tests/server/test_grpc.py::test_what_gRPC_lacks_is_told_before_a_model_is_loaded",
+    "server.health_timeout_s": "tests/server/test_setting_effects.py::test_a_token_for_health_takes_as_long_as_the_server_says",
+    "server.host": "tests/server/test_app.py::test_a_server_that_strangers_can_use_warns",
+    "server.max_connections": "tests/server/test_connection.py::test_connections_over_a_limit_are_told_to_come_again",
+    "server.max_depth": "tests/server/test_setting_effects.py::test_a_body_may_be_nested_as_deeply_as_the_server_says",
+    "server.max_head_kb": "tests/server/test_setting_effects.py::test_a_head_may_be_as_long_as_the_server_says",
+    "server.max_header_lines": "tests/server/test_setting_effects.py::test_a_head_may_have_as_many_lines_as_the_server_says",
+    "server.max_open": "tests/server/test_bad_input.py::test_more_than_may_be_open_is_told_to_come_again",
+    "server.max_open_per_key": "tests/server/test_setting_effects.py::test_a_key_may_have_as_many_open_requests_as_the_server_says",
+    "server.max_stored_mb": "tests/server/openai/test_responses.py::test_events_count_for_the_room_of_the_store",
+    "server.max_stored_responses": "tests/server/test_setting_effects.py::test_as_many_responses_are_kept_as_the_server_says",
+    "server.media_url_max_total_mb": "tests/server/test_images.py::test_the_files_of_all_open_requests_are_bounded",
+    "server.program_max_branches": "tests/server/test_setting_effects.py::test_a_program_is_as_large_as_the_server_says",
+    "server.program_max_s": "tests/server/test_setting_effects.py::test_a_program_runs_as_long_as_the_server_says",
+    "server.program_max_tokens": "tests/server/test_setting_effects.py::test_a_program_is_as_large_as_the_server_says",
+    "server.ssl_certfile": "tests/server/test_setting_effects.py::test_a_certificate_is_spoken_with",
+    "server.tool_call_parser": "tests/server/test_setting_effects.py::test_calls_have_the_format_that_the_server_says",
 }
 
-# Settings without such a test so far. The list may only become shorter. Some take effect where another process, machine
-# or GPU is needed, or before an engine starts; of others no short test that names them fails.
+# Settings without such a test so far, with the reason. The list may only become shorter.
 UNSEEN = {
-    "engine.model",
-    "engine.revision",
-    "engine.model_impl",
-    "engine.remote_instance_weight_loader_seed_instance_ip",
-    "engine.remote_instance_weight_loader_seed_instance_service_port",
-    "engine.remote_instance_weight_loader_send_weights_group_ports",
-    "engine.remote_instance_weight_loader_backend",
-    "engine.load_threads",
-    "engine.skip_tokenizer_init",
-    "engine.served_model_name",
-    "engine.special_tokens_in_roles",
-    "engine.device",
-    "engine.load_balance_method",
-    "engine.dtype",
-    "engine.kv_dtype",
-    "engine.max_total_tokens",
-    "engine.mem_fraction",
-    "engine.max_running",
-    "engine.max_queued",
-    "engine.step_tokens",
-    "engine.image_cache_mb",
-    "engine.policy",
-    "engine.eviction",
-    "engine.cpu_offload_gb",
-    "engine.offload_group_size",
-    "engine.enable_memory_saver",
-    "engine.enable_weights_cpu_backup",
-    "engine.refuse_while_asleep",
-    "engine.enable_hierarchical_cache",
-    "engine.hicache_size",
-    "engine.hicache_storage_max_gb",
-    "engine.overlap",
-    "engine.jump_forward",
-    "engine.draft_capacity",
-    "engine.enable_lora",
-    "engine.compile_timeout_s",
-    "engine.compile_memory_mb",
-    "engine.cuda_graphs",
-    "engine.compile_processes",
-    "engine.threads",
-    "engine.tp_size",
-    "engine.enable_dp_attention",
-    "engine.ep_num_redundant_experts",
-    "engine.init_expert_location",
-    "engine.enable_eplb",
-    "engine.eplb_algorithm",
-    "engine.eplb_rebalance_num_iterations",
-    "engine.nnodes",
-    "engine.node_rank",
-    "engine.dist_init_addr",
-    "engine.dist_timeout",
-    "engine.disable_custom_all_reduce",
-    "engine.use_ray",
-    "engine.seed",
-    "engine.in_process",
-    "engine.restart",
-    "engine.stall_timeout_s",
-    "engine.stream_interval_s",
-    "engine.log_level",
-    "server.host",
-    "server.grpc_port",
-    "server.api_key",
-    "server.allowed_host",
-    "server.cache_salt_by_key",
-    "server.tool_call_parser",
-    "server.stream_interval_ms",
-    "server.max_depth",
-    "server.max_head_kb",
-    "server.max_header_lines",
-    "server.max_connections",
-    "server.body_processes",
-    "server.allowed_media_domains",
-    "server.media_url_max_file_size_mb",
-    "server.media_url_max_total_mb",
-    "server.max_open",
-    "server.max_open_per_key",
-    "server.program_max_tokens",
-    "server.program_max_branches",
-    "server.program_max_s",
-    "server.max_stored_responses",
-    "server.max_stored_mb",
-    "server.health_timeout_s",
-    "server.drain_s",
-    "server.ssl_certfile",
-    "server.ssl_keyfile",
-    "server.ssl_keyfile_password",
-    "server.enable_trace",
-    "server.otlp_traces_endpoint",
+    name: reason
+    for reason, names in {
+        "another process or machine is needed, which a hidden setting cannot be told of": """
+            engine.remote_instance_weight_loader_seed_instance_ip
+            engine.remote_instance_weight_loader_seed_instance_service_port
+            engine.remote_instance_weight_loader_send_weights_group_ports
+            engine.remote_instance_weight_loader_backend engine.nnodes engine.node_rank engine.dist_timeout
+            engine.use_ray engine.restart engine.stall_timeout_s engine.stream_interval_s engine.in_process
+            engine.load_balance_method server.enable_trace server.otlp_traces_endpoint server.drain_s
+            server.body_processes
+        """,
+        "several ranks or a GPU is needed": """
+            engine.tp_size engine.enable_dp_attention engine.ep_num_redundant_experts engine.init_expert_location
+            engine.enable_eplb engine.eplb_algorithm engine.eplb_rebalance_num_iterations
+            engine.disable_custom_all_reduce engine.cuda_graphs engine.cpu_offload_gb engine.offload_group_size
+            engine.mem_fraction engine.kv_dtype
+        """,
+        "it names or shapes what is loaded: all tests of the engine would fail, or a file of its own is needed": """
+            engine.model engine.revision engine.model_impl engine.dtype engine.skip_tokenizer_init
+            engine.special_tokens_in_roles server.ssl_keyfile server.ssl_keyfile_password
+            server.allowed_media_domains server.media_url_max_file_size_mb
+        """,
+        "it changes times or memory alone, never an answer": """
+            engine.load_threads engine.threads engine.overlap engine.jump_forward engine.draft_capacity
+            engine.image_cache_mb engine.eviction engine.compile_timeout_s engine.compile_memory_mb
+            engine.compile_processes engine.hicache_size engine.hicache_storage_max_gb
+            engine.enable_hierarchical_cache engine.max_running engine.max_queued server.stream_interval_ms
+        """,
+        "tests that see it need a model whose memory can be given back": """
+            engine.enable_memory_saver engine.enable_weights_cpu_backup engine.refuse_while_asleep
+            engine.enable_lora
+        """,
+        "it changes what is printed": """
+            engine.log_level
+        """,
+    }.items()
+    for name in names.split()
 }
