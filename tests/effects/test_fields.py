@@ -29,7 +29,7 @@ def test_every_field_has_a_case_or_is_listed():
     assert not seen & NOT_SEEN.keys()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "field", "case"), ALL)
 def test_a_field_has_an_effect_and_none_while_it_is_hidden(name, field, case, servers):
     url, door = servers(case.server), DOORS[name]
