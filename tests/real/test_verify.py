@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from tests.real.conftest import file_of
-from tests.real.fetch import real_models
+from tests.real.fetch import gguf_models
 
 
-@pytest.mark.parametrize("name", real_models())
+@pytest.mark.parametrize("name", gguf_models())
 def test_nothing_is_wrong_with_a_model(name):
     """Its report stays beside the models, in `reports`."""
     report = file_of(name).parent / "reports" / f"{name}.json"
