@@ -1,5 +1,5 @@
-"""Real models for tests, from the folder that SGLANG_LITE_REAL_MODELS names; `make test-real` sets it. Without it nothing here
-is collected, so `make test` fetches and runs none of them."""
+"""Real models and sounds for tests, from the folder that SGLANG_LITE_REAL_MODELS names; `make test-real` sets it. Without it nothing
+here is collected, so `make test` fetches and runs none of them."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ collect_ignore_glob = [] if FOLDER else ["test_*.py"]
 
 
 def file_of(name: str) -> Path:
-    """Returns the path of a model's file, which `tests.real.fetch` has put there."""
+    """Returns the path of a file of `pieces.json`, which `tests.real.fetch` has put there."""
     return Path(FOLDER).absolute() / real_files()[name].file
 
 
