@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoTokenizer
 
 import sglang_lite as sgl
 from tests.real.conftest import file_of
-from tests.real.convert_e5 import convert
+from tests.real.convert_e5 import convert, decode_q4_0
 
 ANSWERS = {
     "How do I get to the island?": "The ferry to the island leaves every hour from the old harbour.",
@@ -41,6 +43,14 @@ def folder() -> Iterator[Path]:
 def engine(folder: Path) -> Iterator[sgl.Engine]:
     with sgl.Engine(folder, device="cpu", dtype="float32", in_process=True) as engine:
         yield engine
+
+
+def test_blocks_of_four_bits_are_read_as_the_gguf_package_reads_them() -> None:
+    random = np.random.default_rng(0)
+    scales = random.normal(0, 0.1, (64, 1)).astype(np.float16).view(np.uint8)
+    data = np.hstack((scales, random.integers(0, 256, (64, 16), np.uint8)))
+    expected = dequantize(data, GGMLQuantizationType.Q4_0)
+    np.testing.assert_array_equal(decode_q4_0(data.reshape(-1)).reshape(-1), expected.reshape(-1))
 
 
 def vectors(engine: sgl.Engine, texts: list[str]) -> NDArray[np.float64]:
