@@ -25,6 +25,7 @@ _GET = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
 _POST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 _PART = b"a" * 65536
+_LONG_QUERY = b"GET /version?%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % b"&".join(b"%d" % i for i in range(11_000))
 _OF_ADDRESS = 250
 _CHAT = "chats"
 _CHATS = 2  # at once
@@ -68,8 +69,8 @@ ATTACKS: dict[str, Callable[[], AsyncIterator[bytes]]] = {
     "extension": lambda: _endless(_CHUNKED + b"1;", _PART),
     "body": lambda: _endless(_POST + b"Content-Length: 1000000000000\r\n\r\n", _PART),
     "chunks": lambda: _endless(_CHUNKED, b"1\r\na\r\n" * 10_000),
-    "pipeline": lambda: _endless(b"", b"GET /ping HTTP/1.1\r\n\r\n" * 1000),
-    "query": lambda: _once(b"GET /version?" + b"&".join(b"%d" % i for i in range(11_000)) + b" HTTP/1.1\r\n\r\n"),
+    "pipeline": lambda: _endless(b"", (_GET + b"\r\n") * 1000),
+    "query": lambda: _once(_LONG_QUERY),
     "slow": lambda: _slowly(_GET * 100),
     "half": lambda: _once(_GET),
     "idle": lambda: _once(b""),

@@ -12,9 +12,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from sglang_lite.protocol import OverloadedError, SglError, WireError
+from sglang_lite.protocol import OverloadedError, ParameterError, SglError, WireError
 from sglang_lite.server.errors import (
     LargeHeadersError,
     LongUrlError,
@@ -26,14 +27,44 @@ from sglang_lite.server.errors import (
     status_of,
 )
 from sglang_lite.server.settings import ServerSettings
+from sglang_lite.server.unread_client import UnreadClient
 
-_MAX_QUEUED: Final = 16  # requests that a client sends ahead of their answers
+_MAX_QUEUED: Final = 16  # requests that wait for their turn on a connection before it is read no further
+_PIECE: Final = 4096  # bytes that are parsed before the queue is looked at again; they hold at most 160 requests
 _MAX_PARTS: Final = 1000  # chunks of a body; more need `_MIN_PART` bytes on average, as each takes the same time
 _MIN_PART: Final = 64
 
 
+class _Reading(FlowControl):
+    """uvicorn's flow control, which reads nothing while a connection has data that is not to be parsed yet."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._transport, self._is_held = transport, False
+
+    def hold(self) -> None:
+        """Stops reading until `release`, also if something else resumed it."""
+        self._is_held = True
+        self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Reads again, unless uvicorn has paused it."""
+        self._is_held = False
+        if not self.read_paused:
+            self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
+
+
 class ClientConnection(HttpToolsProtocol):
     """Connection of a client, closed if the client exceeds a limit.
+
+    A client may send any number of requests ahead of their answers: while some wait for their turn, it is read no
+    further. One that ends its side of the connection gets the answers to what it has sent.
 
     Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn notifies only the last
     one, and the one being answered would run to its end.
@@ -60,13 +91,19 @@ class ClientConnection(HttpToolsProtocol):
         self._parts = self._size = 0  # of its body so far: parts that the parser has passed on, and their bytes
         self._unparsed = 0  # bytes that the parser has kept to itself
         self._begun = self._in_body = False  # of the request that is being read
+        self._hosts = 0  # header lines `Host` of that head
         self._refused: SglError | None = None  # why the parser was stopped
+        self._last_answer: SglError | None = None  # sent when all requests before have their answers
+        self._held = memoryview(b"")  # data that is parsed when there is room for requests
+        self._ended = False  # by the client, on its side
         self._timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         super().connection_made(transport)
+        self.flow = self._reading = _Reading(transport)
+        self._unread = UnreadClient(transport, self.flow, self._waits_for_an_answer)
         self._address = self.client[0] if self.client else ""
         self._clients[self._address] += 1
         settings = self._settings
@@ -81,6 +118,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._unread.stop()
+        self._held = memoryview(b"")
         self._clients[self._address] -= 1
         if not self._clients[self._address]:
             del self._clients[self._address]
@@ -90,19 +129,71 @@ class ClientConnection(HttpToolsProtocol):
             each.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_answer is not None:
             return
-        self._unparsed += len(data)
-        super().data_received(data)
-        if self._unparsed > self._most:
-            self._refuse(self._too_large())
-        elif self._timer is None and (self._in_body or not self._answering):
+        self._held = memoryview(bytes(self._held) + data if self._held else data)
+        self._parse_held()
+
+    def _parse_held(self) -> None:
+        """Parses data piece by piece while there is room for requests, and reads on when none is left."""
+        while self._held and len(self.pipeline) < _MAX_QUEUED:
+            piece = self._held[:_PIECE]
+            self._held = self._held[_PIECE:]
+            self._unparsed += len(piece)
+            super().data_received(piece)  # type: ignore[arg-type] # the parser takes any buffer
+            if self._unparsed > self._most:
+                self._refuse(self._too_large())
+            if self.transport.is_closing() or self._last_answer is not None:
+                self._held = memoryview(b"")
+                return
+        if self._held:
+            self._reading.hold()
+            self._unread.watch()
+            return
+        self._unread.stop()
+        self._reading.release()
+        if self._timer is None and (self._in_body or not self._answering):
             self._set_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._timer is None and self._begun and not self._answering:  # the next head has come in part
+        if self.transport.is_closing():
+            return
+        if self._held:
+            self._parse_held()
+        elif self._ended or self._last_answer is not None:
+            self._finish()
+        elif self._timer is None and self._begun and not self._answering:  # the next head has come in part
             self._set_timer()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
+        """Keeps the connection of a client that has ended its side, until it has its answers."""
+        if self._begun and self._last_answer is None:
+            self._refuse(WireError("the client has ended the connection in the middle of a request."))
+        has_half_ends = UnreadClient.is_supported() and self.scheme == "http"  # TLS ends as a whole
+        if self.transport.is_closing() or not self._due() or not has_half_ends:
+            return None
+        self._ended = True
+        self._cancel_timer()
+        self._finish()
+        return True
+
+    def _finish(self) -> None:
+        """Goes on towards the end of a connection on which nothing more is read."""
+        if self._due():
+            self._unread.watch()
+        elif self._last_answer is not None:
+            self._refuse(self._last_answer)
+        else:
+            self.transport.close()
+
+    def _waits_for_an_answer(self) -> bool:
+        current = next(iter(self._due()), None)
+        return current is not None and current.scope["http_version"] == "1.1" and not current.response_started
+
+    def _due(self) -> list[RequestResponseCycle]:
+        """Requests without a whole answer, in order."""
+        return [each for each in self._requests if not each.response_complete]
 
     @property
     def _answering(self) -> bool:
@@ -111,7 +202,7 @@ class ClientConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------- the parser's callbacks
 
     def on_message_begin(self) -> None:
-        self._head = self._lines = self._parts = self._size = 0
+        self._head = self._lines = self._parts = self._size = self._hosts = 0
         self._begun = True
         super().on_message_begin()
 
@@ -131,12 +222,13 @@ class ClientConnection(HttpToolsProtocol):
         if self._lines > self._settings.max_header_lines:
             told = f"the request has more than {self._settings.max_header_lines:,} header lines."
             raise self._stop(LargeHeadersError(told, hint="Send fewer, or raise max_header_lines."))
+        self._hosts += not self._in_body and name.lower() == b"host"
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= _MAX_QUEUED:
-            told = f"{_MAX_QUEUED} requests wait for their turn on this connection."
-            raise self._stop(RateLimitError(told, hint="Read the answers first."))
+        if self._hosts > 1 or (not self._hosts and self.parser.get_http_version() == "1.1"):  # RFC 9112, 3.2
+            told = f"the request has {self._hosts or 'no'} header lines `Host`."
+            raise self._stop(ParameterError("Host", told, hint="Send one, with the name of the server."))
         self._cancel_timer()
         self._unparsed = 0
         self._in_body = True
@@ -201,11 +293,19 @@ class ClientConnection(HttpToolsProtocol):
         self._refuse(self._refused or WireError(msg))
 
     def _refuse(self, error: SglError) -> None:
-        """Answers the request that is being read with an error, and closes. Only closes if it has an answer, or if an
-        earlier one has none: the error would be taken for that, or for a part of it."""
+        """Answers the request that is being read with an error, and closes. Requests before it are answered first. Only
+        closes if its own answer has begun: the error would be taken for a part of that."""
         present = self.cycle if self._in_body else None
-        due = [each for each in self._requests if each is not present and not each.response_complete]
-        if not (due or (present and present.response_started) or self.transport.is_closing()):
+        if any(each is not present for each in self._due()):
+            self._last_answer = error
+            self._in_body = False
+            if present is not None and self.pipeline and self.pipeline[0][0] is present:  # it never begins
+                self.pipeline.popleft()
+                self._requests.remove(present)
+            self._reading.hold()
+            self._unread.watch()
+            return
+        if not ((present and present.response_started) or self.transport.is_closing()):
             status, body = status_of(error).status, msgspec.json.encode(content_of(error, "native"))
             lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
             lines += [f"{name}: {value}" for name, value in headers_of(error).items() if name != "connection"]

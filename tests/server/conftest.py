@@ -31,20 +31,25 @@ SETTINGS = dict(dtype="float32", max_running=8, max_total_tokens=16384, threads=
 
 
 class Running:
-    """A server that listens on a thread of its own."""
+    """A server that listens on a thread of its own, whose event loop `loop_factory` makes."""
 
-    def __init__(self, engine, token="", tracer=None, **settings):
+    def __init__(self, engine, token="", tracer=None, loop_factory=None, **settings):
         told = ServerSettings(**settings)
         self.app = application(engine, told, token, tracer)
         self._server = HttpServer(self.app, told)
         # However slow this machine is, no connection is closed that a client would use again.
         self._server.config.timeout_keep_alive = 600
-        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
+        self._loop_factory = loop_factory
+        self._thread = threading.Thread(target=self._run)
         self._listening = threading.Event()
         self._thread.start()
         assert self._listening.wait(60)
         port = self._server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
+
+    def _run(self):
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            runner.run(self._serve())
 
     async def _serve(self):
         config = self._server.config

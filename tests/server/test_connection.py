@@ -1,17 +1,21 @@
 """A connection without a key makes the server keep little, and wait for nothing for long."""
 
+import asyncio
 import contextlib
 import json
+import re
 import socket
 import tracemalloc
 from functools import partial
 
 import httpx2
 import pytest
+import uvloop
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.server.settings import ServerSettings
-from tests.server.conftest import serving
+from tests.server.conftest import Running, serving
+from tests.server.scripted import Scripted
 from tests.waiting import until
 
 KEY = ("secret",)  # which no request here has
@@ -192,16 +196,134 @@ def test_a_body_of_tiny_chunks_is_refused(engine, locked):
         assert b"HTTP/1.1" not in rest(connection)
 
 
-def test_requests_sent_ahead_without_end_are_closed(locked):
-    with connected(locked) as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
-        for _ in range(10_000):
-            connection.sendall(POST + b"\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 1000)
+def numbered(number, method=b"GET", path=b"/ping"):
+    """A request that is refused without a key, or not; its answer has its number."""
+    return b"%b %b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: n%d\r\n\r\n" % (method, path, number)
 
 
-def test_a_request_behind_another_that_is_answered_does_not_write_into_the_answer(locked):
-    answer = answered(locked, GET + b"\r\n" + GET + b"X: y\r\n" * 200 + b"\r\n")
-    assert answer == b"" or answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 431"))
-    assert answer.count(b"HTTP/1.1") <= 2
+def numbers(answers):
+    return [int(part.partition(b"\r")[0]) for part in answers.split(b"x-request-id: n")[1:]]
+
+
+@pytest.mark.parametrize("count", [18, 500])
+def test_all_requests_that_are_sent_ahead_are_answered_in_order(locked, count):
+    line = b"".join(numbered(each, path=b"/ping" if each % 3 else b"/version") for each in range(count))
+    answers = answered(locked, line + GET + b"Connection: close\r\n\r\n")
+    assert numbers(answers) == list(range(count))
+    assert answers.count(b"HTTP/1.1 401") == (count + 2) // 3
+    assert answers.count(b"HTTP/1.1") == count + 1
+
+
+def test_bodies_that_are_sent_ahead_are_read_whole(engine):
+    body = json.dumps({"text": "a" * 9000}).encode()
+    post = b"POST /separate_reasoning HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+    texts = [json.dumps({"text": f"{each:05}" * 2000, "reasoning_parser": "qwen3"}).encode() for each in range(60)]
+    line = b"".join(post % (len(each), each) for each in texts)
+    assert len(body) > 4096
+    with serving(engine) as url:
+        answers = answered(url, line + GET + b"Connection: close\r\n\r\n")
+    for each in range(60):
+        assert answers.count(f"{each:05}".encode() * 2000) == 1
+    assert answers.count(b"HTTP/1.1 200") == 61
+
+
+def test_requests_sent_ahead_by_who_reads_no_answers_take_no_memory(locked):
+    """They wait where they are: the client is read no further until it reads."""
+    line = b"".join(numbered(each, path=b"/openapi.json") for each in range(100_000))
+    tracemalloc.start()
+    with connected(locked) as connection:
+        connection.setblocking(False)
+        sent = 0
+
+        def is_full():
+            nonlocal sent
+            before = sent
+            with contextlib.suppress(BlockingIOError):
+                while sent < len(line):
+                    sent += connection.send(line[sent : sent + 65536])
+            return sent == before and httpx2.get(f"{locked}/ping").status_code == 200
+
+        until(lambda: all(is_full() for _ in range(20)))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sent < len(line)
+        assert most < 32_000_000
+        connection.settimeout(60)
+        answers = b""
+        while len(numbers(answers)) < 50:
+            answers += connection.recv(1 << 20)
+        assert numbers(answers)[:50] == list(range(50))
+
+
+def test_a_bad_request_behind_others_is_told_so_after_their_answers(locked):
+    for bad, status in ((GET + b"X: y\r\n" * 200, b"431"), (b"GET / HTTP/1.1\r\n", b"400"), (b"what\r\n", b"400")):
+        answers = answered(locked, b"".join(map(numbered, range(30))) + bad + b"\r\n" + numbered(99))
+        assert numbers(answers) == list(range(30))
+        assert answers.count(b"HTTP/1.1") == 31
+        assert refused(answers[answers.rindex(b"HTTP/1.1") :], int(status))
+
+
+@pytest.mark.parametrize("hosts", [0, 2])
+def test_a_request_has_one_host(locked, hosts):
+    """RFC 9112, 3.2."""
+    head = b"GET /ping HTTP/1.1\r\n" + b"Host: localhost\r\n" * hosts
+    assert f"{hosts or 'no'} header lines `Host`" in refused(answered(locked, head + b"\r\n"), 400)
+    assert answered(locked, b"GET /ping HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+LONG = {"text": "a", "sampling_params": {"max_new_tokens": 300, "temperature": 0, "ignore_eos": True}}
+
+
+def posted(body, version=b"1.1"):
+    content = json.dumps(body).encode()
+    head = b"POST /generate HTTP/%b\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % (version, len(content)) + content
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_client_that_ends_its_side_gets_its_answers(engine, loop):
+    running = Running(engine, loop_factory=loop)
+    try:
+        for sent, count in (
+            (posted(LONG), 1), (posted({**LONG, "stream": True}), 1), (posted(LONG, b"1.0"), 1),
+            (posted(LONG) + GET + b"\r\n", 2), ((GET + b"\r\n") * 40 + posted(LONG), 41),
+        ):  # fmt: skip
+            with connected(running.url) as connection:
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                answers = rest(connection)
+            assert answers.count(b"HTTP/1.1 200") == count
+            assert b'"completion_tokens":300' in answers
+            assert set(re.findall(rb"HTTP/1.1 (\d+) ", answers)) <= {b"200", b"100"}  # the second is interim
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("ahead", [0, 30, 1000])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_client_that_leaves_ends_its_request(engine, loop, ahead):
+    fake = Scripted(engine, ["a"], endless=True)
+    running = Running(fake, loop_factory=loop)
+    try:
+        with connected(running.url) as connection:
+            connection.sendall(posted(LONG) + (GET + b"\r\n") * ahead)
+            until(lambda: len(fake.submitted) == 2)  # one is the server's own, as it starts
+        until(lambda: fake.submitted[-1].aborted)
+    finally:
+        running.stop()
+
+
+def test_a_client_that_ends_its_side_within_a_request_is_told_so(locked):
+    for begun in (GET, POST + b"Content-Length: 9\r\n\r\n{", POST + CHUNKED):
+        for before in (0, 3):
+            with connected(locked) as connection:
+                connection.sendall(b"".join(map(numbered, range(before))) + begun)
+                connection.shutdown(socket.SHUT_WR)
+                answers = rest(connection)
+            assert numbers(answers)[:before] == list(range(before))
+            assert answers[answers.rindex(b"HTTP/1.1") :].startswith((b"HTTP/1.1 400", b"HTTP/1.1 401"))
+            assert len(re.findall(rb"HTTP/1.1 [24]", answers)) == before + 1  # 100 is an interim answer
 
 
 @pytest.mark.parametrize("name", ["max_head_kb", "max_header_lines", "head_timeout_s", "body_timeout_s",
