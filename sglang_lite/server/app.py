@@ -27,6 +27,7 @@ from sglang_lite.server.endpoint import UNUSED, AccessControl, Endpoint, refusal
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.http_server import HttpServer
+from sglang_lite.server.request_metrics import OTHER_ROUTE
 from sglang_lite.server.request_spans import exported
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
@@ -146,6 +147,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = absent
     request_id = request_id_of(request)
     response = refusal(refused, _protocol(path), request_id)
+    request.app.state.service.metrics.responded(OTHER_ROUTE, request.method, response.status_code, "")
     response.headers.update({**(error.headers or {}), "x-request-id": request_id})
     return response
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import Context, ContextVar, copy_context
@@ -41,6 +40,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.requests.output_builder import Event
 from sglang_lite.server.sglang.request import NativeRequest
 from sglang_lite.server.sglang.run import NativeRun
+from sglang_lite.server.tenants import own_name
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Owned:
 
     Attributes:
         key: API key of the HTTP request that submitted it; "" if none is required.
-        rids: names of its requests.
+        rids: names of its requests, of which another key may have the same.
     """
 
     key: str
@@ -94,14 +94,15 @@ class AsyncEngine:
         return len(self._open)
 
     def abort(self, rid: str, key: str | None) -> None:
-        """Aborts the request with the name `rid`, unless it has ended or isn't the key's.
+        """Aborts the request that a key has named `rid`, unless it has ended.
 
         Args:
-            key: API key whose requests may be aborted; None for any.
+            key: API key whose request is aborted; None for those of this name of all keys.
         """
-        if key is None or any(each.key == key and rid in each.rids for each in self._open.values()):
-            with contextlib.suppress(ParameterError):  # the request has ended
-                self.engine.abort(rid)
+        for owned in list(self._open.values()):
+            if rid in owned.rids and key in (None, owned.key):
+                with contextlib.suppress(ParameterError):  # the request has ended
+                    self.engine.abort(own_name(owned.key, rid))
 
     def abort_all(self, key: str | None) -> None:
         """Aborts all open requests and programs of a key; None for those of all keys."""
@@ -118,7 +119,7 @@ class AsyncEngine:
         """
         events: _EventQueue[Event] = _EventQueue(self._relay)
         remaining = request.samples
-        with self._ends(await self._submit(request, events), events, (request.rid,)):
+        with _telling_names((request.rid,)), self._ends(await self._submit(request, events), events, (request.rid,)):
             while remaining:
                 batch: list[Delta | Generation] = []
                 failed: SglError | None = None
@@ -160,9 +161,10 @@ class AsyncEngine:
                 self._relay.flush()
 
         request = replace(request, calls=[self._salted(call) for call in request.calls])
-        start = partial(NativeRun, self.engine.core, post, request, self._relay.flush)
-        running = await _submitted(start, sum(_length(call.prompt) for call in request.calls))
-        with self._ends(running, events, [call.rid for call in request.calls]):
+        name, rids = partial(own_name, key_in_use.get()), [call.rid for call in request.calls]
+        start = partial(NativeRun, self.engine.core, post, request, self._relay.flush, name)
+        length = sum(_length(call.prompt) for call in request.calls)
+        with _telling_names(rids), self._ends(await _submitted(start, length), events, rids) as running:
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
@@ -222,7 +224,10 @@ class AsyncEngine:
                     yield batch
 
     async def _submit(self, request: Submission, events: _EventQueue[Any]) -> Ticket:
-        submit = partial(self.engine.core.submit, self._salted(request), events.put, self._relay.flush)
+        request = self._salted(request)
+        if isinstance(request, GenerateRequest) and request.rid is not None:
+            request = replace(request, rid=own_name(key_in_use.get(), request.rid))
+        submit = partial(self.engine.core.submit, request, events.put, self._relay.flush)
         return await _submitted(submit, _length(request.prompt))
 
     def _salted(self, request: S) -> S:
@@ -230,7 +235,7 @@ class AsyncEngine:
         key = key_in_use.get()
         if not self._apart or not key:
             return request
-        namespace = f"{hashlib.sha256(key.encode()).hexdigest()} {request.namespace}"
+        namespace = own_name(key, request.namespace)
         change: Any = replace if isinstance(request, GenerateRequest) else msgspec.structs.replace
         salted: S = change(request, namespace=namespace)
         return salted
@@ -275,6 +280,19 @@ class AsyncEngine:
         finally:
             del self._open[submitted]
             submitted.abort()
+
+
+@contextlib.contextmanager
+def _telling_names(rids: Iterable[str | None]) -> Iterator[None]:
+    """Context in which an error about the engine's name of a request tells its client's, one of `rids`, instead."""
+    try:
+        yield
+    except ParameterError as error:
+        key = key_in_use.get()
+        for rid in rids:
+            if rid is not None and error.parameter == "rid" and own_name(key, rid) in str(error):
+                raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.") from None
+        raise
 
 
 def _is_aborted(event: ProgramEvent) -> bool:

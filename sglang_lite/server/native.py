@@ -178,7 +178,7 @@ async def _in_session(
         raise ParameterError("session_params", "a session takes texts, no images.", hint="Leave it out.")
     ids: Any = checked.prompt
     prompt = session.begin(only.rid, list(ids), given, engine.tokenizer.bos_id)
-    whole = replace(request, calls=[replace(only, prompt=prompt, session=given.id)])
+    whole = replace(request, calls=[replace(only, prompt=prompt, session=session.own_name)])
     return noted(session, only.rid, service.async_engine.generate_native(whole))
 
 
@@ -469,8 +469,8 @@ async def open_session(service: Service, call: HttpRequest) -> Response:
 async def close_session(service: Service, call: HttpRequest) -> Response:
     """Closes a session, and aborts its requests."""
     id = (await read_record(service, call, CLOSE_SESSION)).session_id
-    service.sessions.close(call.key, id)
-    await asyncio.wrap_future(service.engine.core.ask(EndSession(id)))
+    session = service.sessions.close(call.key, id)
+    await asyncio.wrap_future(service.engine.core.ask(EndSession(session.own_name)))
     return Response(status_code=200)
 
 

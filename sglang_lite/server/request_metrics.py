@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -35,6 +35,7 @@ _TEXTS = {
     "first": "from submission to the first token", "between": "between two tokens, the mean of a generation",
     "whole": "from submission to the end",
 }  # fmt: skip
+OTHER_ROUTE: Final = "other"  # label of paths and methods that are not there, which anybody may invent
 _FAST = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 

@@ -76,7 +76,7 @@ class Service:
         self.started = time.time()
         self.programs: dict[str, Any] = {}
         self.texts = KnownTexts()
-        self.sessions = Sessions(partial(self.async_engine.abort, key=None))
+        self.sessions = Sessions(self.async_engine.abort)
         self.reader_pool = ReaderPool(settings.body_processes, partial(ModelFacts.of, engine, settings))
         self.images = ImageFetcher(settings, lambda prompt: engine.core.builder.check_images(prompt))
         self.sounds = SoundDecoder()

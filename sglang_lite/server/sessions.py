@@ -14,6 +14,7 @@ from sglang_lite.protocol import OverloadedError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.server.errors import NotFoundError
+from sglang_lite.server.tenants import own_name
 
 MAX_SESSIONS: Final = 4096
 
@@ -61,14 +62,13 @@ class Session:
     """Requests of a session by name.
 
     Args:
-        id: name of the session.
-        key: API key of its client.
+        own_name: name by which the engine knows the session.
         capacity: maximum number of tokens of a prompt.
-        abort: aborts a request by its name.
+        abort: aborts a request of the session's client by its name.
     """
 
-    def __init__(self, id: str, key: str, capacity: int, abort: Callable[[str], object]) -> None:
-        self.id, self.key, self._capacity, self._abort = id, key, capacity, abort
+    def __init__(self, own_name: str, capacity: int, abort: Callable[[str], object]) -> None:
+        self.own_name, self._capacity, self._abort = own_name, capacity, abort
         self._turns: dict[str, _Turn] = {}
 
     def begin(self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None) -> list[int]:
@@ -128,41 +128,43 @@ class Sessions:
     """Open sessions of a server.
 
     Args:
-        abort: aborts a request by its name.
+        abort: aborts a request by its name and the API key of its client.
     """
 
-    def __init__(self, abort: Callable[[str], object]) -> None:
+    def __init__(self, abort: Callable[[str, str], object]) -> None:
         self._abort = abort
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, Session] = {}  # by `own_name`
 
     def open(self, key: str, request: OpenSession) -> str:
-        """Opens a session. Returns its name.
+        """Opens a session of a client, whose API key is `key`. Returns its name.
 
         Raises:
-            ParameterError: the name is taken, or the capacity is none.
+            ParameterError: the client has a session of this name, or the capacity is none.
             OverloadedError: too many sessions are open.
         """
         if request.capacity_of_str_len < 1:
             raise ParameterError("capacity_of_str_len", f"{request.capacity_of_str_len} is less than 1.")
         id = request.session_id or random_id()
-        if id in self._open:
+        name = own_name(key, id)
+        if name in self._open:
             raise ParameterError("session_id", f"a session {id[:60]!r} is open already.")
         if len(self._open) >= MAX_SESSIONS:
             raise OverloadedError(f"{MAX_SESSIONS:,} sessions are open.", hint="Close some: POST /close_session.")
-        self._open[id] = Session(id, key, request.capacity_of_str_len, self._abort)
+        self._open[name] = Session(name, request.capacity_of_str_len, lambda rid: self._abort(rid, key))
         return id
 
     def of(self, key: str, id: str) -> Session:
         """Session of a client. Raises NotFoundError if it has none of the name."""
-        session = self._open.get(id)
-        if session is None or session.key != key:
+        session = self._open.get(own_name(key, id))
+        if session is None:
             raise NotFoundError(f"no session {id[:60]!r} is open.", hint="Open one: POST /open_session.")
         return session
 
-    def close(self, key: str, id: str) -> None:
-        """Closes a session, and aborts its requests. Raises NotFoundError if it is not open."""
-        self.of(key, id).close()
-        del self._open[id]
+    def close(self, key: str, id: str) -> Session:
+        """Closes a session, aborts its requests, and returns it. Raises NotFoundError if it is not open."""
+        session = self.of(key, id)
+        session.close()
+        return self._open.pop(session.own_name)
 
 
 async def noted(

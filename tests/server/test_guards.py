@@ -191,6 +191,45 @@ def test_a_tenant_ends_no_request_of_another(engine, path, what, who):
         assert open_requests() == 0
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+def test_the_name_of_a_request_is_its_tenants_own(engine, path):
+    def post(key, path, body):
+        return httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=60)
+
+    with serving(engine, api_key=("mine", "other"), admin_api_key="root") as url:
+        headers = {"x-api-key": "mine"}
+        with httpx2.stream("POST", f"{url}{path}", json=DOORS[path], headers=headers, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            short = {"text": "b", "rid": "mine", "sampling_params": {"max_new_tokens": 3}}
+            taken = post("other", "/generate", short)
+            assert (taken.status_code, taken.json()["meta_info"]["id"]) == (200, "mine")
+            own = post("mine", "/generate", short)
+            assert own.status_code == 400
+            assert "'mine' is the name of a request that has not ended" in own.json()["error"]["message"]
+            assert post("root", "/abort_request", {"rid": "mine"}).status_code == 200
+            assert "abort" in [line for line in lines if line.startswith("data: {")][-1]
+
+
+def test_a_session_is_its_tenants_own(engine):
+    def post(key, path, **body):
+        return httpx2.post(f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=60)
+
+    opened = {"capacity_of_str_len": 100, "session_id": "work"}
+    with serving(engine, api_key=("mine", "other")) as url:
+        greedy = {"max_new_tokens": 3, "temperature": 0, "ignore_eos": True}
+        for key, text in (("mine", "a quick"), ("other", "brown fox")):
+            assert post(key, "/open_session", **opened).json() == "work"
+            assert post(key, "/open_session", **opened).status_code == 400
+            given = {"session_params": {"id": "work"}, "rid": "first", "sampling_params": greedy}
+            assert post(key, "/generate", text=text, **given).json()["meta_info"]["id"] == "first"
+        assert post("other", "/close_session", session_id="work").status_code == 200
+        assert post("other", "/close_session", session_id="work").status_code == 404
+        later = {"session_params": {"id": "work", "rid": "first"}, "sampling_params": greedy}
+        answer = post("mine", "/generate", text=" jumps", **later).json()
+        assert answer["meta_info"]["prompt_tokens"] == len("a quick") + 3 + len(" jumps")
+
+
 def test_a_server_for_other_machines_has_an_administrator_by_key_alone():
     from sglang_lite.server.app import application
     from tests.server.test_app import NO_ENGINE, asked

@@ -169,3 +169,17 @@ def test_polls_are_logged_at_debug(engine, caplog):
         httpx2.post(f"{url}/generate", json={"text": 3}, timeout=60)
     levels = {record.args[1]: record.levelname for record in caplog.records if record.msg.startswith("%s %s %d")}
     assert levels == {"/health": "DEBUG", "/v1/loads": "DEBUG", "/generate": "INFO"}
+
+
+def test_paths_that_are_not_there_are_counted_under_one_name(engine):
+    def responses(status):
+        found = samples(url, "sglang_lite_http_responses", route="other", status=status)
+        return sum(found.values())
+
+    with serving(engine) as url:
+        for path in ("/no", "/wp-login.php", "/v1/no"):
+            assert httpx2.get(f"{url}{path}", timeout=60).status_code == 404
+        assert httpx2.delete(f"{url}/generate", timeout=60).status_code == 405
+        assert httpx2.post(f"{url}/api/pull", timeout=60).status_code == 501
+        assert "wp-login" not in httpx2.get(f"{url}/metrics", timeout=60).text
+        assert [responses(status) for status in ("404", "405", "501")] == [3, 1, 1]

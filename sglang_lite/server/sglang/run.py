@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +31,8 @@ class NativeRun:
             argument is to be passed to `add_event`, on a thread of the caller's choice.
         request: request to run.
         flush: function called on the engine's thread after `post`, once for all events that arrive together.
+        own_name: function that returns the engine's name of a request, given that of its caller; answers have the
+            caller's.
 
     Raises:
         ParameterError, OverloadedError, EngineClosedError: a prompt was refused, or has more samples than may ever
@@ -42,6 +45,7 @@ class NativeRun:
         post: Post,
         request: NativeRequest,
         flush: Callable[[], object] | None = None,
+        own_name: Callable[[str], str] = str,
     ) -> None:
         self._engine, self._post, self._request, self._flush = engine, post, request, flush
         self._answers: list[SampleAnswer] = []
@@ -56,7 +60,8 @@ class NativeRun:
                 raise
             ids: Any = checked.prompt
             first = len(self._answers)
-            self._waiting.append((first, checked))
+            assert call.rid is not None  # `read_request` names each
+            self._waiting.append((first, replace(checked, rid=own_name(call.rid))))
             for index in range(first, first + call.samples):
                 rid = call.rid if call.samples == 1 else f"{call.rid}_{index - first}"
                 place = index if in_list else None
