@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import msgspec
@@ -11,6 +12,7 @@ from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.service import Service
+from sglang_lite.server.weight_paths import require_allowed_path
 
 _LONGEST_S = 3600.0  # for an adapter that is read, or waited for
 
@@ -38,6 +40,7 @@ async def load(service: Service, call: HttpRequest) -> Response:
     body = await read_record(service, call, LOAD)
     loading = partial(service.engine.load_lora_adapter, body.lora_name, body.lora_path, pinned=body.pinned)
     try:
+        await asyncio.to_thread(require_allowed_path, service.settings, body.lora_path, "lora_path")
         await service.call_engine(loading, at_most_s=_LONGEST_S)
     except (ModelError, ParameterError) as error:
         return _answer(service, str(error))

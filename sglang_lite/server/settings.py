@@ -8,6 +8,7 @@ import math
 import re
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -40,6 +41,9 @@ class ServerSettings:
             be given. Other names are refused if only this machine can connect, or if a name is given.
         allowed_origin: origin of web pages that may use the server without a key, and read its answers, as
             "https://chat.lan"; several may be given.
+        weights_root: folder in which weights and adapters that requests name must lie; None for any of this machine.
+        weights_scheme: scheme of addresses that such requests may name in place of a folder, as "s3"; several may be
+            given. Without any, no address is read.
         cache_salt_by_key: whether requests of different API keys never share cached prefixes, whose times would tell
             one what another has asked.
         tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
@@ -104,6 +108,8 @@ class ServerSettings:
     admin_api_key: str | None = None
     allowed_host: tuple[str, ...] = ()
     allowed_origin: tuple[str, ...] = ()
+    weights_root: str | None = None
+    weights_scheme: tuple[str, ...] = ()
     cache_salt_by_key: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -183,6 +189,7 @@ class ServerSettings:
             if not re.fullmatch(r"\*|[a-z0-9.-]+", name):
                 problem = f"{name[:200]!r} is neither a host in lower case nor *."
                 raise ParameterError("allowed_media_domains", problem, hint="Write pictures.example, without a port.")
+        self._check_weights()
         for name in self.allowed_origin:
             if not re.fullmatch(r"https?://[a-z0-9.-]+(:[0-9]+)?", name):
                 raise ParameterError(
@@ -215,6 +222,14 @@ class ServerSettings:
             raise ParameterError("grpc_port", f"{self.grpc_port} is that of HTTP, too.")
         if self.grpc_port is not None and self.ssl_certfile is not None:
             raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
+
+    def _check_weights(self) -> None:
+        if self.weights_root is not None and not Path(self.weights_root).expanduser().is_dir():
+            raise ParameterError("weights_root", f"{self.weights_root!r} is no folder.", hint="Give one that exists.")
+        for name in self.weights_scheme:
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*", name) or name in ("file", "local"):
+                problem = f"{name[:200]!r} is no scheme of addresses elsewhere."
+                raise ParameterError("weights_scheme", problem, hint="Write s3, for example; folders need none.")
 
     def _check_certificate(self, certificate: str) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from sglang_lite.server.endpoint import HttpRequest, Route, answer, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.native import LONGEST_S
 from sglang_lite.server.service import Service
+from sglang_lite.server.weight_paths import require_allowed_path
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -122,11 +124,15 @@ class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Response:
     """Replaces the weights by another checkpoint's."""
+
+    def check() -> None:
+        require_allowed_path(service.settings, body.model_path, "model_path")
+
     update = partial(
         weights.update_from_disk, service.engine, body.model_path,
         load_format=body.load_format, weight_version=body.weight_version,
     )  # fmt: skip
-    return await _success(service, update, "The weights are replaced.", num_paused_requests=0)
+    return await _success(service, update, "The weights are replaced.", check=check, num_paused_requests=0)
 
 
 async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) -> Response:
@@ -180,10 +186,18 @@ def _changing(change: Callable[..., None], message: str) -> Callable[[Service, m
 
 
 async def _success(
-    service: Service, ask: Callable[[], dict[str, Any] | None], message: str = "", **more: int
+    service: Service,
+    ask: Callable[[], dict[str, Any] | None],
+    message: str = "",
+    *,
+    check: Callable[[], object] | None = None,
+    **more: int,
 ) -> Response:
-    """Answer that says whether a call has succeeded, with the members that it returns, and `more` in any case."""
+    """Answer that says whether a call has succeeded, with the members that it returns, and `more` in any case. Runs
+    `check`, which may wait for a disk, before the call."""
     try:
+        if check is not None:
+            await asyncio.to_thread(check)
         found = await service.call_engine(ask, at_most_s=LONGEST_S)
     except ModelError as error:
         return answer({"success": False, "message": str(error), **more}, 400)

@@ -55,6 +55,8 @@ SEEN = {
     "server.served_model_name": "tests/server/openai/test_embeddings.py::test_what_the_model_is_can_be_asked",
     "server.playground": "tests/server/test_playground.py::test_when_there_is_a_page",
     "server.admin_api_key": "tests/server/test_playground.py::test_when_there_is_a_page",
+    "server.weights_root": "tests/server/test_weight_routes.py::test_weights_lie_in_the_root_if_there_is_one",
+    "server.weights_scheme": "tests/server/test_weight_routes.py::test_an_address_is_read_only_if_its_scheme_is_allowed",
     "server.allowed_origin": "tests/server/test_guards.py::test_a_page_of_an_allowed_origin_may_use_the_server_and_read_its_answers",
     "server.reasoning_parser": "tests/server/ollama/test_ollama.py::test_thoughts_are_apart",
     "server.unknown_fields": "tests/server/test_reader_pool.py::test_a_field_without_effect_is_reported",

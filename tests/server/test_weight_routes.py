@@ -2,6 +2,9 @@
 
 import base64
 import pickle
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -9,8 +12,10 @@ import torch
 from safetensors.torch import save
 
 import sglang_lite as sgl
+from sglang_lite.server.settings import ServerSettings
 from tests.runtime.models.test_new_weights import GREEDY, Q, pair, tensors_of
 from tests.server.conftest import serving
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +115,108 @@ def test_questions_that_have_no_answer_are_refused(client):
     assert client.post("/get_weights_by_name", json={"name": Q, "truncate_size": 0}).status_code == 400
     assert client.post("/pause_generation", json={"mode": "x"}).status_code == 400
     assert "none of checksum" in client.post("/weights_checker", json={"action": "reset_tensors"}).text
+
+
+# ------------------------------------------------------------------------------------------------- what paths tell
+
+
+UPDATE, LOAD = "/update_weights_from_disk", "/load_lora_adapter"
+
+
+def named(path, place):
+    return {"model_path": str(place)} if path == UPDATE else {"lora_name": "one", "lora_path": str(place)}
+
+
+@pytest.mark.parametrize("path", [UPDATE, LOAD])
+def test_an_error_names_no_entry_of_a_folder(client, path, tmp_path):
+    names = ("secret.pem", "notes.txt", "weights.gguf")
+    for name in names:
+        (tmp_path / name).write_text("what is in it")
+    places = [
+        tmp_path,
+        *(tmp_path / name for name in names),
+        tmp_path / "not there",
+        "~nobody-here/a",
+        "a\0b",
+        "/" + "a" * 5000,
+    ]
+    for place in places:
+        refused = client.post(path, json=named(path, place))
+        assert refused.status_code == 400
+        assert not any(name in refused.text for name in names if not str(place).endswith(name)), refused.text
+        assert "what is in it" not in refused.text
+    listed = client.post(path, json=named(path, "/etc")).text
+    assert "passwd" not in listed
+    assert "hosts" not in listed
+
+
+@pytest.mark.parametrize("path", [UPDATE, LOAD])
+def test_weights_lie_in_the_root_if_there_is_one(folders, tmp_path, path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(folders[1])
+    outside = (folders[1], root / ".." / "other", root / "link", "/etc", "owner/model", "qwen3-0.6b")
+    with (
+        sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True) as engine,
+        serving(engine, weights_root=str(root)) as url,
+    ):
+        for place in outside:
+            refused = httpx2.post(f"{url}{path}", json=named(path, place), timeout=60)
+            assert (refused.status_code, "outside of the folder" in refused.text) == (400, True), place
+        if path == UPDATE:
+            shutil.copytree(folders[1], root / "new")
+            assert httpx2.post(f"{url}{path}", json=named(path, root / "new"), timeout=60).json()["success"]
+    with pytest.raises(sgl.ParameterError, match=r"weights_root: .* is no folder"):
+        ServerSettings(weights_root=str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("path", [UPDATE, LOAD])
+def test_an_address_is_read_only_if_its_scheme_is_allowed(folders, path):
+    """Memory is a scheme of fsspec's without a network."""
+    with (
+        sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True) as engine,
+        serving(engine, weights_scheme=("memory",)) as url,
+    ):
+
+        def told(place):
+            answer = httpx2.post(f"{url}{path}", json=named(path, place), timeout=60)
+            assert answer.status_code == 400
+            return answer.text
+
+        for place in ("http://127.0.0.1:1/a", "s3://bucket/a", "file:///etc", "memory://a::http://127.0.0.1:1/b"):
+            assert "scheme is not allowed" in told(place)
+        assert "scheme is not allowed" not in told("memory://none")
+    for scheme in ("file", "S3", "s3://"):
+        with pytest.raises(sgl.ParameterError, match="weights_scheme"):
+            ServerSettings(weights_scheme=(scheme,))
+
+
+def test_a_group_whose_host_says_nothing_is_given_up_and_can_be_left(folders):
+    def join(url, port):
+        body = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2,
+                "group_name": "silent", "backend": "gloo"}  # fmt: skip
+        return httpx2.post(f"{url}/init_weights_update_group", json=body, timeout=60)
+
+    def leave(url):
+        return httpx2.post(f"{url}/destroy_weights_update_group", json={"group_name": "silent"}, timeout=60)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
+        port = silent.getsockname()[1]
+        with (
+            sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True, dist_timeout=1) as engine,
+            serving(engine) as url,
+        ):
+            for _ in range(2):  # its name is free again
+                late = join(url, port)
+                assert (late.status_code, late.json()["success"]) == (400, False)
+                assert "nothing has come for 1 s" in late.json()["message"]
+            assert leave(url).status_code == 400
+        with (
+            sgl.Engine(str(folders[0]), dtype="float32", max_running=4, in_process=True, dist_timeout=600) as engine,
+            serving(engine) as url,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            waiting = pool.submit(join, url, port)
+            until(lambda: leave(url).status_code == 200)
+            assert "it was left" in waiting.result().json()["message"]
+            assert leave(url).status_code == 400

@@ -111,6 +111,8 @@ class UpdateGroups:
         self._device, self._timeout_s = device, timeout_s
         self._groups: dict[str, _Group] = {}
         self._names: set[str] = set()  # of these, and of groups that are being made
+        self._joining: dict[str, threading.Event] = {}  # groups being joined; each is set when that has an end
+        self._lock = threading.Lock()  # held while a group that is being joined becomes one, or is left
         self._hosted: dict[str, Future[_Group]] = {}  # in which this process sends; another may have yet to join
         self._used: dict[str, float] = {}  # when each of them was made, or sent in
 
@@ -140,7 +142,7 @@ class UpdateGroups:
 
         Raises:
             ParameterError: an argument is invalid, the group is there already, or the model's device lacks the backend.
-            ModelError: the others have not come in time.
+            ModelError: the others have not come in time, or the group is left before they have.
         """
         self._check(name, backend, port)
         if not 0 < rank < size:
@@ -148,12 +150,28 @@ class UpdateGroups:
                 "rank_offset", f"{rank} is no rank of a group of {size}, whose sender has rank 0.",
                 hint="Use 1 for one engine beside its trainer.",
             )  # fmt: skip
+        settled = self._joining[name] = threading.Event()
         self._names.add(name)
-        try:
-            self._groups[name] = self._made(address, port, rank, size, name, backend)
-        except BaseException:
-            self._names.discard(name)
-            raise
+        # torch's store has no limit of the time in which the other side answers, only one to connect.
+        made = self.ask(lambda: self._made(address, port, rank, size, name, backend))
+        made.add_done_callback(lambda _: settled.set())
+        settled.wait(self._timeout_s + _GRACE_S)
+        with self._lock:
+            is_left = self._joining.get(name) is not settled
+            if not is_left:
+                del self._joining[name]
+                if made.done() and made.exception() is None:
+                    self._groups[name] = made.result()
+                    return
+                self._names.discard(name)
+        if made.done() and not is_left:
+            made.result()  # raises why it was not made
+        made.add_done_callback(_abort_group)
+        problem = "it was left" if is_left else f"nothing has come for {self._timeout_s:g} s (dist_timeout)"
+        raise ModelError(
+            f"the group {name!r} at {address}:{port} did not come together: {problem}.",
+            hint=f"All of its {size} processes have to join in time, and the first is to keep a store of torch there.",
+        )
 
     def host(self, address: str, port: int, name: str, backend: str) -> int:
         """Makes a group of two, in which this process sends, and returns its port. The other may join it then.
@@ -256,7 +274,17 @@ class UpdateGroups:
             ) from error
 
     def leave(self, name: str) -> None:
-        """Leaves a group, and ends a broadcast in it. Raises ParameterError if there is none of this name."""
+        """Leaves a group, and ends a broadcast in it, or stops joining it.
+
+        Raises:
+            ParameterError: there is no group of this name.
+        """
+        with self._lock:
+            settled = self._joining.pop(name, None)
+            if settled is not None:
+                self._names.discard(name)
+                settled.set()
+                return
         group = self._group(name)
         group.left.set()
         with group.lock:
@@ -344,6 +372,12 @@ class UpdateGroups:
             if time.monotonic() > until:
                 raise TimeoutError(f"nothing has come for {self._timeout_s:g} s (dist_timeout).")
         work.wait()  # raises what has failed
+
+
+def _abort_group(made: Future[_Group]) -> None:
+    """Ends a group that was made after its caller had given it up."""
+    if made.exception() is None:
+        made.result().backend.abort()
 
 
 def _outlast(work: Any, backend: Any) -> None:  # torch's
