@@ -60,7 +60,7 @@ class Core(Protocol):
     @property
     def gate(self) -> Gate: ...
     @property
-    def responds(self) -> bool: ...  # False while its process is stopped or swapped out
+    def responds(self) -> bool: ...  # False while its process is stopped, swapped out or ending
 
     def submit(
         self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None

@@ -73,8 +73,9 @@ class EngineLink:
 
     @property
     def responds(self) -> bool:
-        """False while the process is stopped or swapped out: see `SignsOfLife`."""
-        return not self._process.signs.missing
+        """False while the process is stopped or swapped out, and once it ends: see `SignsOfLife`."""
+        signs = self._process.signs
+        return not (signs.missing or signs.is_ending)
 
     @property
     def is_ready(self) -> bool:

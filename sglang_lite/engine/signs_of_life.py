@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 logger = logging.getLogger("sglang_lite")
 
 LOOK_S = 2.0  # between two looks at a process from which nothing comes
 LOOKS = 5  # looks without a sign of life before it is missing
+_PROCESSES = Path("/proc")
+_KILL = 1 << (signal.SIGKILL - 1)  # in a mask of pending signals
+_ENDING = 0x4 | 0x200 | 0x400  # Linux's PF_EXITING, PF_DUMPCORE and PF_SIGNALED
 _LOOK_OF_MANY_S, _LOOKS_OF_MANY = 1.0, 3  # the same where other processes wait for it
 
 
@@ -35,6 +40,11 @@ class SignsOfLife:
         self.every_s, self._most = (LOOK_S, LOOKS) if end is None else (_LOOK_OF_MANY_S, _LOOKS_OF_MANY)
         self.missing = False
 
+    @property
+    def is_ending(self) -> bool:
+        """True once the process has been killed, or has ended: see `is_ending`."""
+        return is_ending(self._pid)
+
     def seen(self) -> None:
         """Notes that the process has sent something."""
         self._looks, self.missing = 0, False
@@ -57,6 +67,27 @@ class SignsOfLife:
                 )  # fmt: skip
             if self._end is not None:
                 self._end()
+
+
+def is_ending(pid: int | None) -> bool:
+    """True once a process of this machine has ended or can only end: it was killed, is a zombie, or is gone.
+
+    Its connection tells that later: the system first takes its memory back, which takes up to seconds. Where the system
+    does not show processes (only Linux does), no process is ever ending.
+
+    Args:
+        pid: id of the process; None for one on another machine, which is never ending.
+    """
+    if pid is None or not _PROCESSES.is_dir():
+        return False
+    try:
+        lines = (_PROCESSES / str(pid) / "status").read_text().splitlines()
+        facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        flags = int((_PROCESSES / str(pid) / "stat").read_text().rpartition(") ")[2].split()[6])
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    was_killed = any(int(facts[name], 16) & _KILL for name in ("SigPnd", "ShdPnd"))
+    return was_killed or facts["State"][0] in "ZX" or bool(flags & _ENDING)
 
 
 def processor_time(pid: int | None) -> int | None:

@@ -525,9 +525,15 @@ ROUTES = (
         acts=True,
     ),
     Route("/abort_request", abort_request, "End a request, or all", fields=ABORT, media_type=""),
-    Route("/configure_logging", configure_logging, "Log other messages", fields=CONFIGURE_LOGGING, access="admin"),
-    Route("/open_session", open_session, "Open a session", fields=OPEN_SESSION),
-    Route("/close_session", close_session, "Close a session", fields=CLOSE_SESSION, media_type=""),
+    Route(
+        "/configure_logging", configure_logging, "Log other messages", _GET_OR_POST, fields=CONFIGURE_LOGGING,
+        access="admin", acts=True,
+    ),
+    Route("/open_session", open_session, "Open a session", _GET_OR_POST, fields=OPEN_SESSION, acts=True),
+    Route(
+        "/close_session", close_session, "Close a session", _GET_OR_POST, fields=CLOSE_SESSION, media_type="",
+        acts=True,
+    ),
     *(Route(path, _read_by(tokenize), "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
     Route("/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),
     Route("/v1/detokenize", _read_by(detokenize), "Text of ids", fields=DETOKENIZE),

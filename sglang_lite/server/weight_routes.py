@@ -294,16 +294,33 @@ def _route(
         is_empty = may_be_empty and not call.data
         return await handler(service, record() if is_empty else await read_record(service, call, fields))
 
-    return Route(path, handle, summary, methods, fields=fields, access="owner", media_type=media_type)
+    return Route(path, handle, summary, methods, fields=fields, access="owner", media_type=media_type, acts=True)
 
 
+_GET_OR_POST = ("GET", "POST")
 release, take_again = _moving(weights.release_memory_occupation), _moving(weights.resume_memory_occupation)
 init_group = _changing(weights.init_update_group, "The group is there.")
 update_from_group = _changing(weights.update_from_group, "The weights are replaced.")
 destroy_group = _changing(weights.destroy_update_group, "The group is left.")
 ROUTES = (
-    _route("/release_memory_occupation", MemoryRequest, release, "Give memory back", media_type="", may_be_empty=True),
-    _route("/resume_memory_occupation", MemoryRequest, take_again, "Take it again", media_type="", may_be_empty=True),
+    _route(
+        "/release_memory_occupation",
+        MemoryRequest,
+        release,
+        "Give memory back",
+        _GET_OR_POST,
+        media_type="",
+        may_be_empty=True,
+    ),
+    _route(
+        "/resume_memory_occupation",
+        MemoryRequest,
+        take_again,
+        "Take it again",
+        _GET_OR_POST,
+        media_type="",
+        may_be_empty=True,
+    ),
     Route("/sleep", sleep, "Sleep", query=("level",), access="owner", media_type=""),
     Route("/wake_up", wake_up, "Wake", access="owner", media_type=""),
     Route("/is_sleeping", is_sleeping, "Does it sleep?", ("GET",)),
@@ -315,8 +332,8 @@ ROUTES = (
     _route("/destroy_weights_update_group", DestroyGroupRequest, destroy_group, "Leave it"),
     _route("/init_weights_send_group_for_remote_instance", OfferRequest, offer, "Offer the weights"),
     _route("/send_weights_to_remote_instance", SendRequest, send, "Send them"),
-    _route("/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", ("GET", "POST")),
-    _route("/weights_checker", CheckWeightsRequest, check_weights, "Checksums of tensors"),
+    _route("/get_weights_by_name", GetWeightsRequest, get_weights, "Show a tensor", _GET_OR_POST),
+    _route("/weights_checker", CheckWeightsRequest, check_weights, "Checksums of tensors", _GET_OR_POST),
     _route("/pause_generation", PauseRequest, pause, "Stop generating", may_be_empty=True),
     Route("/continue_generation", resume, "Generate again", access="owner"),
 )

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.engine import signs_of_life
+from sglang_lite.engine.signs_of_life import SignsOfLife, is_ending
 from sglang_lite.protocol import Generation, SamplingParams
 from tests.children import stopped
 from tests.engine import processes, processors
@@ -120,3 +122,23 @@ def test_a_load_that_is_stopped_is_told_of_too(folders, looks, lines, monkeypatc
             until(lines)
         with pytest.raises(sgl.SglError, match="it has been read"):
             loading.result()
+
+
+def test_a_process_is_ending_from_its_kill_on():
+    """Also before its memory is taken back, which is much here."""
+    code = "import sys; room = bytearray(300_000_000); print('ready', flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout.readline() == b"ready\n"
+        assert not is_ending(child.pid)
+        child.kill()
+        assert all(is_ending(child.pid) for _ in range(200))
+        assert SignsOfLife(child.pid).is_ending
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    assert is_ending(child.pid)
+    assert not is_ending(None)
+    assert not is_ending(os.getpid())

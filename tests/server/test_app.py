@@ -132,6 +132,26 @@ def test_each_route_of_sglangs_is_here_or_says_what_it_needs():
     assert len(SGLANGS) - len(absent) >= 60
 
 
+# Those that SGLang's http_server serves by more than one method.
+OF_SEVERAL_METHODS = {
+    "POST PUT": ["/generate", "/encode", "/classify", "/v1/rerank"],
+    "GET POST": [
+        "/flush_cache", "/start_profile", "/stop_profile", "/start_expert_distribution_record",
+        "/stop_expert_distribution_record", "/dump_expert_distribution_record", "/get_weights_by_name",
+        "/weights_checker", "/release_memory_occupation", "/resume_memory_occupation", "/open_session",
+        "/close_session", "/configure_logging",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("methods", OF_SEVERAL_METHODS)
+def test_each_method_of_sglangs_routes_is_here(both, methods):
+    for path in OF_SEVERAL_METHODS[methods]:
+        assert path in SGLANGS
+        answers = [both(method, path)[0] for method in methods.split()]
+        assert answers == [401] * 2 or answers == [403] * 2, path  # for want of a key
+
+
 def test_routes_that_are_here_are_not_told_absent():
     assert not ABSENT.keys() & {route.path for route in ROUTES}
 

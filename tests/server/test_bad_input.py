@@ -56,6 +56,61 @@ def test_what_is_no_request_is_a_4xx_that_says_why(http, route, body):
     assert "Traceback" not in response.text
 
 
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+USER = [{"role": "user", "content": "a"}]
+MEANINGLESS = {
+    "ids and a text": (TEXT, {"prompt": [[1], "a"]}, "prompt", "mixes texts"),
+    "a text and ids": (TEXT, {"prompt": ["a", [1]]}, "prompt", "mixes texts"),
+    "no prompts": (TEXT, {"prompt": []}, "prompt", "is empty"),
+    "a large bias": (TEXT, {"prompt": "a", "logit_bias": {"5": 500}}, "logit_bias.5", "-100 and 100"),
+    "a small bias": (CHAT, {"messages": USER, "logit_bias": {"5": -101}}, "logit_bias.5", "-100 and 100"),
+    "no tokens": (MESSAGES, {"messages": USER, "max_tokens": 0}, "max_tokens", "less than 1"),
+    "no content": (MESSAGES, {"messages": [{"role": "user", "content": ""}]}, "messages[0].content", "is empty"),
+    "no blocks": (MESSAGES, {"messages": [{"role": "user", "content": []}]}, "messages[0].content", "is empty"),
+    "an empty block": (
+        MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}]}]},
+        "messages[0].content[0].text", "is empty",
+    ),
+    "an empty block of the system": (
+        MESSAGES, {"messages": USER, "system": [{"type": "text", "text": ""}]}, "system[0].text", "is empty",
+    ),
+}  # fmt: skip
+LENIENT = {
+    "a high temperature": (CHAT, {"messages": USER, "temperature": 3}),
+    "a result of no call": (CHAT, {"messages": [*USER, {"role": "tool", "content": "x"}]}),
+    "a user without words": (CHAT, {"messages": [{"role": "user", "content": ""}]}),
+    "no tokens of a chat": (CHAT, {"messages": USER, "max_tokens": 0}),
+    "no tokens of a text": (TEXT, {"prompt": "a", "max_tokens": 0}),
+    "five stops": (TEXT, {"prompt": "a", "stop": list("abcde")}),
+    "the largest bias": (TEXT, {"prompt": "a", "logit_bias": {"5": 100, "6": -100}}),
+    "a high temperature of messages": (MESSAGES, {"messages": USER, "temperature": 3}),
+    "a tool that said nothing": (MESSAGES, {"messages": [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": ""}]},
+    ]}),
+    "an answer without words": (MESSAGES, {"messages": [
+        *USER, {"role": "assistant", "content": [{"type": "text", "text": ""}]}, *USER,
+    ]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MEANINGLESS)
+def test_what_has_no_meaning_is_refused_at_its_place_with_a_cure(http, case):
+    route, body, place, told = MEANINGLESS[case]
+    response = http.post(route, json={"max_tokens": 2, **body})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"{place}: ")
+    assert told in message
+    assert message.count(". ") >= 1  # the second sentence is the cure
+    assert place == response.json()["error"].get("param", place)
+
+
+@pytest.mark.parametrize("case", LENIENT)
+def test_what_clients_of_other_servers_send_is_served(http, case):
+    route, body = LENIENT[case]
+    assert http.post(route, json={"max_tokens": 2, **body}).status_code == 200
+
+
 def test_a_schema_that_explodes_fails_alone(folder):
     deep: dict = {
         "type": "object",

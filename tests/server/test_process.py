@@ -147,6 +147,15 @@ def test_the_death_of_its_engine_is_told_at_once(folder):
         assert httpx2.post(f"{url}/generate", json={"text": "a"}, timeout=60).status_code == 503
 
 
+def test_an_engine_that_was_killed_is_unhealthy_from_then_on(folder):
+    """Before its connection ends: the system takes its memory back first."""
+    with launched(folder) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
+        (engine,) = children_of(process.pid)
+        assert http.get("/health").status_code == 200
+        send(engine, signal.SIGKILL)
+        assert {http.get(path).status_code for path in ("/health", "/ready") * 50} == {503}
+
+
 def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
     """Nor does a request that is open, for longer than `--drain-s`."""
     with launched(folder, "--health-timeout-s", "1", "--drain-s", "0.5", run=("-c", HASTY)) as (process, url):

@@ -52,6 +52,13 @@ def test_a_request_continues_an_earlier_one_of_its_session(http, engine, session
     assert cut["output_ids"] == continued(http, engine, prompt[:1], new=" fox")
 
 
+def test_a_session_opens_and_closes_by_get_as_well(http, engine):
+    id = http.request("GET", "/open_session", json=CAPACITY).json()
+    assert ask(http, "a quick", id)["output_ids"] == ask(http, "a quick")["output_ids"]
+    assert http.request("GET", "/close_session", json={"session_id": id}).status_code == 200
+    assert "is open" in refused(http, session_params={"id": id})
+
+
 def test_a_stream_is_continued_too(http, session):
     body = {"text": "a quick", "sampling_params": GREEDY, "rid": "one", "stream": True}
     with http.stream("POST", "/generate", json={**body, "session_params": {"id": session}}) as response:

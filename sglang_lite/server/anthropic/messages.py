@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import Delta, Generation, Prompt, Usage
+from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, Usage
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
@@ -83,6 +83,8 @@ def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, Re
     """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
     begins with; none yet if images are to be fetched."""
     body = call.read(MESSAGES)
+    if body.max_tokens < 1:
+        raise ParameterError("max_tokens", f"{body.max_tokens} is less than 1.", hint="Give 1 or more.")
     rendered = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused)
     budgets = {"thinking.budget_tokens": body.budget_tokens}
     report_thinking(rendered, budgets, ("output_config.effort", body.effort), call.unused)

@@ -271,6 +271,8 @@ def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[
 
 
 def _system(system: str | list[TextBlock] | None, unused: list[str]) -> str:
+    if isinstance(system, list):
+        _require_texts(system, "system")
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     told = [text for text in texts if not _is_billing(text)]
     if len(told) < len(texts):
@@ -290,8 +292,11 @@ def _template_messages(
     if isinstance(message, AssistantMessage):
         return [_assistant(message, where, unused)]
     role = "system" if isinstance(message, SystemMessage) else "user"
+    if not message.content:
+        raise ParameterError(where, "is empty.", hint="Give text, or leave the message out.")
     if isinstance(message.content, str):
         return [{"role": role, "content": message.content}]
+    _require_texts(message.content, where)
     shown: list[dict[str, Any]] = []
     parts: list[Part] = []
     for i, block in enumerate(message.content):
@@ -308,6 +313,13 @@ def _template_messages(
     if parts or not shown:
         shown.append({"role": role, "content": joined(parts)})
     return shown
+
+
+def _require_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
+    """Raises ParameterError if a block is a text without characters."""
+    for i, block in enumerate(blocks):
+        if isinstance(block, TextBlock) and not block.text:
+            raise ParameterError(f"{where}[{i}].text", "is empty.", hint="Give text, or leave the block out.")
 
 
 def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, str]:

@@ -147,8 +147,12 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
         return [given]
     ids = [each for each in given if isinstance(each, int)]
     prompts = [each for each in given if not isinstance(each, int)]
-    if not given or (ids and prompts):
-        raise ParameterError("prompt", "mixes token ids and prompts. Give only one kind." if given else "is empty.")
+    if not given:
+        raise ParameterError("prompt", "is empty.", hint="Give a text, or a list of texts.")
+    if ids and prompts:
+        raise ParameterError("prompt", "mixes token ids and prompts. Give only one kind.")
+    if len({type(each) for each in prompts}) > 1:
+        raise ParameterError("prompt", "mixes texts and lists of token ids.", hint="Send two requests.")
     return prompts or [ids]
 
 

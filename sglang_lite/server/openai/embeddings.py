@@ -173,9 +173,9 @@ ROUTES = (
     Route(
         "/v1/embeddings", embeddings, "Embeddings of texts", protocol="openai", fields=EMBEDDINGS, counts_as_open=True
     ),
-    Route("/encode", encode, "Embeddings or rewards of texts", fields=ENCODE, counts_as_open=True),
+    Route("/encode", encode, "Embeddings or rewards of texts", ("POST", "PUT"), fields=ENCODE, counts_as_open=True),
     *(
-        Route(path, rerank, "Order documents by a query", protocol="openai", fields=RERANK, counts_as_open=True)
-        for path in ("/v1/rerank", "/rerank")
+        Route(path, rerank, "Order documents by a query", methods, "openai", fields=RERANK, counts_as_open=True)
+        for path, methods in (("/v1/rerank", ("POST", "PUT")), ("/rerank", ("POST",)))
     ),
 )

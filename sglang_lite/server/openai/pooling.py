@@ -173,8 +173,8 @@ def _listed(
 
 ROUTES = (
     *(
-        Route(path, classify, "Labels or rewards of texts", protocol="openai", fields=CLASSIFY, counts_as_open=True)
-        for path in ("/classify", "/v1/classify")
+        Route(path, classify, "Labels or rewards of texts", methods, "openai", fields=CLASSIFY, counts_as_open=True)
+        for path, methods in (("/classify", ("POST", "PUT")), ("/v1/classify", ("POST",)))
     ),
     Route("/pooling", pooling, "Vectors or numbers of texts", protocol="openai", fields=POOLING, counts_as_open=True),
 )

@@ -12,6 +12,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.parameter import Kind, Parameter, Place
 from sglang_lite.protocol.sampling import PARAMETERS, named, read_params
 
+_MAX_BIAS = 100
 _TABLE = {each.name: each for each in PARAMETERS}
 
 
@@ -73,7 +74,18 @@ def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **valu
     params = read_params({**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table})
     for name in written:
         _check_engine(name, table[name], params)
+    _check_biases(getattr(request, "logit_bias", None) or {})
     return params
+
+
+def _check_biases(biases: Mapping[str, float]) -> None:
+    """Raises ParameterError if a bias is outside of the range that OpenAI's protocols give it."""
+    for token, bias in biases.items():
+        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
+            raise ParameterError(
+                f"logit_bias.{token[:20]}", f"{bias:g} is not between -{_MAX_BIAS} and {_MAX_BIAS}.",
+                hint=f"-{_MAX_BIAS} forbids a token, {_MAX_BIAS} chooses it.",
+            )  # fmt: skip
 
 
 def _check_engine(name: str, parameter: Parameter, params: SamplingParams) -> None:
