@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -72,6 +73,38 @@ def test_hosts_that_are_not_public_are_not_asked(host: str) -> None:
     with web(PRIVATE, PAGES) as asked, pytest.raises(ParameterError, match="not at a public address"):
         _fetch(f"http://{host}/again")
     assert asked == []
+
+
+@pytest.mark.parametrize("path", ["/again", "/moved"])
+def test_a_name_that_leads_elsewhere_when_it_is_looked_up_again_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """DNS rebinding: a name has a public address for who checks it, and one inside for who connects to it."""
+    lookups: list[str] = []
+
+    with web({**PUBLIC, "rebound.example": "192.168.1.4"}, PAGES) as asked:
+        look_up, connect = socket.getaddrinfo, socket.create_connection
+        connected: list[str] = []
+
+        def rebinds(host: Any, port: Any, *args: Any, **more: Any) -> Any:
+            if host != "rebound.example":
+                return look_up(host, port, *args, **more)
+            lookups.append(host)
+            return look_up("a.example" if len(lookups) == 1 else host, port, *args, **more)
+
+        def connects(address: tuple[str, int], *args: Any, **more: Any) -> socket.socket:
+            connected.append(address[0])
+            return connect(address, *args, **more)
+
+        monkeypatch.setattr(socket, "getaddrinfo", rebinds)
+        monkeypatch.setattr(socket, "create_connection", connects)
+        if path == "/again":
+            assert _fetch(f"http://rebound.example{path}") == {f"http://rebound.example{path}": b"content"}
+        else:  # the redirect is to the same host, which is looked up and checked again
+            with pytest.raises(ParameterError, match="not at a public address"):
+                _fetch(f"http://rebound.example{path}")
+    assert asked == [path]
+    assert connected == [PUBLIC["a.example"]]
 
 
 def test_an_address_in_numbers_is_no_way_around() -> None:
