@@ -33,6 +33,7 @@ from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.endpoint import AccessControl, Route
 from sglang_lite.server.grpc_calls import GrpcCalls, refuse
 from sglang_lite.server.grpc_encoder import EncoderServicer
+from sglang_lite.server.grpc_messages import MessageCheck
 from sglang_lite.server.service import Service
 from sglang_lite.server.sglang.request import read_request
 from sglang_lite.version import __version__
@@ -59,7 +60,7 @@ async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[
     """
     settings = service.settings
     most = int(settings.max_body_mb * 2**20)
-    server = grpc.aio.server(options=[
+    server = grpc.aio.server(interceptors=[MessageCheck()], options=[
         ("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0), ("grpc.max_connection_idle_ms", _IDLE_MS),
     ])  # fmt: skip
     calls = GrpcCalls(service, gate)

@@ -1,0 +1,42 @@
+"""Messages of gRPC clients that are none: a status, in the place of an exception and its traceback in the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+_MALFORMED: Final = object()  # stands for a message that can't be read
+_PROBLEM: Final = "the message is damaged, or of another type."
+
+
+class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc] # has no types
+    """Answers INVALID_ARGUMENT to a message that can't be read, in calls with one message of the client's."""
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None or handler.request_streaming:
+            return handler
+
+        def read(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError:
+                return _MALFORMED
+
+        async def answer(request: Any, context: Any) -> Any:
+            if request is _MALFORMED:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _PROBLEM)
+            return await handler.unary_unary(request, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            if request is _MALFORMED:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _PROBLEM)
+            async for each in handler.unary_stream(request, context):
+                yield each
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, read, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(answer, read, handler.response_serializer)
