@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -149,7 +150,18 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = refusal(refused, _protocol(path), request_id)
     request.app.state.service.metrics.responded(OTHER_ROUTE, request.method, response.status_code, "")
     response.headers.update({**(error.headers or {}), "x-request-id": request_id})
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(_methods_of(request))
     return response
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Methods of all routes of a request's path. Starlette tells those of the first alone."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods
+    return sorted(found)
 
 
 def _protocol(path: str) -> Protocol:

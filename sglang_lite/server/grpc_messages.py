@@ -15,7 +15,9 @@ _PROBLEM: Final = "the message is damaged, or of another type."
 class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc] # has no types
     """Answers INVALID_ARGUMENT to a message that can't be read, in calls with one message of the client's."""
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:  # gRPC's records, which have no types
         handler = await continuation(details)
         if handler is None or handler.request_streaming:
             return handler

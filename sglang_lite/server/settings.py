@@ -190,13 +190,7 @@ class ServerSettings:
                 problem = f"{name[:200]!r} is neither a host in lower case nor *."
                 raise ParameterError("allowed_media_domains", problem, hint="Write pictures.example, without a port.")
         self._check_weights()
-        for name in self.allowed_origin:
-            if not re.fullmatch(r"https?://[a-z0-9.-]+(:[0-9]+)?", name):
-                raise ParameterError(
-                    "allowed_origin",
-                    f"{name[:200]!r} is not an origin.",
-                    hint="Write https://chat.lan:8080, in lower case.",
-                )
+        self._check_origins()
         if self.cache_salt_by_key and not self.api_key:
             raise ParameterError("cache_salt_by_key", "there are no keys.", hint="Give --api-key, or leave it out.")
         if self.playground and not self.is_local:
@@ -222,6 +216,15 @@ class ServerSettings:
             raise ParameterError("grpc_port", f"{self.grpc_port} is that of HTTP, too.")
         if self.grpc_port is not None and self.ssl_certfile is not None:
             raise ParameterError("grpc_port", "and ssl_certfile are both given, but gRPC is spoken without TLS.")
+
+    def _check_origins(self) -> None:
+        for name in self.allowed_origin:
+            if not re.fullmatch(r"https?://[a-z0-9.-]+(:[0-9]+)?", name):
+                raise ParameterError(
+                    "allowed_origin",
+                    f"{name[:200]!r} is not an origin.",
+                    hint="Write https://chat.lan:8080, in lower case.",
+                )
 
     def _check_weights(self) -> None:
         if self.weights_root is not None and not Path(self.weights_root).expanduser().is_dir():

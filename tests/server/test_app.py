@@ -114,6 +114,16 @@ def test_what_no_path_has_is_refused_either_way(both, method, path, expected):
     assert both(method, path)[0] == expected
 
 
+@pytest.mark.parametrize(("path", "methods"), [
+    ("/v1/responses/resp_1", "DELETE, GET, HEAD"), ("/generate", "POST, PUT"), ("/v1/models/a/b", "GET, HEAD"),
+    ("/program/prog-1/answer", "POST"),
+])  # fmt: skip
+def test_a_refused_method_is_told_all_that_its_path_has(both, path, methods):
+    """RFC 9110, 10.2.1: also of a path that has several routes."""
+    status, headers, *_ = both("OPTIONS", path)
+    assert (status, headers["allow"]) == (405, methods)
+
+
 @pytest.mark.parametrize("path", ABSENT)
 def test_a_route_of_sglangs_that_is_not_here_says_what_it_needs(both, path):
     status, _, content, _ = both("POST", path)
