@@ -156,12 +156,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Methods of all routes of a request's path. Starlette tells those of the first alone."""
-    found: set[str] = set()
-    for route in request.app.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods
-    return sorted(found)
+    """Methods of all routes of a request's path. Starlette tells those of the first alone. Routes without parameters
+    come before those that match by one, as in the OpenAPI document."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    fixed = [route for route in routes if route.path == request.url.path]
+    return sorted(set().union(*(route.methods for route in fixed or routes)))
 
 
 def _protocol(path: str) -> Protocol:

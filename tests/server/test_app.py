@@ -116,7 +116,7 @@ def test_what_no_path_has_is_refused_either_way(both, method, path, expected):
 
 @pytest.mark.parametrize(("path", "methods"), [
     ("/v1/responses/resp_1", "DELETE, GET, HEAD"), ("/generate", "POST, PUT"), ("/v1/models/a/b", "GET, HEAD"),
-    ("/program/prog-1/answer", "POST"),
+    ("/program/prog-1/answer", "POST"), ("/v1/responses/compact", "POST"),
 ])  # fmt: skip
 def test_a_refused_method_is_told_all_that_its_path_has(both, path, methods):
     """RFC 9110, 10.2.1: also of a path that has several routes."""
