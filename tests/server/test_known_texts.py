@@ -62,6 +62,7 @@ def test_a_server_that_has_forgotten_a_schema_says_so(http):
     whole = json.dumps({**ask, "constraint": {**constraint, "schema": schema}}, separators=(",", ":"))
     first = http.post("/generate", content=whole, headers={"x-keep-texts": "1"})
     again = http.post("/generate", content=short)
+    assert first.status_code == 200, first.text
     assert first.json()["text"] == again.json()["text"]
     assert json.loads(again.json()["text"]) in DOCUMENT
 
