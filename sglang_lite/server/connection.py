@@ -171,8 +171,11 @@ class ClientConnection(HttpToolsProtocol):
         if self._begun and self._last_answer is None:
             self._refuse(WireError("the client has ended the connection in the middle of a request."))
         has_half_ends = UnreadClient.is_supported() and self.scheme == "http"  # TLS ends as a whole
-        if self.transport.is_closing() or not self._due() or not has_half_ends:
+        due = self._due()
+        if self.transport.is_closing() or not due or not has_half_ends:
             return None
+        if due[0].response_started and not self.flow.write_paused:
+            return None  # a stream under way, which may be silent for long: nothing would tell that the client has left
         self._ended = True
         self._cancel_timer()
         self._finish()

@@ -332,3 +332,17 @@ def test_a_client_that_ends_its_side_within_a_request_is_told_so(locked):
 def test_a_limit_is_a_number_greater_than_0(name, value):
     with pytest.raises(ParameterError, match=name):
         ServerSettings(**{name: value})
+
+
+def test_a_client_that_leaves_a_silent_stream_ends_it(engine):
+    """Nothing is written to it that its system could reset."""
+    fake = Scripted(engine, ["a"], endless=True)
+    with serving(fake) as url:
+        with connected(url) as connection:
+            body = json.dumps({"model": "", "prompt": "a", "stream": True}).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(head % len(body) + body)
+            answer = b""
+            while b"data:" not in answer:
+                answer += connection.recv(65536)
+        until(lambda: fake.submitted[-1].aborted, looks=1000)
