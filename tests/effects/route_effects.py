@@ -307,7 +307,7 @@ def compares_weights(client: Client) -> bool:
 def waits(client: Client) -> bool:
     try:
         paused = client("/pause_generation", {"mode": "retract"}).body
-        return paused["num_paused_requests"] == 0 and client("/continue_generation").status == 200
+        return "num_paused_requests" in paused and client("/continue_generation").status == 200
     finally:
         weights.continue_generation(client.engine)  # where the route is taken out, the engine still waits
 

@@ -18,7 +18,7 @@ Answer: TypeAlias = dict[str, Any]
 Entry: TypeAlias = tuple[float, int, str | None]
 Ask: TypeAlias = Callable[..., Any]  # parameters by this package's names, and others of doors.py -> an answer
 A, B, EOS = 81, 82, 2  # tokens of the default model: "a", "b" and the end of sequence
-PREFERRED = {A: 1000, B: 900}
+PREFERRED = {A: 100, B: 80}
 DRAWN: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 12}
 REPORTED = {"return_logprob": True, "top_logprobs_num": 4}
 LETTERS = '{"type": "array", "items": {"type": "string", "pattern": "^[ab]$"}, "minItems": 6, "maxItems": 6}'
@@ -89,7 +89,7 @@ def has_three_answers(ask: Ask) -> bool:
     return isinstance(answers, list) and len(answers) == 3
 
 
-@effect("ignore_eos", True, logit_bias={EOS: 1000})
+@effect("ignore_eos", True, logit_bias={EOS: 100})
 def goes_on_behind_the_end(ask: Ask) -> bool:
     return ids(ask()) == [EOS] * 6
 
@@ -104,7 +104,7 @@ def ends_before_the_pattern(ask: Ask) -> bool:
     return ask()["text"] == "aaa"
 
 
-@effect("stop_token_ids", [A], logit_bias={A: 1000})
+@effect("stop_token_ids", [A], logit_bias={A: 100})
 def ends_at_the_token(ask: Ask) -> bool:
     answer = ask()
     return ids(answer) == [A] and answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": A}
@@ -179,7 +179,7 @@ def loses_a_share(ask: Ask) -> bool:
     return first == 0 and min(others) > 0
 
 
-@effect("logit_bias", {A: 1000})
+@effect("logit_bias", {A: 100})
 def has_the_preferred_token(ask: Ask) -> bool:
     return ids(ask()) == [A] * 6
 
@@ -197,7 +197,7 @@ def has_an_adapters_tokens(ask: Ask) -> bool:
 # ----------------------------------------------------------------------------------------------- text and constraints
 
 
-@effect("skip_special_tokens", False, logit_bias={EOS: 1000}, ignore_eos=True)
+@effect("skip_special_tokens", False, logit_bias={EOS: 100}, ignore_eos=True)
 def spells_special_tokens(ask: Ask) -> bool:
     return ask()["text"] == "<|im_end|>" * 6
 

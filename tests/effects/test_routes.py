@@ -18,7 +18,9 @@ CASES = [pytest.param(name, *ROUTES[name], id=name) for name in sorted(ROUTES)]
 
 
 def test_every_route_has_a_case():
-    assert sorted(ROWS.keys() - ROUTES.keys()) == [], "add a case to tests/effects/route_effects.py"
+    shown = {id(ROWS[name]) for name in ROUTES if name in ROWS}  # by one of its methods: they have one handler
+    missing = sorted(name for name, row in ROWS.items() if id(row) not in shown)
+    assert missing == [], "add a case to tests/effects/route_effects.py"
     assert ROUTES.keys() <= ROWS.keys()
 
 

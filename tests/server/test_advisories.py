@@ -157,8 +157,8 @@ def test_a_pickle_that_is_sent_anywhere_runs_nothing(engine, tmp_path):
             body = {"serialized_named_tensors": [text], "load_format": load_format}
             assert httpx2.post(f"{url}/update_weights_from_tensor", json=body, timeout=60).status_code == 400
         for field in ("custom_logit_processor", "input_embeds", "image_data", "session_params"):
-            body = {"text": "a", field: text, "sampling_params": {"max_new_tokens": 1}}
-            assert httpx2.post(f"{url}/generate", json=body, timeout=60).status_code == 400
+            asked = {"text": "a", field: text, "sampling_params": {"max_new_tokens": 1}}
+            assert httpx2.post(f"{url}/generate", json=asked, timeout=60).status_code == 400
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60) as connection:
             connection.sendall(b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f" + data)  # ZMQ's greeting
             connection.shutdown(socket.SHUT_WR)
@@ -290,9 +290,9 @@ def test_requests_that_fail_or_are_left_at_any_stage_keep_nothing_open(engine, p
                 body = json.dumps({**OPENAI[path], **change})
                 assert 400 <= http.post(path, content=body).status_code < 500, change
             for stream in (True, False):
-                body = {**OPENAI[path], "stream": stream, "ignore_eos": True}
+                streamed = {**OPENAI[path], "stream": stream, "ignore_eos": True}
                 for parts in range(4):
-                    content = json.dumps(body).encode()
+                    content = json.dumps(streamed).encode()
                     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
                     sent = (head + content)[: (len(head) // 2, len(head), -3, None)[parts]]
                     port = int(running.url.rpartition(":")[2])

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import tracemalloc
+from typing import Any
 
 import httpx2
 import pytest
@@ -58,7 +59,7 @@ def test_what_is_no_request_is_a_4xx_that_says_why(http, route, body):
 
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 USER = [{"role": "user", "content": "a"}]
-MEANINGLESS = {
+MEANINGLESS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "ids and a text": (TEXT, {"prompt": [[1], "a"]}, "prompt", "mixes texts"),
     "a text and ids": (TEXT, {"prompt": ["a", [1]]}, "prompt", "mixes texts"),
     "no prompts": (TEXT, {"prompt": []}, "prompt", "is empty"),
@@ -75,7 +76,7 @@ MEANINGLESS = {
         MESSAGES, {"messages": USER, "system": [{"type": "text", "text": ""}]}, "system[0].text", "is empty",
     ),
 }  # fmt: skip
-LENIENT = {
+LENIENT: dict[str, tuple[str, dict[str, Any]]] = {
     "a high temperature": (CHAT, {"messages": USER, "temperature": 3}),
     "a result of no call": (CHAT, {"messages": [*USER, {"role": "tool", "content": "x"}]}),
     "a user without words": (CHAT, {"messages": [{"role": "user", "content": ""}]}),
