@@ -62,10 +62,13 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": POINT}}
 # Routes that change what all others wait for, or that need an argument to be looked at.
 LEFT_OUT = {"/pause_generation", "/sleep", "/release_memory_occupation", "/get_weights_by_name"}
 LEFT_OUT |= {route.path for route in ROUTES if route.path.endswith(("_profile", "_distribution_record"))}
-GET, POST = (
-    [route.path for route in ROUTES if method in route.methods and route.path not in LEFT_OUT]
-    for method in ("GET", "POST")
-)
+POST = [route.path for route in ROUTES if "POST" in route.methods and route.path not in LEFT_OUT]
+GET = [
+    route.path
+    for route in ROUTES
+    if "GET" in route.methods and "POST" not in route.methods and route.path not in LEFT_OUT  # with POST, it acts
+]
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 BAD_BODIES = [
     b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"text": NaN}', b'{"prompt": Infinity}',
     b'{"text": "a", "text": 1}',
@@ -184,7 +187,8 @@ class Client:
                     writer.write_eof()
             answer = await reader.read(-1)
         writer.close()
-        return answer.split(b" ", 2)[1].decode() if answer else "closed"
+        final = answer.rpartition(_INTERIM)[2]
+        return final.split(b" ", 2)[1].decode() if final else "closed"
 
     async def send_any_body(self) -> str:
         """Sends what is no request to any route."""

@@ -10,10 +10,10 @@ from tests.waiting import until
 MARK = "SGLANG_LITE_MARK"
 
 
-def children(module="sglang_lite.engine.child.main"):
-    """Children of this process that run a module."""
+def children(module="sglang_lite.engine.child.main", *, of="self"):
+    """Children of this process, or of the one with the id `of`, that run a module."""
     found = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{of}/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has ended
             pids = (task / "children").read_text().split()
             found += [int(pid) for pid in pids if runs(pid, module)]

@@ -268,12 +268,14 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
     command = [sys.executable, "-c", STOPPED, folders[0], settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
-        (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.child.main"))
-        before = processes.resident(engine)
-        processes.idle(engine)  # it has generated all that was asked for, and nobody reads it
-        grown = processes.resident(engine) - before
-        send(parent.pid, signal.SIGCONT)
+        try:
+            os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
+            (engine,) = processes.children(of=parent.pid)
+            before = processes.resident(engine)
+            processes.idle(engine)  # it has generated all that was asked for, and nobody reads it
+            grown = processes.resident(engine) - before
+        finally:
+            send(parent.pid, signal.SIGCONT)  # or it would be waited for without an end
         texts, tokens, events = json.loads(parent.stdout.read())
     assert (texts, tokens) == (1, 16 * 600)
     assert events < tokens / 2  # joined: about 2,700, and 3,700 on a busy machine, fit into the connection before

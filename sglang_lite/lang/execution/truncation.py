@@ -87,7 +87,7 @@ def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: s
         value=_partial_value(op, text, pointers),
         left_out=pointers,
         max_tokens=enough,
-        hint=f"{'Raise the timeout of the run' if winds_down else f'Set max_tokens={enough}'}{keep}.",
+        hint=f"Raise the timeout of the run{keep}." if winds_down else f"Set max_tokens={enough}{keep}.",
     )
 
 

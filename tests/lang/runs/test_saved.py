@@ -296,7 +296,9 @@ def test_states_continue_from_an_earlier_answer(tmp_path):
 
 def test_what_can_not_run_again_says_why(tmp_path):
     loaded = saved(tree.run(backend=scripted()), tmp_path, backend=scripted())
-    with pytest.raises(sgl.ProgramError, match=r"this state has no program to run again.*sgl.load\(path, program\)"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"this state has no program to run again.*sgl.load\(path, program, backend=…\)"
+    ):
         loaded.rerun("a")
     loaded = saved(tree.run(backend=scripted()), tmp_path)
     with pytest.raises(
