@@ -174,7 +174,9 @@ def test_engines_one_after_the_other_leave_nothing_behind(folders, mark, own, wa
         for thread in threading.enumerate():
             if thread.name in ("sglang_lite-events", "sglang_lite-output", "sglang_lite-send"):
                 thread.join(60) if thread not in OTHERS else None
-        assert left_behind() == before
+        files, threads, children = left_behind()
+        assert (files, children) == (before[0], before[2])
+        assert threads <= before[1]  # an earlier test's may have ended by now
 
 
 def left_behind():
