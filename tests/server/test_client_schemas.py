@@ -66,6 +66,7 @@ def test_objects_have_the_members_that_are_listed(http, engine, door):
         {"additionalProperties": True},
         {"additionalProperties": {"type": "integer"}},
         {"required": ["c"]},
+        {"dependentRequired": {"a": ["c"]}},
         {"minProperties": 3},
         {"allOf": [{"properties": {"c": {"type": "integer"}}, "required": ["c"]}]},
     ],

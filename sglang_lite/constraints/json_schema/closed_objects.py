@@ -133,6 +133,8 @@ def _requires_unlisted(schema: dict[str, Any]) -> bool:
     """Returns True if an object needs more members than it lists."""
     listed = schema.get("properties", {})
     if "patternProperties" in schema:
-        return "required" in schema or "minProperties" in schema
-    unlisted = set(schema.get("required", ())) - listed.keys()
-    return bool(unlisted) or schema.get("minProperties", 0) > len(listed)
+        return not {"required", "dependentRequired", "minProperties"}.isdisjoint(schema)
+    needed = set(schema.get("required", ()))
+    for names in schema.get("dependentRequired", {}).values():
+        needed.update(names)
+    return bool(needed - listed.keys()) or schema.get("minProperties", 0) > len(listed)
