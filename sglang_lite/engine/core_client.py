@@ -300,6 +300,11 @@ class CoreClient:
         return self._link.responds
 
     @property
+    def is_silent(self) -> bool:
+        """True while its process is stopped or swapped out, as was last seen: for choices that each request makes."""
+        return self._link.is_silent
+
+    @property
     def is_up(self) -> bool:
         """True if the process runs its engine; False while another one starts in its place."""
         return not self.gate.reason and self._link.is_ready

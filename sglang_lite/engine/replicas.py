@@ -268,7 +268,7 @@ class Replicas:
     def _readiness(self, rank: int) -> int:
         """2 for a replica that computes, 1 for one that will, 0 for one that has ended."""
         client = self._clients[rank]
-        computes = client.is_up and client.responds and rank not in self._coming_back
+        computes = client.is_up and not client.is_silent and rank not in self._coming_back
         return 2 if computes else int(not client.gate.reason)
 
     def _told(self, rank: int, message: Ready | Prefixes | None) -> None:
