@@ -236,7 +236,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 shortened: as for `run`, for each item. So equal items have equal answers if there is a seed, which a
                 warning says; `s.fork(n)` or `gen(n=…)` draws several for one.
             max_cost, max_total_tokens: as for `run`, for all items together.
-            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU if that is more.
+            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU up to 256.
             progress_bar: whether to show a progress bar, with tokens per second and the share of cached prompt tokens.
             generator_style: whether to return an iterator of states. It starts num_threads programs, and more as states
                 are consumed. Leaving it before its end stops the running programs, as an interrupt (Ctrl-C) does.

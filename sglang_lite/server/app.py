@@ -26,7 +26,7 @@ from sglang_lite.server import log, playground
 from sglang_lite.server.absent import absent_error
 from sglang_lite.server.endpoint import UNUSED, AccessControl, Endpoint, refusal, request_id_of
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
-from sglang_lite.server.http.sockets import bound
+from sglang_lite.server.http.sockets import allow_connections, bound
 from sglang_lite.server.http_server import HttpServer
 from sglang_lite.server.request_metrics import OTHER_ROUTE
 from sglang_lite.server.request_spans import exported
@@ -198,6 +198,7 @@ def serve(
     listening = listening or bound(settings.host, settings.port)
     log.configure(settings)
     warn_if_exposed(settings)
+    allow_connections(settings.max_connections)
     host, port = listening.getsockname()[:2]
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(listening))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -26,6 +26,7 @@ from sglang_lite.server.errors import (
     headers_of,
     status_of,
 )
+from sglang_lite.server.lingering import Linger, LingeringTransport
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.server.unread_client import UnreadClient
 
@@ -72,6 +73,7 @@ class ClientConnection(HttpToolsProtocol):
     Args:
         settings: settings of the server, with the limits.
         clients: number of connections of each client's address, shared by all connections of a server.
+        linger: connections that are read from after their end, shared likewise.
         arguments, options: uvicorn's own.
     """
 
@@ -80,10 +82,11 @@ class ClientConnection(HttpToolsProtocol):
         *arguments: Any,  # uvicorn's own
         settings: ServerSettings,
         clients: Counter[str],
+        linger: Linger,
         **options: Any,  # uvicorn's own
     ) -> None:
         super().__init__(*arguments, **options)
-        self._settings, self._clients = settings, clients
+        self._settings, self._clients, self._linger = settings, clients, linger
         self._most = int(settings.max_head_kb * 1024)
         self._address = ""
         self._requests: list[RequestResponseCycle] = []
@@ -93,6 +96,7 @@ class ClientConnection(HttpToolsProtocol):
         self._begun = self._in_body = False  # of the request that is being read
         self._hosts = 0  # header lines `Host` of that head
         self._refused: SglError | None = None  # why the parser was stopped
+        self._drops_rest = False  # of what the client sends, which was refused
         self._last_answer: SglError | None = None  # sent when all requests before have their answers
         self._held = memoryview(b"")  # data that is parsed when there is room for requests
         self._ended = False  # by the client, on its side
@@ -101,6 +105,7 @@ class ClientConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        transport = cast("asyncio.Transport", LingeringTransport(transport, self._linger, self._is_client_sending))
         super().connection_made(transport)
         self.flow = self._reading = _Reading(transport)
         self._unread = UnreadClient(transport, self.flow, self._waits_for_an_answer)
@@ -189,6 +194,9 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(self._last_answer)
         else:
             self.transport.close()
+
+    def _is_client_sending(self) -> bool:
+        return self._drops_rest or self._begun or self._in_body or bool(self._held)
 
     def _waits_for_an_answer(self) -> bool:
         current = next(iter(self._due()), None)
@@ -314,4 +322,5 @@ class ClientConnection(HttpToolsProtocol):
             lines += [f"{name}: {value}" for name, value in headers_of(error).items() if name != "connection"]
             lines += [f"content-length: {len(body)}", "connection: close", "", ""]
             self.transport.write("\r\n".join(lines).encode() + body)
+        self._drops_rest = True
         self.transport.close()

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from sglang_lite.server.connection import ClientConnection
+from sglang_lite.server.lingering import Linger
 from sglang_lite.server.pacing import PacedConnection, Pacer
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
@@ -34,10 +35,13 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
-        pacer, clients = Pacer(), Counter[str]()
+        pacer = Pacer()
+        clients = Counter[str]()
+        linger = Linger()
 
         def connection(**options: Any) -> PacedConnection:  # uvicorn's own
-            return PacedConnection(ClientConnection(**options, settings=settings, clients=clients), pacer)
+            protocol = ClientConnection(**options, settings=settings, clients=clients, linger=linger)
+            return PacedConnection(protocol, pacer)
 
         config = uvicorn.Config(
             app,

@@ -502,7 +502,7 @@ class ProgressBar:
 
 def _window(num_threads: str | int) -> int:
     if num_threads == "auto":
-        return max(96, (os.cpu_count() or 1) * 16)
+        return min(max(96, (os.cpu_count() or 1) * 16), 256)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
         raise ParameterError("num_threads", f"{num_threads!r} is not 'auto' or a whole number of at least 1.")
     return num_threads

@@ -1,10 +1,15 @@
-"""Socket that a server listens on."""
+"""The socket that a server listens on, and how many it may have open."""
 
 from __future__ import annotations
 
+import logging
 import socket
+from typing import Final
 
 from sglang_lite.protocol import BackendError
+
+logger = logging.getLogger("sglang_lite.server")
+_OTHER_FILES: Final = 256  # of the engine, of logs and of fetches
 
 
 def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -26,3 +31,24 @@ def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
             f"can't listen on port {port} of {host}: {error}.", hint=f"Choose another port with {flag}."
         ) from error
     return found
+
+
+def allow_connections(count: int) -> None:
+    """Raises the system's limit of open files for this process, so that so many connections fit. Warns if the
+    administrator's limit is lower.
+
+    Args:
+        count: number of connections.
+    """
+    import resource  # POSIX alone, as engines are
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        room = max(hard - _OTHER_FILES, 1)
+        logger.warning(
+            "this system allows %d open files: start with --max-connections %d, or raise its limit.", hard, room
+        )
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

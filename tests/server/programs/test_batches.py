@@ -63,3 +63,21 @@ def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
     around.run(late, backend=remote, timeout=0.01)
     assert {type(each) for each in late} == {sgl.RequestTimeoutError}
     until(lambda: not small.stats()["running"])
+
+
+def test_more_programs_than_connections_are_allowed_are_told_what_to_do(small):
+    with serving(small, max_connections_per_client=6) as url:
+        remote = endpoint(url)
+        with pytest.raises(sgl.OverloadedError, match=r"6 connections of this client are open.*num_threads="):
+            write.run_batch(LONG[:40], backend=remote, num_threads=40, max_new_tokens=2)
+        states = write.run_batch(LONG[:40], backend=remote, num_threads=3, max_new_tokens=2)
+        assert all(state["a"] is not None for state in states)
+        remote.shutdown()
+
+
+def test_a_batch_of_as_many_programs_as_are_run_by_default_is_not_refused(small_url):
+    """On a machine with 16 processors or more."""
+    remote = endpoint(small_url)
+    states = write.run_batch(LONG[:256], backend=remote, num_threads=256, max_new_tokens=1)
+    assert all(state["a"] is not None for state in states)
+    remote.shutdown()

@@ -14,8 +14,8 @@ def write(s, question):
     s += question + sgl.gen("a", ignore_eos=True)
 
 
-def endpoint(url):
-    remote = sgl.RuntimeEndpoint(url, retries=0)
+def endpoint(url, retries=0):
+    remote = sgl.RuntimeEndpoint(url, retries=retries)
     remote.chat_template = get_chat_template("chatml")
     return remote
 

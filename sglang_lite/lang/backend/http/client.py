@@ -70,17 +70,15 @@ def trace_headers() -> dict[str, str]:
 
 
 class Retries:
-    """Retries of one request, with exponentially growing pauses.
+    """Retries of one request, with exponentially growing pauses. Their number in a row is a setting of the server.
 
     Args:
         server: server that the request is sent to.
-        max_retries: maximum number of retries in a row, or None for the server's setting; the count restarts when an
-            attempt makes progress.
     """
 
-    def __init__(self, server: ServerClient, max_retries: int | None = None) -> None:
+    def __init__(self, server: ServerClient) -> None:
         self._server, self._closings = server, server.closings
-        self._max_retries, self._retried = server.retries if max_retries is None else max_retries, 0
+        self._retried = 0
 
     def progressed(self) -> None:
         self._retried = 0
@@ -88,7 +86,7 @@ class Retries:
     async def pause(self, error: BackendError) -> None:
         """Waits before the next attempt, at least for as long as the server asks. Raises the last attempt's error if no
         retries are left, if that wait would exceed the timeout, or if the connections were closed meanwhile."""
-        if self._retried >= self._max_retries or self.over:
+        if self._retried >= self._server.retries or self.over:
             raise error
         retry_after, deadline = error.retry_after or 0.0, current_deadline.get()
         remaining = math.inf if deadline is None else deadline - time.monotonic()
@@ -228,7 +226,7 @@ class ServerClient:
         Raises:
             SglError: the server reports an error, or sends no answer.
         """
-        retries = Retries(self, 0 if once else None)
+        retries = Retries(self)
         while True:
             try:
                 with self._translating_errors():
@@ -241,6 +239,8 @@ class ServerClient:
                     raise self._response_error(response.status_code, response.content, response.headers)
                 return self._json(response.content)
             except RETRYABLE_ERRORS as error:
+                if once:
+                    raise
                 await retries.pause(error)
 
     async def stream_events(

@@ -233,7 +233,8 @@ class RemoteProgram:
                     self._end(error)
                 self._connection.cancel()
         except RuntimeError as error:
-            if "shutdown" not in str(error):  # interpreter exit, which disconnects and so ends the program
+            # At the interpreter's exit, and when the backend is closed: both disconnect, which ends the program.
+            if "shutdown" not in str(error) and "closed" not in str(error):
                 raise
         finally:
             self._sending = False

@@ -1,0 +1,94 @@
+"""Ends of connections whose clients are still sending."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+_LINGER_S: Final = 5.0  # longest time that a client may send on after its last answer
+_MOST: Final = 64  # connections that linger at once: clients over a limit must not keep descriptors
+_READ: Final = 64 << 10
+
+
+class Linger:
+    """Connections of a server that are read from after their end, and the memory that they are read into."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.buffer = memoryview(bytearray(_READ))
+
+    def has_room(self) -> bool:
+        return self.count < _MOST
+
+
+class LingeringTransport:
+    """Transport that lets a client read its last answer although it is still sending.
+
+    A socket that is closed before everything was read from it resets the connection, and the client's system then drops
+    an answer that the client has not read yet. So `close` only ends the server's side if the client is still sending.
+    What it sends is read and dropped until it ends its side, too, for at most five seconds (RFC 9112, 9.6).
+
+    Args:
+        transport: the connection.
+        linger: the server's lingering connections.
+        is_sending: function that returns True if the client has not sent the end of a request yet.
+    """
+
+    def __init__(self, transport: asyncio.Transport, linger: Linger, is_sending: Callable[[], bool]) -> None:
+        self._transport, self._linger, self._is_sending = transport, linger, is_sending
+        self._is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Returns True from the first call of `close` on."""
+        return self._is_lingering or self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Sends data, or drops it after `close`, as other transports do."""
+        if not self._is_lingering:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Ends the connection as soon as what was written is sent and the client has ended its side, too."""
+        if self.is_closing():
+            return
+        can_linger = self._transport.can_write_eof()  # TLS ends as a whole
+        if not (can_linger and self._is_sending() and self._linger.has_room()):
+            self._transport.close()
+            return
+        self._is_lingering = True
+        self._transport.set_protocol(_Discarding(self._transport, self._linger))
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+
+class _Discarding(asyncio.BufferedProtocol):
+    """Protocol of a lingering connection, which drops what comes.
+
+    Args:
+        transport: the connection; its protocol until now is told when it is lost.
+        linger: the server's lingering connections.
+    """
+
+    def __init__(self, transport: asyncio.Transport, linger: Linger) -> None:
+        self._before = transport.get_protocol()
+        self._linger = linger
+        linger.count += 1
+        self._timer = asyncio.get_running_loop().call_later(_LINGER_S, transport.close)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._linger.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        pass
+
+    def eof_received(self) -> None:
+        """Lets the transport close itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._linger.count -= 1
+        self._timer.cancel()
+        self._before.connection_lost(exc)
