@@ -18,9 +18,13 @@ class _TensorAddress:
 
     address: int
     dtype: torch.dtype
+    device: torch.device
 
     def data_ptr(self) -> int:
         return self.address
+
+    def get_device(self) -> int:
+        return -1 if self.device.index is None else self.device.index
 
 
 def tensor_descriptor(
@@ -37,14 +41,20 @@ def tensor_descriptor(
     rows = x.numel() // columns
     if triton.knobs.runtime.interpret:
         return TensorDescriptor(x, [rows, columns], [columns, 1], list(block))
-    return _cached_descriptor(x.data_ptr(), x.dtype, rows, columns, block, layout)
+    return _cached_descriptor(x.data_ptr(), x.dtype, x.device, rows, columns, block, layout)
 
 
 @functools.lru_cache(maxsize=4096)
 def _cached_descriptor(
-    address: int, dtype: torch.dtype, rows: int, columns: int, block: tuple[int, int], layout: Any
+    address: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: int,
+    columns: int,
+    block: tuple[int, int],
+    layout: Any,
 ) -> Any:
-    place = _TensorAddress(address, dtype)
+    place = _TensorAddress(address, dtype, device)
     if layout is None:
         return TensorDescriptor(place, [rows, columns], [columns, 1], list(block))
     from triton.experimental.gluon.nvidia import hopper  # absent in Triton 3.5

@@ -3,6 +3,10 @@
 At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs and more. Here,
 variants are cached by what decides that: data types and alignment of tensors, Triton's own classification of numbers,
 and values of constants. Unknown variants are launched by Triton itself.
+
+Cached launches hand addresses to the driver, which reads whatever is there. An address of another device ends all work
+of the process with an illegal memory access. So tensors on other devices have keys of their own, and the launcher
+checks the devices of each new key.
 """
 
 from __future__ import annotations
@@ -17,10 +21,16 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from sglang_lite.errors import SglError
+
 try:
     from triton._C.libtriton import native_specialize_impl as _specialized
 except ImportError:  # Triton 3.5
     _specialized = None
+
+
+_PINNED = "pinned"  # memory of the host that GPUs read, too
+_EMPTY = "empty"
 
 
 class KernelLauncher:
@@ -29,6 +39,9 @@ class KernelLauncher:
 
     Args:
         function: Triton function, whose constants must come last.
+
+    Raises:
+        SglError: at a launch, if the GPU can't read a tensor's memory.
     """
 
     def __init__(self, function: Any) -> None:  # object of Triton
@@ -45,11 +58,14 @@ class KernelLauncher:
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        key, values = variant_key(arguments)
-        device = driver.active.get_current_device() if key else None
+        device = driver.active.get_current_device()
+        key, values = variant_key(arguments, device)
+        if not key:
+            device = None
         key += device, *options, *options.values()
         kernel = self._kernels.get(key)
         if kernel is None:
+            self._check_devices(arguments)
             kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
             if device is not None and isinstance(kernel, CompiledKernel) and len(arguments) == self._arguments:
                 self._kernels[key] = kernel
@@ -60,15 +76,30 @@ class KernelLauncher:
             x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._constant_slots
         )  # fmt: skip
 
+    def _check_devices(self, arguments: tuple[Any, ...]) -> None:
+        """Raises an SglError if the current device can't read the memory of an argument."""
+        current = driver.active.get_current_device()
+        if not isinstance(current, int):  # stands for a GPU that is not there: nothing is launched
+            return
+        for parameter, argument in zip(self.function.params, arguments, strict=False):
+            memory = _memory_of(argument)
+            if memory is None or _memory_place(memory) in (current, _PINNED, _EMPTY):
+                continue
+            raise SglError(
+                f"{self.function.__name__}: the kernel runs on device {_device_name(current)}, and its argument "
+                f"{parameter.name!r} is on {memory.device}.",
+                hint=f"Make the tensor with device={_device_name(current)!r}, or pin the host's memory that it is in.",
+            )
+
 
 def cached_launch(function: Any) -> Any:  # object of Triton
     """Decorator of kernels that the host launches. Leaves functions of the interpreter unchanged."""
     return KernelLauncher(function) if isinstance(function, JITFunction) and _specialized is not None else function
 
 
-def variant_key(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # any types that kernels take
+def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...], list[Any]]:  # any types of kernels
     """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments in the driver's
-    form.
+    form. Tensors on other devices than `device`, torch's number of one, have keys of their own.
 
     Both are empty if a tensor has no memory, as nothing can be launched then.
     """
@@ -80,17 +111,40 @@ def variant_key(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]
             address = argument.data_ptr()
             if not address:
                 return (), []
-            found.append((argument.dtype, address % 16) if address % 16 else argument.dtype)
+            kind: Any = (argument.dtype, address % 16) if address % 16 else argument.dtype
+            if argument.get_device() != device:
+                kind = kind, _memory_place(argument)
             values.append(address)
         else:
             if argument is None:
-                found.append(None)
+                kind = None
             elif of is int or of is float or of is bool:
-                found.append(_number_key(argument))
+                kind = _number_key(argument)
             else:
-                found.append(_specialized(BaseBackend, argument, False, True, True))
+                kind = _specialized(BaseBackend, argument, False, True, True)
+                memory = _memory_of(argument)
+                if memory is not None and memory.get_device() != device:
+                    kind = kind, _memory_place(memory)
             values.append(argument)
+        found.append(kind)
     return tuple(found), values
+
+
+def _memory_of(argument: Any) -> Any:
+    """Returns the tensor, or what stands for one, whose memory an argument or its descriptor points to; None for
+    numbers."""
+    memory = argument.base if hasattr(argument, "block_shape") else argument
+    return memory if hasattr(memory, "data_ptr") else None
+
+
+def _memory_place(memory: Any) -> Any:  # of a tensor or a descriptor
+    """Returns torch's number of the device that memory is on (-1: the host), `_PINNED` or `_EMPTY`."""
+    if isinstance(memory, torch.Tensor):
+        if not memory.numel():
+            return _EMPTY
+        if memory.device.type == "cpu" and memory.is_pinned():
+            return _PINNED
+    return memory.get_device()
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are distinct kinds
@@ -98,3 +152,8 @@ def _number_key(number: float) -> Any:
     """Returns Triton's classification of a number: its type, and if it is 1, which is compiled in, or divisible by
     16."""
     return _specialized(BaseBackend, number, False, True, True)
+
+
+def _device_name(number: int) -> str:
+    """Returns the name of a device from torch's number of it."""
+    return "cpu" if number < 0 else f"cuda:{number}"

@@ -13,12 +13,16 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+import sglang_lite as sgl
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.launcher import KernelLauncher, cached_launch, variant_key
 from sglang_lite.runtime.kernels.norm import add_norm
 from sglang_lite.runtime.kernels.reference.norm import norm as reference
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 EDGES = (0, 1, 2, 15, 16, 17, 32, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+CPU = -1  # torch's number of the device on which tensors without a GPU are
 ROOM = torch.empty(4096, dtype=torch.uint8)
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int32, torch.int64, torch.bool)
 numbers = st.one_of(st.sampled_from(EDGES), st.integers(-(2**63), 2**64 - 1), st.floats(), st.booleans(), st.none())
@@ -42,7 +46,7 @@ arguments = st.one_of(numbers, tensors(), descriptors())
 
 @given(arguments, arguments)
 def test_whatever_triton_tells_apart_has_kinds_of_its_own(one, other):
-    if variant_key((one,))[0] == variant_key((other,))[0]:
+    if variant_key((one,), CPU)[0] == variant_key((other,), CPU)[0]:
         for options in itertools.product((False, True), repeat=3):  # constant memory, specialised, by alignment
             assert native_specialize_impl(BaseBackend, one, *options) == native_specialize_impl(
                 BaseBackend, other, *options
@@ -51,25 +55,28 @@ def test_whatever_triton_tells_apart_has_kinds_of_its_own(one, other):
 
 @given(st.lists(arguments, max_size=4), st.lists(arguments, max_size=4))
 def test_kinds_of_arguments_are_those_of_each(one, other):
-    apart = [variant_key((x,))[0] for x in one], [variant_key((x,))[0] for x in other]
-    assert (variant_key(tuple(one))[0] == variant_key(tuple(other))[0]) == (apart[0] == apart[1])
+    apart = [variant_key((x,), CPU)[0] for x in one], [variant_key((x,), CPU)[0] for x in other]
+    assert (variant_key(tuple(one), CPU)[0] == variant_key(tuple(other), CPU)[0]) == (apart[0] == apart[1])
 
 
 def test_the_driver_takes_addresses_of_tensors_and_numbers_as_they_are():
     x = torch.empty(64)[3:]
-    assert variant_key((x, None, 7, True, 0.5))[1] == [x.data_ptr(), None, 7, True, 0.5]
+    assert variant_key((x, None, 7, True, 0.5), CPU)[1] == [x.data_ptr(), None, 7, True, 0.5]
 
 
 @pytest.mark.parametrize("without", [torch.empty(8, device="meta"), torch.empty(0)], ids=["meta", "empty"])
 def test_a_tensor_without_memory_has_no_kinds(without):
-    assert variant_key((torch.empty(8), without, 3)) == ((), [])
+    assert variant_key((torch.empty(8), without, 3), CPU) == ((), [])
 
 
 class Triton:
     """A kernel `f(x, n, SIZE: constexpr)` that notes what it is asked for."""
 
+    __name__ = "f"
+
     def __init__(self):
-        self.params = [SimpleNamespace(is_constexpr=constant) for constant in (False, False, True)]
+        names = {"x": False, "n": False, "SIZE": True}
+        self.params = [SimpleNamespace(name=name, is_constexpr=constant) for name, constant in names.items()]
         self.asked, self.launches = [], []
 
     def run(self, *arguments, grid, warmup, **options):
@@ -89,7 +96,7 @@ def set_device(monkeypatch, device):
 
 @pytest.fixture
 def triton_(monkeypatch):
-    set_device(monkeypatch, 0)
+    set_device(monkeypatch, CPU)
     return Triton()
 
 
@@ -115,19 +122,73 @@ def test_every_other_kind_and_option_is_a_variant_of_its_own(triton_):
     assert [launch[4] for launch in triton_.launches] == [*range(1, len(calls) + 1)]
 
 
-def test_nothing_is_kept_of_launches_on_tensors_without_memory(triton_):
+def test_nothing_is_kept_of_launches_on_tensors_without_memory(triton_, monkeypatch):
     kernel = KernelLauncher(triton_)
+    set_device(monkeypatch, properties_of(torch.device("cpu")))  # as while variants are collected
     for _ in range(2):
         kernel[(1,)](torch.empty(8, device="meta"), 5, SIZE=8)
     assert len(triton_.asked) == 2
 
 
 def test_each_device_has_variants_of_its_own(triton_, monkeypatch):
+    kernel = KernelLauncher(triton_)
+    for device in (0, 1):
+        set_device(monkeypatch, device)
+        kernel[(1,)](7, 5, SIZE=8)
+    assert len(triton_.asked) == 2
+
+
+@pytest.mark.parametrize("argument", [torch.empty(64), torch.empty(8, device="meta")], ids=["host", "meta"])
+def test_a_tensor_that_the_gpu_can_not_read_is_refused(triton_, monkeypatch, argument):
+    set_device(monkeypatch, 1)
+    kernel = KernelLauncher(triton_)
+    for _ in range(2):
+        with pytest.raises(
+            sgl.SglError, match=r"^f: .* on device cuda:1, .* argument .x. is on (cpu|meta)\. .*device=.cuda:1"
+        ):
+            kernel[(1,)](argument, 5, SIZE=8)
+    assert triton_.asked == []
+
+
+def test_a_tensor_elsewhere_is_refused_after_launches_of_its_kind(triton_, monkeypatch):
+    """The driver gets nothing but its address then, and reading there would end the work of the whole process."""
     kernel, x = KernelLauncher(triton_), torch.empty(64)
     kernel[(1,)](x, 5, SIZE=8)
-    set_device(monkeypatch, 1)
     kernel[(1,)](x, 5, SIZE=8)
-    assert len(triton_.asked) == 2
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 1)
+    with pytest.raises(sgl.SglError, match=r"f: .* device cpu"):
+        kernel[(1,)](x, 5, SIZE=8)
+    assert len(triton_.launches) == 1
+
+
+def test_memory_of_the_host_that_is_pinned_is_taken(triton_, monkeypatch):
+    set_device(monkeypatch, 0)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    kernel, x = KernelLauncher(triton_), torch.empty(64)
+    for _ in range(2):
+        kernel[(1,)](x, 5, SIZE=8)
+    assert len(triton_.launches) == 1
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
+    with pytest.raises(sgl.SglError, match="pin the host's memory"):
+        kernel[(1,)](x, 5, SIZE=8)
+
+
+def test_an_empty_tensor_may_be_anywhere(triton_, monkeypatch):
+    set_device(monkeypatch, 0)
+    KernelLauncher(triton_)[(1,)](torch.empty(0), 5, SIZE=8)
+    assert len(triton_.asked) == 1
+
+
+def test_memory_behind_a_descriptor_is_checked(triton_, monkeypatch):
+    kernel = KernelLauncher(triton_)
+    described = TensorDescriptor.from_tensor(torch.empty(16, 64), [16, 32])
+    kernel[(1,)](described, 5, SIZE=8)
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
+    cached = tensor_descriptor(torch.empty(16, 64), 64, (16, 32))
+    set_device(monkeypatch, 0)
+    for argument in (described, cached):
+        with pytest.raises(sgl.SglError, match=r"f: .* device cuda:0, .* .x. is on cpu"):
+            kernel[(1,)](argument, 5, SIZE=8)
 
 
 def test_kernels_of_the_interpreter_stay_as_they_are():
