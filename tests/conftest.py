@@ -177,11 +177,13 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def model_file() -> Path:
-    """The default model's GGUF file."""
+    """The default model's GGUF file. Where it was not fetched, tests that need it are skipped; in CI they fail."""
     from sglang_lite.runtime.host.cache_folder import cache_folder
 
     path = cache_folder() / "models" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert path.exists(), f"{path} is missing; run `sglang-lite models pull smollm2-135m` (make test does)"
+    if not path.exists():
+        end = pytest.fail if os.environ.get("CI") else pytest.skip
+        end(f"needs the default model: {path} is missing; run `sglang-lite models pull smollm2-135m` (make test does)")
     return path
 
 

@@ -44,9 +44,21 @@ def _run() -> bool:
     return out.item() == 6
 
 
-needs_kernels = pytest.mark.skipif(
-    not _run(), reason=f"the interpreter of Triton {triton.__version__} does not run loops with numpy {np.__version__}"
-)
+INTERPRETED = triton.knobs.runtime.interpret
+
+
+def _missing() -> str:
+    """Why kernels can't run here; only read where they can't."""
+    if INTERPRETED:
+        return f"the interpreter of Triton {triton.__version__} does not run loops with numpy {np.__version__}"
+    return "kernels need a GPU that Triton can use, or TRITON_INTERPRET=1"
+
+
+needs_kernels = pytest.mark.skipif(not _run(), reason=_missing())
+
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="kernels on the CPU need Triton's interpreter")
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 needs_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"

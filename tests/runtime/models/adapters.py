@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import peft
+import pytest
 import torch
 from transformers import PreTrainedModel
+
+peft = pytest.importorskip("peft")
 
 
 class Adapted:

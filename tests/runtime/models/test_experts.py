@@ -27,6 +27,7 @@ from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.quantised_formats import Matrices
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 EXPERTS, SIZE, HIDDEN = 4, 24, 32
@@ -178,12 +179,12 @@ def test_experts_in_eight_bits_are_as_stored_or_near(tmp_path, stored):
     eight = replace(BFLOAT16, fp8=stored == "16 bits", keep_fp8=True)
     spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
     with torch.inference_mode():
-        model = GpuDecoder(spec, open_folder(folder, Matrices(block=(128, 128))), eight, CPU, 64)
+        model = GpuDecoder(spec, open_folder(folder, Matrices(block=(128, 128))), eight, DEVICE, 64)
     matrices = model.layers[0].feed_forward.matrices
     assert matrices.gate_up.dtype == matrices.down.dtype == torch.float8_e4m3fn
     scales = matrices.gate_up_scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
     near = 0 if stored == "blocks" else 1 / 16
-    torch.testing.assert_close(matrices.gate_up.float() * scales, expected, rtol=near, atol=near / 16)
+    torch.testing.assert_close((matrices.gate_up.float() * scales).cpu(), expected, rtol=near, atol=near / 16)
 
 
 class Upcycled(WeightSource):

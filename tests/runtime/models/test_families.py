@@ -57,7 +57,7 @@ from sglang_lite.protocol import Generation, SamplingParams
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
-from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels import needs_gpu, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 SHAPE = dict(
@@ -285,7 +285,7 @@ def test_lower_precision_stays_near(family, dtype):
     assert (rows.median() if experts else rows.mean()) <= 0.15
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize(
     "family",
     ["starcoder2", "phi-norms", "stablelm-parallel", "cohere-norms", "nemotron", "gpt-neox", "olmo"],

@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.quantised_formats import Matrices
-from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels import needs_gpu, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 TINY = Qwen3Config(
@@ -335,7 +335,7 @@ def test_a_device_keeps_eight_bits_of_what_has_them(tmp_path):
     assert type(model.head) is GpuLinear
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_device_computes_in_them(tmp_path, kind):
     folder, reference = write(tmp_path, CONFIGS[kind][0], kind)

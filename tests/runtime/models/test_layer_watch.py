@@ -12,7 +12,7 @@ from sglang_lite.cli import main
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.runtime.executor.step_record import append_step, read_steps
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
-from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels import needs_interpreter, needs_kernels
 from tests.runtime.models.test_families import engine
 from tests.runtime.parallel.asked import saved
 
@@ -34,7 +34,7 @@ def read(folder):
     return of_process, {name: torch.cat([each[name] for each in passes]) for name in passes[0]}
 
 
-@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=[needs_kernels, needs_interpreter])])
 def test_hidden_states_are_those_of_transformers(folder, kernels, tmp_path, monkeypatch, capsys):
     if kernels:
         monkeypatch.setattr("sglang_lite.runtime.loading.load_model.Decoder", GpuDecoder)

@@ -12,7 +12,7 @@ from sglang_lite.runtime.loading.model_files import read_spec
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.offload import Offload, first_offloaded, tensors_within
 from sglang_lite.runtime.models.spec import ModelSpec
-from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels import needs_interpreter, needs_kernels
 from tests.runtime.models.test_families import FAMILIES, SHAPE, ask, engine
 from tests.runtime.models.tiny import randomise, save
 
@@ -55,6 +55,7 @@ def test_each_layer_has_its_weights_when_it_is_computed(folder, first, group):
 
 
 @needs_kernels
+@needs_interpreter
 def test_answers_are_those_of_an_engine_with_all_weights_on_the_device(folder, monkeypatch):
     settings = {"page_size": 4, "max_total_tokens": 400, "threads": 1, "max_running": 2, "device": "cpu"}
     monkeypatch.setattr(load, "Decoder", GpuDecoder)

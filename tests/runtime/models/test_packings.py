@@ -360,6 +360,7 @@ def test_experts_in_mxfp4(tmp_path):
     ids=str,
 )
 def test_what_compressed_tensors_packs_it_unpacks_equally(form, settings, dtype):
+    pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
