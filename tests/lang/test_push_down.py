@@ -1,5 +1,6 @@
 """Statements of docs/programs.md on a run that an engine plays as one program, sentence by sentence."""
 
+import sys
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.protocol import EngineClosedError, Generation, Played
+from sglang_lite.protocol import Delta, EngineClosedError, Generation, Played
 from sglang_lite.runtime.core import engine_program as programs
 from tests.constraints.test_generation import random_model
 
@@ -572,3 +573,19 @@ def test_a_program_may_end_within_a_call_of_it():
     for name in "xy":
         with pytest.raises(EngineClosedError, match=r"closed\."):
             state[name]
+
+
+def test_events_that_come_after_a_timeout_are_dropped():
+    """Else they would stay until the branch goes."""
+
+    def body(s):
+        s += "a" + sgl.gen("x", timeout=1e-6)
+
+    outbox = Outbox()
+    state = run(body, outbox, stream=True)
+    with pytest.raises(sgl.RequestTimeoutError):
+        state["x"]
+    late = Delta("late")
+    before = sys.getrefcount(late)
+    outbox.sink(Played((1,), "x", late))
+    assert sys.getrefcount(late) == before

@@ -71,7 +71,7 @@ class BranchEvents:
         rollbacks: indices of the rollbacks' nodes.
     """
 
-    __slots__ = ("_ended", "_failed", "_lock", "_untaken", "_waiting", "judged", "rollbacks")
+    __slots__ = ("_abandoned", "_ended", "_failed", "_lock", "_untaken", "_waiting", "judged", "rollbacks")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,6 +79,7 @@ class BranchEvents:
         self.rollbacks: list[int] = []
         self._untaken: dict[Attempt, deque[Any]] = {}  # events that have come and were not taken
         self._waiting: dict[Attempt, Callable[[], object]] = {}  # what to call when the next event comes
+        self._abandoned = set[Attempt]()  # whose events nobody takes any more
         self._failed: list[tuple[int, SglError]] = []  # indices of nodes that have failed, and their errors
         self._ended: SglError | None = None  # error with which the program ended
 
@@ -89,7 +90,8 @@ class BranchEvents:
         with self._lock:
             if isinstance(event, SglError) and place not in self.judged:
                 self._failed.append((place, event))
-            self._untaken.setdefault(attempt, deque()).append(event)
+            if attempt not in self._abandoned:
+                self._untaken.setdefault(attempt, deque()).append(event)
         self._wake()
 
     def end(self, error: SglError) -> None:
@@ -116,14 +118,25 @@ class BranchEvents:
 
     async def answers(self, attempt: Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
-        node failed."""
-        while last:
-            arrival = asyncio.get_running_loop().create_future()
-            if not self.has_one(attempt, partial(executor().post, resolve, arrival)):
-                await arrival
-            event = self.answer(attempt)
-            last -= not isinstance(event, Delta)
-            yield event
+        node failed. If it is cancelled or closed before, the node's events are dropped, also those that come later."""
+        try:
+            while last:
+                arrival = asyncio.get_running_loop().create_future()
+                if not self.has_one(attempt, partial(executor().post, resolve, arrival)):
+                    await arrival
+                event = self.answer(attempt)
+                last -= not isinstance(event, Delta)
+                yield event
+        finally:
+            if last:
+                self._abandon(attempt)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        """Drops the events of a node that nobody waits for any more, and those that are still to come."""
+        with self._lock:
+            self._abandoned.add(attempt)
+            self._untaken.pop(attempt, None)
+            self._waiting.pop(attempt, None)
 
     def has_one(self, attempt: Attempt, then: Callable[[], object]) -> bool:
         """Returns True if an event of a node is there. If not, `then` is called once when the next one comes."""
