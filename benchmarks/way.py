@@ -5,9 +5,10 @@
 Counts, by `sys.setprofile`, once it is warm: of the statements `s += text + gen; s.text()` in a body, of a run of a
 program with the same generation, its start, end and reads included, and of one that forks eight branches with a
 generation each, and joins them. No clock. The engine is in a process of its own, which is not counted, or with
---in-process on threads of this one, which are not either. Weights are random.
+--in-process on a thread of this one, which is. Weights are random.
 
---calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor", "sglang_lite-events")
+--calls      also prints the calls of a thread, in order ("MainThread", "sglang_lite-executor", "sglang_lite-events",
+             "sglang_lite-engine")
 --modules    also prints the modules of a thread, by how often they are entered
 """
 
@@ -81,7 +82,7 @@ def settle() -> None:
 
 def calls_by_thread(engine: sgl.Engine, work: Callable[[], object]) -> dict[str, list[tuple[str, str]]]:
     """(module, function) of each call while some work is done, by the name of the thread: of this one, the executor
-    loop, and the reader of the engine's process."""
+    loop, and the reader of the engine's process or, in this one, its loop."""
     calls: dict[str, list[tuple[str, str]]] = {}
     counts = False  # not while the threads are told to profile
 
@@ -94,10 +95,9 @@ def calls_by_thread(engine: sgl.Engine, work: Callable[[], object]) -> dict[str,
     def profile(function: Any) -> None:
         executor().post(sys.setprofile, function)
         settle()
-        if not engine.config.in_process:
-            engine.core.call_soon(lambda: sys.setprofile(function))
-            for _ in range(2):  # the call is made behind the first answer
-                engine.stats()
+        engine.core.call_soon(lambda: sys.setprofile(function))
+        for _ in range(2):  # the call is made behind the first answer
+            engine.stats()
         sys.setprofile(function)
 
     profile(note)

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import itertools
+import shutil
 import sys
 import threading
 import tracemalloc
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,9 @@ import sglang_lite as sgl
 from sglang_lite.engine.connection import Connection
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.reading import finished
 from sglang_lite.protocol import Generation
+from sglang_lite.runtime.kernels.block_product import is_supported
 from tests.waiting import until
 
 STATES = 200
@@ -144,6 +148,46 @@ def test_a_first_generation_takes_one_write_and_so_many_calls_on_its_own_thread(
     assert len(set(files)) <= 25  # 24 modules
     # Two of the changes of file are as gen notes its line.
     assert sum(before != after for before, after in itertools.pairwise(files)) <= 55
+
+
+def engine_calls(engine, program):
+    """Calls of this package's functions on the thread of an engine in this process, by function, for a run."""
+    made = Counter()
+
+    def note(frame, event, _arg):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            made[frame.f_code.co_qualname] += 1
+
+    inbox = engine.core.loop.inbox
+    inbox.call(lambda: sys.setprofile(note))
+    try:
+        state = program.run(backend=engine)
+        state.sync()
+        finished(state.branch.player).wait()
+        on_executor(lambda: None)  # by which the program was closed
+        inbox.call(lambda: None)  # so that the step after that is counted, too
+    finally:
+        inbox.call(lambda: sys.setprofile(None))
+    return made
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="compiled operators need a C++ compiler"
+)
+@pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
+def test_a_warm_generation_takes_so_many_calls_on_the_engines_thread(model_file):
+    """A program of one generation of one token, from its first node to its end, on the default model."""
+
+    @sgl.function
+    def one_token(s):
+        s += "Answer this question, please: " + sgl.gen("a", max_tokens=1, ignore_eos=True)
+        s.text()
+
+    with sgl.Engine(model_file, in_process=True, threads=1) as engine:
+        for _ in range(3):  # what is kept from run to run is there then
+            one_token.run(backend=engine).sync()
+        fewest = min((engine_calls(engine, one_token) for _ in range(3)), key=Counter.total)
+    assert fewest.total() <= 600, fewest.most_common(20)  # 570 with Python 3.11
 
 
 class Waiting(sgl.BaseBackend):

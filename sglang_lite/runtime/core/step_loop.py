@@ -186,12 +186,17 @@ class StepLoop:
         self.inbox.gate.claim()
         this_thread.runs_engine = True
         try:
+            busy = self.busy
             while True:
-                if not self.busy:
+                if not busy:
                     if not self.inbox.wait(self.recount.due_s):
                         self.recount.run()
+                        busy = self.busy
                         continue
                     self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
+                    if not (self.busy or self._unsettled or self.inbox.closing):
+                        self.flushes.flush()  # for what the commands have sent
+                        continue
                 elif self.scheduler.waits and not self._computes and not self._joins:
                     self.inbox.wait(_COPY_PAUSE_S if self.scheduler.awaits_copies else _PAUSE_S)
                 self.inbox.run()
@@ -202,6 +207,7 @@ class StepLoop:
                     self.step()
                 self.stepping_since = None
                 self.flushes.flush()
+                busy = self.busy
             error = EngineClosedError("the engine was closed before the request finished.")
         except BaseException as crash:  # any exception: every waiting caller must be notified
             logger.exception("the engine's loop crashed")
@@ -223,9 +229,16 @@ class StepLoop:
     @property
     def busy(self) -> bool:
         """True if the loop has work to do before the next command."""
-        encodes = self.encoding is not None and self.encoding.due
-        due = (encodes and not self.holds) or (not self.scheduler.idle and not self._held)
-        return due or self._joins or self._computes or bool(self.postponed)
+        if self._in_flight is not None or self._launched or self.postponed or self._joins:
+            return True
+        if not self.scheduler.idle and not self._held:
+            return True
+        return self.encoding is not None and self.encoding.due and not self.holds
+
+    @property
+    def _unsettled(self) -> bool:
+        """True if a step may have an effect although the loop is not busy."""
+        return self.encoding is not None or self.scheduler.unsettled
 
     @property
     def _computes(self) -> bool:
@@ -474,8 +487,8 @@ class RequestEnds:
             self._scheduler.finish(request, State.FINISHED)
             request.output.send(request.generation(finish))
             return
-        table = self._scheduler.store.table
-        request.tokens = table.tokens[request.slot, : table.known[request.slot]].copy()
+        table, slot = self._scheduler.store.table, request.slot
+        request.tokens = table.tokens[slot, : table.known[slot]].copy()
         report = partial(self._report, request, finish)
         begun = request.follow.begin(request.tokens, finish, partial(self._loop.postponed.add, report))
         if begun is not None:

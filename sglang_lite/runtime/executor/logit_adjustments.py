@@ -45,6 +45,8 @@ def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustment
         adjustments: adjustments by row.
     """
     errors: dict[int, SglError] = {}
+    if not adjustments:
+        return errors
     rows = list(adjustments.items())
     _divide_repeated(logits, [(i, row) for i, row in rows if row.params.repetition_penalty != 1.0])
     _subtract_counted(

@@ -149,7 +149,7 @@ def sample(
         original_logprobs: whether log-probabilities are those of `logits` as passed, or those of the adjusted logits.
     """
     reported = [i for i, row in adjustments.items() if row.params.return_logprob]
-    logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
+    logprobs = {i: logits[i].log_softmax(-1) for i in reported} if original_logprobs else {}
     scores = (
         None
         if scored is None or not scored.any()

@@ -157,8 +157,8 @@ class ThreadedSmallBatchOps:
         model: StepLayers,
         x: torch.Tensor,
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        store_at: Sequence[torch.Tensor],
-        reads: Sequence[ReadSlots],
+        store_at: tuple[torch.Tensor, torch.Tensor],
+        reads: tuple[ReadSlots, ReadSlots],
         cache: KVCache,
         adapters: StepAdapters | None = None,
     ) -> torch.Tensor:
@@ -183,20 +183,19 @@ class ThreadedSmallBatchOps:
                 adapters.deltas, adapters.tokens.data_ptr(), adapters.starts.data_ptr(), len(adapters.starts) - 1,
                 adapters.rank,
             ))  # fmt: skip
+        cos, sin = zip(*ropes, strict=True)
+        dims = [each.shape[-1] for each in cos]
+        whole, windowed = reads
         step = _Step(
-            model.layers, _addresses(cache.k), _addresses(cache.v), _addresses([cos for cos, _ in ropes]),
-            _addresses([sin for _, sin in ropes]), (_INT * len(ropes))(*(cos.shape[-1] for cos, _ in ropes)),
-            _both(store_at), _both([each.addresses for each in reads]), _both([each.firsts for each in reads]),
-            (_LONG * 2)(*slots), reads[0].lengths.data_ptr(), x.data_ptr(), model.norm.data_ptr(), out.data_ptr(),
-            lora, len(model.layers), *x.shape, model.heads, kv, size, model.gates, reads[0].longest, model.eps,
+            model.layers, _addresses(cache.k), _addresses(cache.v), _addresses(cos), _addresses(sin),
+            (_INT * len(dims))(*dims), _addresses(store_at), _addresses((whole.addresses, windowed.addresses)),
+            _addresses((whole.firsts, windowed.firsts)), (_LONG * 2)(*slots), whole.lengths.data_ptr(), x.data_ptr(),
+            model.norm.data_ptr(), out.data_ptr(), lora, len(model.layers), *x.shape, model.heads, kv, size,
+            model.gates, whole.longest, model.eps,
         )  # fmt: skip
         self._step(step, torch.get_num_threads())
         return out
 
 
-def _both(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_POINTER * 2)(*(x.data_ptr() for x in tensors))
-
-
 def _addresses(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_POINTER * len(tensors))(*(x.data_ptr() for x in tensors))
+    return (_POINTER * len(tensors))(*map(torch.Tensor.data_ptr, tensors))

@@ -184,6 +184,8 @@ class PrefixCache:
     def take_copies(self, slot: int | None = None) -> list[PageCopy]:
         """Takes the pending copies, which lock the pages that they read: all to make them, or those of a slot to drop
         them, whose tokens will be computed."""
+        if not self.pending_copies:
+            return []
         taken = [copy for copy in self.pending_copies if slot in (None, copy.slot)]
         self.pending_copies = [copy for copy in self.pending_copies if slot not in (None, copy.slot)]
         for copy in taken:

@@ -419,7 +419,8 @@ class RadixTree:
             if not before or not current.locks:
                 self.locked_pages += change * len(current.pages)
             current = current.parent
-        self._queue_leaf(node)
+        if change < 0:
+            self._queue_leaf(node)
 
     def nodes(self) -> Iterator[Node]:
         """Yields the nodes of all namespaces, without the roots."""

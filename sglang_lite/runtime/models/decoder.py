@@ -169,6 +169,10 @@ class Decoder:
         """Tokens whose embeddings and logits this rank has."""
         return self._parts[self.ranks.parallel.rank]
 
+    @cached_property
+    def _has_whole_vocabulary(self) -> bool:
+        return len(self.vocabulary) == self.vocab_size
+
     @property
     def vocab_size(self) -> int:
         return self.spec.vocab_size
@@ -287,7 +291,7 @@ class Decoder:
         return x, [torch.zeros_like(x).index_copy_(0, at, each) for each in others]
 
     def _looked_up(self, ids: torch.Tensor) -> torch.Tensor:
-        if len(self.vocabulary) == self.vocab_size:
+        if self._has_whole_vocabulary:
             return self.embedding[ids]
         own = (ids >= self.vocabulary.start) & (ids < self.vocabulary.stop)
         x = self.embedding[(ids - self.vocabulary.start).clamp(0, len(self.vocabulary) - 1)]
@@ -296,7 +300,7 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
         logits = self.head(hidden).float()
-        if len(self.vocabulary) < self.vocab_size:
+        if not self._has_whole_vocabulary:
             logits = self.ranks.gather(logits, list(map(len, self._parts)))
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale

@@ -94,7 +94,7 @@ class ScheduledBranch:
     @property
     def may_return(self) -> bool:
         """True if the branch may need its text again: its caller may still add nodes."""
-        return self.returns or (self.program.open and self._branch.error is None)
+        return self._branch.returns or (self.program.open and self._branch.error is None)
 
 
 def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:

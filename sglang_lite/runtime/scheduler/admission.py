@@ -110,10 +110,11 @@ class Admission:
             self._admissions += 1
             request.admission = self._admissions
             request.handle = store.admit(tokens, match, request.space)
-            table.adapter[request.slot] = adapter_slot
+            slot = request.handle.slot
+            table.adapter[slot] = adapter_slot
             request.times.started = request.times.started or time.perf_counter()
             if request.cache.tokens < 0:
-                request.cache.admitted(min(int(table.computed[request.slot]), request.prompt_len))
+                request.cache.admitted(min(int(table.computed[slot]), request.prompt_len))
                 prompt = tokens[: request.prompt_len]
                 paused = request.branch is not None and request.branch.evicted
                 request.cache.miss = store.miss(
@@ -121,7 +122,7 @@ class Admission:
                 )
                 self.count(request)
             self.start(request)
-            prefilling[request.slot] = request
+            prefilling[slot] = request
             admitted.append(request)
             promised, window_pages = promised + needed, window_pages - in_windows
         queues = self._queues
@@ -197,8 +198,8 @@ class Admission:
         below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
         if branch is not None:  # a request by itself ends before programs have grown
             paused, given_up = pauses.before(after, beside=branch)
-            growing = [*paused, *(each for each in programs if each.rank <= after)]
-            growth = sum(each.growth for each in growing)
+            growing = [*paused, *[each for each in programs if each.rank <= after]]
+            growth = sum([each.growth for each in growing])
             if needed + promised + given_up - (-growth // store.page_size) > store.available + below:
                 growth = peak_growth(growing)
             promised += max(given_up - (-growth // store.page_size) - below, 0)

@@ -70,7 +70,8 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        return int((self.ends - self.starts).sum()) + sum(len(draft.tokens) for draft in self.drafts.values())
+        own = int((self.ends - self.starts).sum())
+        return own + int(self.drafted.sum()) if self.drafts else own
 
 
 def make_batch(

@@ -222,6 +222,11 @@ class Pauses:
         if len(tokens):
             self._wanted[branch] = tokens, space
 
+    @property
+    def unsettled(self) -> bool:
+        """True if pauses were asked for since the last step."""
+        return bool(self._wanted)
+
     def settle(self) -> None:
         """Begins the pauses asked for since the last step."""
         wanted, self._wanted = self._wanted, {}

@@ -48,7 +48,7 @@ class Queues:
 
     @property
     def idle(self) -> bool:
-        return not (self.waiting_any or self.running_any)
+        return not (self.returned or self.waiting or self.prefilling or self.decoding)
 
     def wait(self, request: Request) -> None:
         """Queues a request behind all that wait."""

@@ -61,6 +61,8 @@ class Retraction:
 
     def with_next_pages(self, decoding: list[Request]) -> list[Request]:
         """Gives each request a page for its next token. Returns those that have one."""
+        if not decoding:
+            return decoding
         table, size = self._store.table, self._store.page_size
         slots = slots_of(decoding)
         short = slots[-(-table.length[slots] // size) > table.page_count[slots]]

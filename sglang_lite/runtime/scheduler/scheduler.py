@@ -96,6 +96,12 @@ class Scheduler:
         return self.queues.idle and not self.awaits_copies
 
     @property
+    def unsettled(self) -> bool:
+        """True if a plan may have an effect without requests: pauses that are to begin, or tiers that are fetched
+        from."""
+        return self.pauses.unsettled or self.store.tiers is not None
+
+    @property
     def awaits_copies(self) -> bool:
         """True if pages were on their way between tiers at the last plan."""
         return self.store.tiers is not None and self.store.tiers.copying(self._copied)
@@ -141,8 +147,8 @@ class Scheduler:
         for request in list(self.queues.prefilling):
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
-            start = int(table.computed[request.slot])
-            length, begins = int(table.length[request.slot]), request.space.start
+            slot = request.slot
+            start, length, begins = int(table.computed[slot]), int(table.length[slot]), request.space.start
             end, cost = _reach(request, start, begins if start < begins < length else length, budget)
             if request.media is not None and end > start:
                 shorter, longer = request.media.whole(end)  # images that can't be cut may make a first chunk longer
@@ -150,7 +156,7 @@ class Scheduler:
                     end = shorter if shorter > start else start if chunks else longer
                     cost = end - start
             alone = self._last_alone and request.id == self.admission.solo_request
-            if alone and start < request.prompt_len and end == table.length[request.slot]:
+            if alone and start < request.prompt_len and end == length:
                 end = max(end - 1, start + 1)
             if end > start and self.retraction.make_room(request, end):
                 chunks.append((request, start, end))
@@ -175,12 +181,15 @@ class Scheduler:
     def record_duration(self, batch: Batch, seconds: float) -> None:
         """Records the duration of a step, to pace later steps and to know what computing again on a CPU, and drafts,
         cost."""
-        if self._pace is not None and self.drafts is not None:
-            self.drafts.drafting.cost.record(batch.tokens, seconds)
-        if self._pace is not None and not batch.drafts:  # whose tokens are no prompt's
-            self.pauses.record_duration(batch.tokens - batch.decoding, seconds)
-        if self._pace is not None and batch.streams:
-            self._pace.record_duration(batch.tokens, seconds, streams=batch.streams)
+        if self._pace is None:
+            return
+        tokens = batch.tokens
+        if self.drafts is not None:
+            self.drafts.drafting.cost.record(tokens, seconds)
+        if not batch.drafts:  # whose tokens are no prompt's
+            self.pauses.record_duration(tokens - batch.decoding, seconds)
+        if batch.streams:
+            self._pace.record_duration(tokens, seconds, streams=batch.streams)
 
     def remaining_s(self, batch: Batch, seconds: float) -> float:
         """Remaining seconds of a step with streams, `seconds` after its start; infinite without streams."""
