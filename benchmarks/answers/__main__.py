@@ -1,11 +1,13 @@
 """What constraints do to answers: right values, tokens and time of each way, on the same model and prompt.
 
-    python -m benchmarks.answers MODEL [--tasks extraction tools …] [--ways masks ours …] [--cases N] [--held-out]
+    python -m benchmarks.answers MODEL [--tasks extraction tools …] [--ways masks ours …] [--cases N]
+    python -m benchmarks.answers MODEL --half held_out|fresh [--tasks extraction tools …] [--ways masks ours …]
     python -m benchmarks.answers --show
 
 Greedy, 16 rows at a time. The counts of each case go into benchmarks/answers/results, beside those of other ways that
-were run before with the same model and half; the table shows all of them. `--cases` takes the first of each task, for
-a try: its results go nowhere. README.md in the folder describes the cases.
+were run before with the same model and half; the table shows all of them. Held-out and fresh cases are run once for
+each model and way. `--cases` takes the first open cases of each task, for a try: its results go nowhere. README.md in
+the folder describes the cases.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +29,17 @@ import machine
 from serve import serving
 
 import sglang_lite as sgl
-from benchmarks.answers.cases import FOLDER, TASKS, Case, check_manifest, commit, load_cases, record_held_out
+from benchmarks.answers.cases import (
+    FOLDER,
+    HALVES,
+    TASKS,
+    Case,
+    check_manifest,
+    commit,
+    load_cases,
+    record_run,
+    tasks_without_cases,
+)
 from benchmarks.answers.outcome import Outcome
 from benchmarks.answers.scoring import SCORES
 from benchmarks.answers.table import show
@@ -78,14 +91,43 @@ def run_way(context: Context, task: str, way: str, cases: Sequence[Case], log: P
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="name or path; the default model without one")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--ways", nargs="+", help="names of ways; all of each task without them")
-    parser.add_argument("--cases", type=int, help="how many of each task to try; nothing is recorded")
-    parser.add_argument("--held-out", action="store_true", help="the other half, once")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, help="all that have cases in the half without it")
+    parser.add_argument("--ways", nargs="+", help="names of ways; all of each task without it")
+    parser.add_argument("--cases", type=int, help="how many open cases of each task to try; nothing is recorded")
+    parser.add_argument("--half", choices=HALVES, default="open", help="cases to run: all but the open ones only once")
     parser.add_argument("--show", action="store_true", help="print the tables of what was run")
     parser.add_argument("--log", type=Path, default=Path("build/answers"), help="folder for the models' texts")
     parser.add_argument("--instructor", type=Path, default=INSTRUCTOR, help="Python that has instructor")
     return parser.parse_args(arguments)
+
+
+def choose_ways(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns the ways to run, by task.
+
+    Raises:
+        SystemExit: the arguments name a task without cases in the half, a number of cases that are run whole, an
+            unknown way, or a way whose Python isn't installed.
+    """
+    without_cases = tasks_without_cases(options.half)
+    if refused := [task for task in options.tasks or () if task in without_cases]:
+        raise SystemExit(
+            f"--tasks {' '.join(refused)}: no {options.half} cases. Name other tasks, or leave --tasks out."
+        )
+    if options.cases is not None and options.half != "open":
+        raise SystemExit(f"--cases tries the open half; {options.half} cases are run whole, once.")
+    tasks = options.tasks or [task for task in TASKS if task not in without_cases]
+    ways = {task: [way for way in WAYS[task] if not options.ways or way in options.ways] for task in tasks}
+    known = {way for names in ways.values() for way in names}
+    if unknown := [way for way in options.ways or () if way not in known]:
+        names = "; ".join(dict.fromkeys(way for task in tasks for way in WAYS[task]))
+        raise SystemExit(f"--ways {'; '.join(unknown)}: no such way of {', '.join(tasks)}. There are: {names}.")
+    need_instructor = sorted(way for way in known if way.startswith("instructor"))
+    if need_instructor and shutil.which(str(options.instructor)) is None:
+        raise SystemExit(
+            f"{options.instructor}: no such program, and it is needed for: {'; '.join(need_instructor)}. README.md "
+            "says how to install it, --instructor names another Python, and --ways can leave these ways out."
+        )
+    return ways
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,20 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(show(RESULTS))
         return
     check_manifest()
-    half, name = "held_out" if options.held_out else "open", Path(options.model or "default").stem
-    ways = {task: [way for way in WAYS[task] if not options.ways or way in options.ways] for task in options.tasks}
+    ways = choose_ways(options)
+    half, name = options.half, Path(options.model or "default").stem
     tried = options.cases is not None
-    if tried and options.held_out:
-        raise SystemExit("--cases tries the open half; the held-out half is run whole, once.")
     path = RESULTS / f"{name}.{half}.json"
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() and not tried else {}
     engine = sgl.Engine(options.model) if options.model else sgl.Engine()
     with engine, serving(engine) as url:
         context = Context(engine, url, options.instructor)
-        for task in options.tasks:
-            for way in ways[task]:
-                if options.held_out:
-                    record_held_out(name, task, [way])
+        for task, chosen in ways.items():
+            for way in chosen:
+                if half != "open":
+                    record_run(name, half, task, [way])
                 engine.flush_cache()
                 cases = load_cases(task, half)[: options.cases]
                 results = run_way(context, task, way, cases, options.log / f"{name}.{half}.{task}.jsonl")

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 FOLDER = Path(__file__).parent
 TASKS = ("extraction", "tools", "labels", "agents", "quotes")
+HALVES = ("open", "held_out", "fresh")  # two halves, and a set that was written later
 Case: TypeAlias = dict[str, Any]  # a line of JSON
 
 PROMPTS: dict[str, str] = tomllib.loads((FOLDER / "prompts.toml").read_text(encoding="utf-8"))
@@ -26,7 +27,7 @@ class ChangedFilesError(Exception):
 
 
 class HeldOutError(Exception):
-    """The held-out half has been run with this model, task and way before."""
+    """These cases are run once, and have been run with this model and way before."""
 
 
 def hashes(folder: Path = FOLDER) -> dict[str, str]:
@@ -53,27 +54,40 @@ def check_manifest(folder: Path = FOLDER) -> None:
 
 
 def load_cases(task: str, half: str) -> list[Case]:
-    """Cases of a task: of the half "open" or "held_out"."""
-    text = (FOLDER / "data" / f"{task}.{half}.jsonl").read_text(encoding="utf-8")
+    """Returns a task's cases in one of `HALVES`."""
+    text = _cases_file(task, half).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
-def record_held_out(model: str, task: str, ways: list[str], record: Path = FOLDER / "HELD_OUT.jsonl") -> None:
-    """Appends a use of the held-out half to its record, before anything is run.
+def tasks_without_cases(half: str) -> list[str]:
+    """Returns the tasks that have no cases in one of `HALVES`."""
+    return [task for task in TASKS if not _cases_file(task, half).exists()]
+
+
+def _cases_file(task: str, half: str) -> Path:
+    return FOLDER / "data" / f"{task}.{half}.jsonl"
+
+
+def record_run(model: str, half: str, task: str, ways: list[str], record: Path = FOLDER / "HELD_OUT.jsonl") -> None:
+    """Records a run of cases that are run once, before it starts.
+
+    Args:
+        half: "held_out" or "fresh". Lines of the record that name none are of the held-out half.
 
     Raises:
-        HeldOutError: one of the ways has been run before.
+        HeldOutError: one of the ways has been run on these cases before.
     """
     uses = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     for use in uses:
         again = sorted(set(use["ways"]) & set(ways))
-        if (use["model"], use["task"]) == (model, task) and again:
+        if (use["model"], use.get("half", "held_out"), use["task"]) == (model, half, task) and again:
             raise HeldOutError(
-                f"{task}, {', '.join(again)}: already run with {model} on {use['date']}. The held-out half is run once."
+                f"{half} {task}, {', '.join(again)}: already run with {model} on {use['date']}. These cases are run "
+                "once: see the results with --show, or name other ways with --ways."
             )
     use = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit(), "model": model,
-        "task": task, "ways": ways,
+        "half": half, "task": task, "ways": ways,
     }  # fmt: skip
     with record.open("a") as file:
         file.write(json.dumps(use) + "\n")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.answers.cases import HALVES, tasks_without_cases
 from benchmarks.answers.scoring import Counts, interval, total
 
 _BASE = {
@@ -29,12 +30,23 @@ _COLUMNS = {  # title, count, out of
 
 
 def show(results: Path | Mapping[str, Any]) -> str:
-    """Tables of all results of a folder, or of those given by name."""
+    """Tables of all results of a folder, or of those given by name: a model's, or "model, half"."""
     if isinstance(results, Path):
         results = {
             ", ".join(path.stem.rsplit(".", 1)): json.loads(path.read_text()) for path in sorted(results.glob("*.json"))
         }
-    return "\n\n".join(_table(name, task, ways) for name, tasks in results.items() for task, ways in tasks.items())
+    parts = []
+    for name, tasks in results.items():
+        parts += [_table(name, task, ways) for task, ways in tasks.items()]
+        parts += _note_missing_cases(name)
+    return "\n\n".join(parts)
+
+
+def _note_missing_cases(name: str) -> list[str]:
+    """Says which tasks can't have a table, as the half that the name ends with has no cases of them."""
+    half = name.rpartition(", ")[2]
+    missing = tasks_without_cases(half) if half in HALVES else []
+    return [f"{name}: there are no {half} cases for {', '.join(missing)}."] if missing else []
 
 
 def _table(name: str, task: str, ways: Mapping[str, Any]) -> str:
