@@ -84,6 +84,20 @@ class EngineAdapters:
         inbox.post(partial(leave, adapters, partial(done.set_result, None)))
         return done
 
+    def drop(self) -> None:
+        """Frees the tensors of a CPU's adapters, while no request runs, but for those that waiting requests have. They
+        are read again when a request names them."""
+        assert isinstance(self.memory, CpuAdapters)
+        self.pool.empty()
+        self.memory.forget()
+        self.loaded.drop()
+
+    def restore(self) -> None:
+        """Reads pinned adapters again that were dropped; raises ModelError if one can't be read."""
+        for each in self.loaded.list():
+            if each.pinned:
+                self.pool.pin(self.loaded.get(each.name))
+
     def list(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
         """Adapters by name, each as a dictionary."""
         found = []

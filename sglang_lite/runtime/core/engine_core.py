@@ -201,7 +201,9 @@ class EngineCore:
         self.builder.adapter_at_hand = None if self.adapters is None else self.adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
-        self.weights = WeightCalls(self.loop, self.builder.weights, loaded, config, self._calls, self._note_weights)
+        self.weights = WeightCalls(
+            self.loop, self.builder.weights, loaded, config, self._calls, self.adapters, self._note_weights
+        )
         self._context = EngineContext(
             self.loop, self.builder, self.open_requests, self.compiler, encoder,
             ConstantTexts(partial(self.builder.log("").encode_after, first=False), encoder), self.tokenizer,
@@ -385,6 +387,7 @@ class EngineCore:
                 "steps": self.loop.steps,
                 **({} if self.loop.encoding is None else self.loop.encoding.stats()),
                 "asleep": int(bool(self.weights.sleep.released)),
+                **self.weights.sleep.stats(),
                 "appended_tokens": scheduler.appended_tokens,
                 **({} if store.tiers is None else store.tiers.stats()),
                 **({} if store.windows is None else store.windows.stats()),

@@ -34,6 +34,7 @@ from sglang_lite.runtime.calls import (
     WriteTensors,
 )
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
+from sglang_lite.runtime.core.adapters import EngineAdapters
 from sglang_lite.runtime.core.expert_record import ExpertRecord
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.weight_update import INCOMPLETE, WeightUpdates
@@ -42,6 +43,7 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.loading.replacement import check_forms, checkpoint_opener, tensors_opener
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.resolve import resolve
+from sglang_lite.runtime.models.weight_memory import DroppedTensors, storage_bytes
 from sglang_lite.runtime.models.weight_parts import drop_parts
 from sglang_lite.runtime.models.weights.given import by_name, unpacked
 from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
@@ -58,14 +60,25 @@ class Sleep:
         loop: loop of the engine.
         updates: updates of its weights.
         reload: reads all weights again from the checkpoint that the engine has them of.
+        adapters: its adapters, or None.
         refuses: whether new requests fail meanwhile, rather than wait.
 
     Attributes:
         released: tags of the memory that is given back.
     """
 
-    def __init__(self, loop: StepLoop, updates: WeightUpdates, reload: Callable[[], None], *, refuses: bool) -> None:
+    def __init__(
+        self,
+        loop: StepLoop,
+        updates: WeightUpdates,
+        reload: Callable[[], None],
+        adapters: EngineAdapters | None,
+        *,
+        refuses: bool,
+    ) -> None:
         self._loop, self._updates, self._reload, self._refuses = loop, updates, reload, refuses
+        self._adapters = adapters
+        self._dropped: DroppedTensors | None = None  # of an encoder on a CPU
         self.released: set[str] = set()
         self._kept = False  # whether the weights are kept in the host's memory
         self._graphs_follow = False  # whether graphs return without being named
@@ -114,12 +127,32 @@ class Sleep:
             if model.weight_memory is not None:
                 model.weight_memory.release(keep=keep)
             elif not keep:
-                drop_parts(model)
+                self._drop(model)
             self._updates.absent = True
         if "kv_cache" in chosen:
             runner.cache_memory.release()
         if on_device:
             torch.cuda.empty_cache()
+
+    def _drop(self, model: Decoder) -> None:
+        """Frees what belongs to the weights on a CPU: those of decoder and encoder, features and adapters."""
+        drop_parts(model)
+        features = () if model.features is None else (model.features,)
+        self._dropped = DroppedTensors((*model.encoder_weights.values(), *features))
+        if self._adapters is not None:
+            self._adapters.drop()
+
+    def stats(self) -> dict[str, int]:
+        """Counts for `Engine.stats`: bytes of the device that an encoder and adapters have."""
+        model, found = self._loop.runner.model, dict[str, int]()
+        if not isinstance(model, Decoder):
+            return found
+        gone = "weights" in self.released and model.weight_memory is not None
+        if model.tower is not None:
+            found["encoder_bytes"] = 0 if gone else storage_bytes(model.encoder_weights.values())
+        if self._adapters is not None:
+            found["adapter_pool_bytes"] = 0 if gone else self._adapters.memory.bytes
+        return found
 
     @torch.inference_mode()
     def restore(self, tags: Sequence[str]) -> None:
@@ -173,6 +206,11 @@ class Sleep:
                 self._loop.scheduler.adapters.pool.write_again()
             if self._kept:
                 self._loop.renew_features()
+        if self._dropped is not None:
+            if self._adapters is not None:
+                self._adapters.restore()
+            self._dropped.restore()
+            self._dropped = None
         self._updates.absent = False
         if not self._kept:
             self._updates.lose()
@@ -200,6 +238,7 @@ class WeightCalls:
         loaded: the model as it was loaded.
         config: settings that match the weights.
         calls: executor for calls that wait for the loop, or for files.
+        adapters: its adapters, or None.
         changed: function that is called on the loop's thread after each update, with new settings, and the folder or
             file of the weights; None for weights that came as tensors.
 
@@ -216,6 +255,7 @@ class WeightCalls:
         loaded: LoadedModel,
         config: EngineConfig,
         calls: Executor,
+        adapters: EngineAdapters | None,
         changed: Callable[[EngineConfig, Path | None], None],
     ) -> None:
         self._loop, self._version, self._path, self._config = loop, version, loaded.path, config
@@ -223,7 +263,7 @@ class WeightCalls:
         self._updates = WeightUpdates(loop, loaded.tokenizer.bos_id, config)
         self._updates.given = config.load_format == "remote_instance"
         self._experts = ExpertRecord()
-        self.sleep = Sleep(loop, self._updates, self._reload, refuses=config.refuse_while_asleep)
+        self.sleep = Sleep(loop, self._updates, self._reload, adapters, refuses=config.refuse_while_asleep)
         self._offered: dict[str, int] = {}  # by group, the number of updates before
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 

@@ -43,6 +43,11 @@ class GpuAdapters:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self._written: dict[int, torch.cuda.Event] = {}  # events after writes that no step has waited for
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pages of all adapters."""
+        return self._memory.nbytes
+
     def step(self, of_slot: torch.Tensor) -> LoraStep:
         """Returns the adapters as plans have them, given each slot's number. They change as adapters are written."""
         return LoraStep(of_slot, self._pages, self._ranks, _views(self._memory, self._shapes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -122,6 +122,36 @@ class WeightMemory:
                 ) from error
             weakref.finalize(self, unpin_memory, copy.data_ptr()).atexit = False
             self._copies.append(copy)
+
+
+class DroppedTensors:
+    """Tensors on a CPU whose memory was given back. Their shapes stay, and so do views that share their memory.
+
+    Args:
+        tensors: the tensors, whose memory no others may share.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._sizes: dict[int, tuple[torch.UntypedStorage, int]] = {}  # by address
+        for tensor in tensors:
+            if not tensor.untyped_storage().resizable():  # memory of a file, for example
+                tensor.data = tensor.data.clone()
+            storage = tensor.untyped_storage()
+            self._sizes.setdefault(storage.data_ptr(), (storage, storage.nbytes()))
+        for storage, _ in self._sizes.values():
+            storage.resize_(0)
+
+    def restore(self) -> None:
+        """Takes memory again. The tensors are zeros then."""
+        for storage, size in self._sizes.values():
+            storage.resize_(size)
+            storage.fill_(0)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the memory of tensors, each storage counted once."""
+    storages = {each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values())
 
 
 def _tensors(model: Decoder) -> Iterator[torch.Tensor]:

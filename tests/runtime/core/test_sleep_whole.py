@@ -5,6 +5,7 @@ With a GPU, on it; without one, in memory of a CPU that forgets what it had.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from tests.runtime.models.test_lora import adapted, ask, farthest
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # that peft reads
 GPU = torch.cuda.is_available()
 FEW = SamplingParams(max_tokens=2, temperature=0, return_logprob=True, return_prompt_token_ids=True, ignore_eos=True)
+RANKED = ("one", "two", "three")
 SMALL = {"threads": 1, "page_size": 4, "max_running": 2, "enable_memory_saver": True}
 
 
@@ -100,6 +102,62 @@ def test_images_are_encoded_again(tmp_path):
             running.wake()
             for image, future in zip(images, pending):
                 check(seeing, future.result(timeout=300), [image])
+
+
+def held_bytes() -> int:
+    """Bytes of the memory of all tensors of this process, each once."""
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    storages = [each.untyped_storage() for each in tensors if each.layout is torch.strided and not each.is_meta]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_adapters_of_a_cpu_that_drops_its_weights_are_read_again(tmp_path):
+    base, reference = adapted("qwen2", tmp_path, {"one": {"r": 20}, "two": {"r": 4}, "three": {"r": 8}})
+    paths = [{"lora_name": name, "lora_path": str(reference.folders[name]), "pinned": name == "one"} for name in RANKED]
+    (ids,) = prompts(5)
+    with engine(base, device="cpu", lora_paths=paths, max_total_tokens=400, threads=1) as running:
+
+        def right(*names):
+            answers = [(ask(running, ids, name, most=2), name) for name in names]
+            return all(farthest(reference, ids, name, each.result(timeout=60)) <= 1e-4 for each, name in answers)
+
+        for _ in range(2):
+            assert right("one", "two", "three", None)
+            before, held = running.stats(), held_bytes()
+            assert before["adapter_pool_bytes"] >= before["adapter_bytes"] > 0
+            running.sleep(2)
+            asleep = running.stats()
+            assert (asleep["adapter_bytes"], asleep["adapter_pool_bytes"], asleep["adapters_resident"]) == (0, 0, 0)
+            assert held - held_bytes() >= before["adapter_pool_bytes"]
+            waiting = ask(running, ids, "two", most=2)
+            running.wake()
+            assert farthest(reference, ids, "two", waiting.result(timeout=60)) <= 1e-4
+            assert [each["lora_name"] for each in running.loras() if each["pinned"]] == ["one"]
+        assert right("one", "three")
+        running.sleep(1)  # which keeps them
+        assert running.stats()["adapter_pool_bytes"] > 0
+        running.wake()
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_a_cpu_that_drops_its_weights_drops_its_encoder(kind, tmp_path):
+    folder = tmp_path / kind
+    model, image = save_seeing(kind, folder), png(28, 28)
+    with engine_of(folder, max_total_tokens=512, threads=1, max_running=2, device="cpu") as running:
+        seeing = Seeing(folder, model, running)
+        check(seeing, running.complete(seen("ab", image, "c"), FEW), [image])
+        size = running.stats()["encoder_bytes"]
+        assert size >= sum(each.nbytes for each in running.core.runner.model.encoder_weights.values()) > 0
+        for _ in range(2):
+            held = held_bytes()
+            running.sleep(2)
+            assert running.stats()["encoder_bytes"] == 0
+            assert held - held_bytes() >= size
+            pending = submit(running, seen("ab", image, "d"), FEW)
+            running.wake()
+            check(seeing, pending.result(timeout=60), [image])
+            assert running.stats()["encoder_bytes"] == size
 
 
 @pytest.mark.skipif(GPU, reason="has memory that runs out when it is told to")

@@ -42,6 +42,12 @@ class AdapterSet:
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self.adapters = adapters
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the padded copies, if a step has needed them."""
+        layers: tuple[Mapping[str, StackedDelta], ...] = vars(self).get("layers", ())
+        return sum(part.nbytes for layer in layers for delta in layer.values() for part in (delta.a, *delta.b))
+
     @cached_property
     def layers(self) -> tuple[Mapping[str, StackedDelta], ...]:
         """Parts of the adapters, in each layer and by product."""
@@ -197,6 +203,16 @@ class CpuAdapters:
     def clear(self, slot: int) -> None:
         """Empties an adapter slot, which no running request uses."""
         self._adapters[slot] = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the adapters in slots, and of what steps have made of them."""
+        own = sum(adapter.bytes for adapter in self._adapters if adapter is not None)
+        return own + sum(each.bytes for each in self._sets.values())
+
+    def forget(self) -> None:
+        """Frees what steps have made of adapters. They make it again."""
+        self._sets.clear()
 
     def change(self, slots: NDArray[np.int32], adapters: NDArray[np.int32]) -> None:
         """Changes the adapter slots of sequences; -1 for none."""

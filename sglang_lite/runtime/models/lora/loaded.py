@@ -33,6 +33,12 @@ class LoadedAdapter:
     reading: threading.Lock = field(default_factory=threading.Lock)
     left: weakref.WeakSet[Adapter] = field(default_factory=weakref.WeakSet)
 
+    def leave(self) -> None:
+        """Drops its tensors, which are read again when a request names it."""
+        if self.adapter is not None:
+            self.left.add(self.adapter)
+        self.adapter = None
+
 
 class LoadedAdapters:
     """Adapters that requests can name. Methods may be called by any thread.
@@ -122,6 +128,12 @@ class LoadedAdapters:
                     found.adapter = adapter
             return adapter
 
+    def drop(self) -> None:
+        """Lets all adapters leave memory, but for those that requests still have."""
+        with self._lock:
+            for each in self._by_name.values():
+                each.leave()
+
     def at_hand(self, name: str) -> bool:
         """True if `get` reads no file. The adapter counts as used."""
         try:
@@ -182,9 +194,7 @@ class LoadedAdapters:
                 hint="Raise max_loaded_loras, or unload pinned ones.",
             )
         for each in leaving:
-            if each.adapter is not None:
-                each.left.add(each.adapter)
-            each.adapter = None
+            each.leave()
 
     def _full(self, count: int, size: int) -> bool:
         """True if one more than `count` adapters, or `size` bytes of all, are too many."""

@@ -124,6 +124,14 @@ class AdapterPool:
             if adapter is not None:
                 self._memory.write(slot, self.pages[slot], adapter)
 
+    def empty(self) -> None:
+        """Empties all slots, while no request runs. Nothing is pinned then."""
+        for slot, adapter in enumerate(self.slots):
+            if adapter is not None:
+                self._memory.clear(slot)
+                self._empty(slot)
+        self._pinned.clear()
+
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
         """Lets adapters leave at the first `settle` for which none of them is used. Calls back then, or at `close`."""
         self._leaving.append((adapters, done))
