@@ -153,12 +153,11 @@ class EngineCore:
         self.thread = threading.current_thread()
         self.config, self.model_name = config, loaded.name
         self.tokenizer, self.vocab_size, self.eos_ids = loaded.tokenizer, loaded.vocab_size, loaded.eos_ids
-        self.adapters = make_adapters(config, loaded)
+        adapters = self.adapters = make_adapters(config, loaded)
         self.capacity, self.device = capacity_of(config, loaded), loaded.model.device
         self.description = _description(loaded, self.capacity)
         sizes, longest = self.capacity.sizes, self.capacity.longest
         store = _prefix_cache(config, self.capacity, loaded)
-        pool, memory = (None, None) if self.adapters is None else (self.adapters.pool, self.adapters.memory)
         encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         encoding = _encoding(loaded, self.capacity, config)  # before graphs are captured that read its features
         drafting = make_drafting(config, loaded.vocab_size, loaded.eos_ids, fused=loaded.model.fused)
@@ -168,16 +167,15 @@ class EngineCore:
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb, tracked="state" in config.drafters,
         )  # fmt: skip
         warming = self.compiler.warm_up()  # runs while kernels are compiled, on a CPU beside the first requests
-        rounds = loaded.model.batch_sensitive and not loaded.model.fused
         self.scheduler = Scheduler(
-            store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
+            store, sizes.step_tokens, POLICIES[config.policy], last_alone=_computes_last_alone(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
-            drafting=drafting, adapters=pool, stages=loaded.stages,
+            drafting=drafting, adapters=adapters and adapters.pool, stages=loaded.stages,
         )  # fmt: skip
         try:
             self.runner = make_runner(
-                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting, memory,
-                loaded.ranks,
+                loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting,
+                adapters and adapters.memory, loaded.ranks,
             )  # fmt: skip
             if config.enable_hierarchical_cache:
                 store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
@@ -197,12 +195,12 @@ class EngineCore:
             weight_version=config.weight_version, media=loaded.media, recorded=config.recorded,
         )  # fmt: skip
         self.builder.now = lambda: self.loop.clock.now()
-        self.builder.adapters = no_adapter if self.adapters is None else self.adapters.get
-        self.builder.adapter_at_hand = None if self.adapters is None else self.adapters.at_hand
+        self.builder.adapters = no_adapter if adapters is None else adapters.get
+        self.builder.adapter_at_hand = adapters and adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
         self.weights = WeightCalls(
-            self.loop, self.builder.weights, loaded, config, self._calls, self.adapters, self._note_weights
+            self.loop, self.builder.weights, loaded, config, self._calls, adapters, self._note_weights
         )
         self._context = EngineContext(
             self.loop, self.builder, self.open_requests, self.compiler, encoder,
@@ -436,6 +434,11 @@ class EngineCore:
         self.loop.inbox.close()
         if threading.current_thread() is not self.thread:
             self.thread.join()
+
+
+def _computes_last_alone(config: EngineConfig, loaded: LoadedModel) -> bool:
+    """True if rounding makes outputs depend on what is cached, unless the last token of a prompt has its own step."""
+    return loaded.model.batch_sensitive and not loaded.model.fused and not config.deterministic
 
 
 def _step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
