@@ -145,7 +145,7 @@ class DroppedTensors:
         """Takes memory again. The tensors are zeros then."""
         for storage, size in self._sizes.values():
             storage.resize_(size)
-            storage.fill_(0)
+            torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
