@@ -38,7 +38,7 @@ class Profiler:
         if device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
-            activities=activities, with_stack=with_stack, record_shapes=record_shapes
+            activities=activities, with_stack=with_stack, record_shapes=record_shapes, acc_events=True
         )
         self._profiler.start()
 

@@ -461,7 +461,7 @@ def bytes_held(profiled):
 def test_rounding_takes_little_memory(to):
     """Beside its result less than another such matrix in 16 bits; a float32 copy alone would be two."""
     weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         blocks = rounded(weight, to, 128)
     held = bytes_held(profiled)
     assert held[-1] == sum(part.nbytes for part in (blocks.q, blocks.scale, blocks.minimum) if part is not None)
@@ -477,7 +477,7 @@ def test_packing_a_layer_takes_little_memory(monkeypatch):
     shapes = [[(768, 512)], [(512, 512)], [(1792, 512), (1792, 512)], [(512, 1792)]]
     products = [[torch.randn(shape).bfloat16() for shape in each] for each in shapes]
     builder = LinearBuilder(replace(HALF, rounding="int4"), DEVICE, fused=True)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         made = [builder.make([*parts], None) for parts in products]
     assert {type(each) for each in made} == {PackedLinear}
     held = bytes_held(profiled)
@@ -487,16 +487,16 @@ def test_packing_a_layer_takes_little_memory(monkeypatch):
 
 @needs_kernels
 def test_packing_experts_takes_the_memory_of_one(monkeypatch):
-    """Beside their result less than a tenth of the layer in 16 bits."""
+    """Beside their result less than an eighth of the layer in 16 bits: one expert of 16, and its parts on their way to a GPU."""
     monkeypatch.setattr("sglang_lite.runtime.models.weights.rounding._AT_ONCE", 1 << 15)
     gate_up, down = rounded_experts(16, 2 * 192, 256), [parts[:1] for parts in rounded_experts(16, 2 * 256, 192)]
     stacker = ExpertStacker(replace(HALF, rounding="int4"), DEVICE)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         made = stacker.matrices(gate_up, down, None, None)
     assert isinstance(made.gate_up, PackedWeight)
     held = bytes_held(profiled)
     numbers = sum(part.numel() for parts in (*gate_up, *down) for part in parts)
-    assert max(held) - held[-1] < 0.1 * 2 * numbers
+    assert max(held) - held[-1] < 2 * numbers / 8
 
 
 @pytest.mark.parametrize(
