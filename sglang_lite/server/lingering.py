@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _LINGER_S: Final = 5.0  # longest time that a client may send on after its last answer
-_MOST: Final = 64  # connections that linger at once: clients over a limit must not keep descriptors
+_MAX_LINGERING: Final = 64  # at once: clients over a limit must not keep descriptors
 _READ: Final = 64 << 10
 
 
@@ -19,7 +19,7 @@ class Linger:
         self.buffer = memoryview(bytearray(_READ))
 
     def has_room(self) -> bool:
-        return self.count < _MOST
+        return self.count < _MAX_LINGERING
 
 
 class LingeringTransport:
@@ -39,7 +39,7 @@ class LingeringTransport:
         self._transport, self._linger, self._is_sending = transport, linger, is_sending
         self._is_lingering = False
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # whatever a transport has
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:

@@ -122,8 +122,8 @@ class ServerSettings:
     max_head_kb: float = 64.0
     max_header_lines: int = 100
     head_timeout_s: float = 10.0
-    max_connections: int = 2048
-    max_connections_per_client: int = 512
+    max_connections: int = 4096
+    max_connections_per_client: int = 1024
     large_body_kb: float = 64.0
     body_processes: int = 2
     allowed_media_domains: tuple[str, ...] = ()

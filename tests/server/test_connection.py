@@ -97,7 +97,7 @@ def test_a_client_that_never_ends_is_cut_off(locked, monkeypatch):
 
 def test_few_connections_are_read_after_their_end(engine, monkeypatch):
     """Clients over a limit keep no descriptors."""
-    monkeypatch.setattr(lingering, "_MOST", 0)
+    monkeypatch.setattr(lingering, "_MAX_LINGERING", 0)
     with serving(engine, max_connections_per_client=1) as url, connected(url) as first:
         first.sendall(GET + b"\r\n")
         assert first.recv(12) == b"HTTP/1.1 200"
