@@ -92,9 +92,11 @@ LONG := ADAPTERS=2000 CASES=all CUTS=2000 ENGINES=100 EXAMPLES=500 FUZZ=10000 HO
 test-long: coverage
 	$(LONG:%=SGLANG_LITE_%) $(PYTEST)
 
-# On a machine with a GPU: the kernels, and the engine that runs them.
-test-gpu: $(VENV)/.dev
-	SGLANG_LITE_TEST_GPU=1 $(BIN)/python -m pytest tests/runtime/kernels tests/runtime/attention tests/runtime/executor/test_gpu_runner.py tests/effects/test_sampling.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/runtime/models/test_families.py tests/runtime/models/test_fp8.py tests/runtime/models/test_kv_scales.py tests/engine/test_gpu_ranks.py -k 'kernels or attention or gpu_runner or gpu_ranks or on_gpu or deterministic or fused or eight_bits or kv_scales'
+# On a machine with a GPU: kernels and models, then what runs engines that take or measure a share of the card's memory.
+GPU := SGLANG_LITE_TEST_GPU=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+test-gpu: $(VENV)/.dev $(VENV)/.model
+	$(GPU) -n 4 --dist worksteal tests/runtime/kernels tests/runtime/attention tests/runtime/models tests/effects/test_sampling.py
+	$(GPU) tests/runtime/executor/test_gpu_runner.py tests/runtime/executor/test_on_gpu.py tests/runtime/executor/test_deterministic.py tests/runtime/executor/test_deterministic_gpu.py tests/engine/test_gpu_ranks.py
 
 # Ranks: all families over 2 and 4 of them, 200 random requests, 50 kills of any of them.
 test-ranks: $(VENV)/.dev
