@@ -1,5 +1,6 @@
-"""Start of an engine with the default model on a CPU beside Python's `import torch`, by turns: seconds on the clock
-and of the processor, which other work on the machine changes less. `--other TREE` also starts another version's.
+"""Start of an engine on a CPU, with the default model or `--model`, beside Python's `import torch`, by turns: seconds
+on the clock and of the processor, which other work on the machine changes less. `--other TREE` also starts another
+version's.
 
     python benchmarks/ready.py --repeat 5
 """
@@ -21,10 +22,10 @@ import os
 import sglang_lite as sgl
 
 if __name__ == "__main__":
-    sgl.Engine("smollm2-135m", device="cpu")
+    sgl.Engine({model!r}, device="cpu")
     for process in sorted((int(each) for each in os.listdir("/proc") if each.isdigit()), key=os.getpid().__ne__):
         try:
-            fields = open(f"/proc/{process}/stat").read().rpartition(")")[2].split()
+            fields = open(f"/proc/{{process}}/stat").read().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
         if os.getpid() in (process, int(fields[1])):
@@ -49,11 +50,13 @@ def seconds(code: str, tree: Path) -> tuple[float, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5, help="turns (default: 5)")
+    parser.add_argument("--model", default="smollm2-135m", help="name or path of the model (default: smollm2-135m)")
     parser.add_argument("--other", type=Path, metavar="TREE", help="the folder of another version (default: none)")
     options = parser.parse_args()
-    ways = {IMPORT: (IMPORT, ROOT), "engine": (START, ROOT)}
+    start = START.format(model=options.model)
+    ways = {IMPORT: (IMPORT, ROOT), "engine": (start, ROOT)}
     if options.other is not None:
-        ways["engine of the other version"] = (START, options.other)
+        ways["engine of the other version"] = (start, options.other)
     found: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in ways}
     for _ in range(options.repeat):
         for name, way in ways.items():
