@@ -8,6 +8,7 @@ loses. The result of a row doesn't depend on the other rows.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,53 +39,83 @@ class Matrix(ctypes.Structure):
     ]
 
 
+# Bytes that 32 numbers take by the kind of their blocks: the numbers, and 2 for each scale and minimum.
+KIND_BYTES = {"4": 20, "8": 34, "8_minimum": 36, "8_halves": 36}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """Matrix [outputs, inputs] in the layout that products read.
+
+    Attributes:
+        kind: "4" for 4-bit numbers with a minimum; "8" for 8-bit ones without, "8_minimum" with a minimum, "8_halves"
+            with a scale for each half of a block.
+        data: uint8, its blocks.
+    """
+
+    kind: str
+    data: torch.Tensor
+    outputs: int
+    inputs: int
+
+    @classmethod
+    def empty(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
+        """Matrix whose blocks are still to be written."""
+        size = outputs * inputs // BLOCK * KIND_BYTES[kind]
+        return cls(kind, torch.empty(size, dtype=torch.uint8), outputs, inputs)
+
+
+def pack(library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None) -> PackedBlocks:
+    """Packs a quantised matrix for products.
+
+    Args:
+        library: compiled `block_product.cpp`.
+        q: uint8 [N, K] with values 0 … 15, or int8 [N, K]; K must be a multiple of 32, N of 16.
+        scale: [N, K / 32], scale of each block; or [N, K / 16], of each half of a block, for int8 without a minimum.
+            Rounded to float16.
+        minimum: [N, K / 32], value of 0 in each block, rounded to float16; None, which int8 allows, means 0.
+    """
+    outputs, inputs = q.shape
+    if q.dtype == torch.uint8:
+        kind = "4"
+    elif minimum is not None:
+        kind = "8_minimum"
+    else:
+        kind = "8" if scale.shape[1] * BLOCK == inputs else "8_halves"
+    packed = PackedBlocks.empty(kind, outputs, inputs)
+    halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
+    run = library[f"pack_{kind}"]
+    run.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
+    run(q.contiguous().data_ptr(), *map(_address, halves), outputs, inputs, packed.data.data_ptr())
+    return packed
+
+
 class BlockProduct:
     """Product with a quantised matrix [N, K]: maps activations [rows, K] to [rows, N].
 
     Args:
         library: compiled `block_product.cpp`.
-        q: uint8 [N, K] with values 0 … 15, or int8 [N, K]; K must be a multiple of 32.
-        scale: [N, K / 32], scale of each block; or [N, K / 16], of each half of a block, for int8 without a minimum.
-            Rounded to float16.
-        minimum: [N, K / 32], value of 0 in each block, rounded to float16; None, which int8 allows, means 0.
+        packed: the matrix.
         bias: [N] or None.
 
     Attributes:
+        packed, bias: the arguments.
         matrices: C structures for the functions that multiply, by data type of activations, which must also be the
             bias's.
     """
 
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        q: torch.Tensor,
-        scale: torch.Tensor,
-        minimum: torch.Tensor | None,
-        bias: torch.Tensor | None,
-    ) -> None:
-        self._outputs, self._inputs = q.shape
-        if q.dtype == torch.uint8:
-            kind, numbers = "4", 16
-        elif minimum is not None:
-            kind, numbers = "8_minimum", 32
-        else:
-            kind, numbers = ("8" if scale.shape[1] * BLOCK == self._inputs else "8_halves"), 32
-        halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
-        size = q.numel() // 32 * numbers + sum(x.nbytes for x in halves if x is not None)
-        self._blocks = torch.empty(size, dtype=torch.uint8)
-        self._bias = bias
+    def __init__(self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None) -> None:
+        self.packed, self.bias = packed, bias
+        self._outputs, self._inputs = packed.outputs, packed.inputs
         self.matrices = {
             dtype: Matrix(
-                _function(library, f"round_{name}"), _function(library, f"multiply_{kind}_{name}"),
-                self._blocks.data_ptr(), _address(bias), *q.shape,
+                _function(library, f"round_{name}"), _function(library, f"multiply_{packed.kind}_{name}"),
+                packed.data.data_ptr(), _address(bias), packed.outputs, packed.inputs,
             )
             for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"))
         }  # fmt: skip
         self._run = library["product"]
         self._run.argtypes = [ctypes.POINTER(Matrix), _POINTER, _POINTER, _LONG, _POINTER, _INT]
-        pack = library[f"pack_{kind}"]
-        pack.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
-        pack(q.contiguous().data_ptr(), *map(_address, halves), self._outputs, self._inputs, self._blocks.data_ptr())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, rows = x.contiguous(), len(x)

@@ -24,7 +24,7 @@ from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat
 from sglang_lite.runtime.models.aliases import ALIASES, HubFile, HubModel, PackagedModel
 from sglang_lite.runtime.models.folder_config import read_config
 from sglang_lite.runtime.models.hub import read_hub_headers
-from sglang_lite.runtime.models.layers.linear import block_library
+from sglang_lite.runtime.models.layers.linear import block_library, keeps_blocks_alone
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
@@ -251,8 +251,7 @@ class _Inspection:
         if source.in_8_bits and formats.keep_fp8:
             return "in 8-bit floating point"
         if _multiplies(formats) and (in_file or any(packing.cpu_bits for packing in source.packed)):
-            few_rows = formats.weights != torch.float32
-            return "as they are stored" + (" in steps of few rows, decoded in others" if few_rows else "")
+            return "as they are stored" + ("" if _keeps(formats) else " in steps of few rows, decoded in others")
         if device.type == "cuda":
             bits = {packing.gpu_bits for packing in source.packed}
             if 8.0 in bits:
@@ -360,8 +359,8 @@ def _multiplies(formats: Precision) -> bool:
 
 
 def _keeps(formats: Precision) -> bool:
-    """True if a CPU keeps blocks alone: in bfloat16 it has decoded weights, too, which serve steps with many rows."""
-    return _multiplies(formats) and formats.weights == torch.float32
+    """True if a CPU keeps blocks alone: with AMX it has decoded weights, too, which serve steps with many rows."""
+    return _multiplies(formats) and (formats.weights == torch.float32 or keeps_blocks_alone())
 
 
 def _megabytes(count: int | None) -> str:

@@ -34,6 +34,7 @@ from sglang_lite.runtime.media.prepare import MediaPreparer
 from sglang_lite.runtime.models import cpu_ranks
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
+from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.offload import Offload, first_offloaded
@@ -275,8 +276,7 @@ def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -
     """
     if formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding:
         return 0.5
-    # A CPU that computes in 16 bits has decoded weights beside those in few bits.
-    keeps_few = kind.fused or (formats.blocks and formats.weights == torch.float32)
+    keeps_few = kind.fused or (formats.blocks and (formats.weights == torch.float32 or keeps_blocks_alone()))
     return 0.5 if keeps_few and in_few_bits else formats.weights.itemsize
 
 

@@ -12,6 +12,7 @@ from sglang_lite.runtime.config import DEFAULT_MODEL, EngineConfig
 from sglang_lite.runtime.loading.load_model import pick_device, precision
 from sglang_lite.runtime.models import memory_check
 from sglang_lite.runtime.models.aliases import ALIASES, PROPOSED, HubModel
+from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
 
 TOKENS = 8192  # tokens whose keys and values are counted
 # Bytes of a process beside weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an allowance for the
@@ -29,12 +30,14 @@ class HostMachine:
         free: bytes that an engine may take.
         cores: number of processor cores.
         item: bytes of a decoded weight, and of a number of a key or value.
+        has_copies: whether a CPU has decoded weights beside a GGUF file's blocks.
     """
 
     device: str
     free: int
     cores: int
     item: int
+    has_copies: bool = False
 
     @property
     def is_cpu(self) -> bool:
@@ -95,7 +98,9 @@ def measure_machine(config: EngineConfig | None = None) -> HostMachine:
     if device.type == "cuda":  # an engine leaves a part of the GPU alone
         free -= int((1 - config.mem_fraction) * torch.cuda.mem_get_info(device)[1])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return HostMachine(str(device), max(free, 0), cores, precision("auto", device).weights.itemsize)
+    item = precision("auto", device).weights.itemsize
+    has_copies = device.type == "cpu" and item == 2 and not keeps_blocks_alone()
+    return HostMachine(str(device), max(free, 0), cores, item, has_copies)
 
 
 def choose_model(machine: HostMachine) -> ModelChoice:
@@ -118,7 +123,7 @@ def _fit(name: str, machine: HostMachine) -> ModelFit:
         kept = read = model.file_bytes
     elif not machine.is_cpu:  # at most: matrices of 4 bits stay so
         kept = read = decoded
-    elif machine.item == 2:  # a CPU has the file's blocks, for steps of few rows, and decoded weights for others
+    elif machine.has_copies:  # for steps of many rows; those of few rows read the file's blocks
         kept, read = decoded + model.file_bytes, model.file_bytes
     else:
         kept = read = model.file_bytes

@@ -5,7 +5,7 @@ import torch
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, decode, fits, is_supported
+from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, decode, fits, is_supported, pack
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format
 
 OUTPUTS, INPUTS = 48, 160
@@ -54,7 +54,7 @@ def test_blocks_are_decoded_to_the_nearest_bfloat16(library, group, minimum, low
 
 
 def product(library, blocks, bias=None):
-    return BlockProduct(library, blocks.q, blocks.scale, blocks.minimum, bias)
+    return BlockProduct(library, pack(library, blocks.q, blocks.scale, blocks.minimum), bias)
 
 
 @pytest.mark.sampled(2)

@@ -8,10 +8,23 @@ import torch
 from sglang_lite.runtime.kernels.block_product import BlockProduct, is_supported
 from sglang_lite.runtime.loading.load_model import precision
 from sglang_lite.runtime.models.layers import linear
-from sglang_lite.runtime.models.layers.linear import DenseLinear, block_head, block_product
+from sglang_lite.runtime.models.layers.linear import (
+    MULTIPLIED_ROWS,
+    Bf16Linear,
+    BlockLinear,
+    DenseLinear,
+    StackedProducts,
+    bf16_linear,
+    block_head,
+    block_product,
+    many_rows_library,
+    products_of,
+)
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.gguf_blocks import READERS, GgufBlocks
+from tests.runtime.models.test_gguf_blocks import random_blocks
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
@@ -69,6 +82,46 @@ def test_without_a_compiler_they_are_decoded(monkeypatch):
     monkeypatch.setattr(linear, "cpu_library", lambda *_: None)
     assert isinstance(made([four()], blocks=True), DenseLinear)
     assert block_head(eight()) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_many_rows_of_bfloat16_are_multiplied_without_a_decoded_copy(has_bf16, monkeypatch):
+    """Of matrices of two kinds here, with AVX512_BF16 and without."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    if not has_bf16:
+        monkeypatch.setattr(linear, "many_rows_library", lambda: None)
+    parts, bias = [four(160), eight(96)], torch.randn(256).bfloat16()
+    found = bf16_linear(parts, bias, blocks=True)
+    assert isinstance(found, BlockLinear if many_rows_library() and has_bf16 else StackedProducts)
+    matrix = torch.cat([part.decode(0, len(part.q)) for part in parts])
+    for rows in (1, MULTIPLIED_ROWS, MULTIPLIED_ROWS + 1, 600):
+        x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).bfloat16()
+        expected = x.float() @ matrix.t() + bias.float()
+        assert (found(x) - expected).norm() <= 4e-3 * expected.norm()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", READERS)
+def test_matrices_of_a_file_are_packed_without_a_reading_of_torch(kind, monkeypatch):
+    """Which takes ten times as long, at each start."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    data = torch.from_numpy(random_blocks(kind, 32, 24))
+    columns = READERS[kind](data).shape[1]
+    monkeypatch.setitem(READERS, kind, None)
+    found = bf16_linear([GgufBlocks(data, kind, columns), GgufBlocks(data[:16], kind, columns)], None, blocks=True)
+    assert products_of(found)
+    assert found(torch.zeros(300, columns, dtype=torch.bfloat16)).shape == (300, 48)
+
+
+@needs_compiler
+def test_units_for_tiles_are_worth_a_decoded_copy(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    found = bf16_linear([four()], None, blocks=True)
+    assert isinstance(found, Bf16Linear)
+    assert isinstance(found.few, BlockProduct)
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.allclose(found(x).float(), found.few(x).float(), rtol=0.02, atol=0.2)
 
 
 @needs_compiler

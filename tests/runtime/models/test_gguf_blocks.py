@@ -9,7 +9,7 @@ from gguf.quants import dequantize
 from sglang_lite.runtime.kernels.packed_products import decoded
 from sglang_lite.runtime.models.layers.packed_linear import packed_matrix
 from sglang_lite.runtime.models.weights.blocks import Blocks
-from sglang_lite.runtime.models.weights.gguf_blocks import READERS
+from sglang_lite.runtime.models.weights.gguf_blocks import READERS, GgufBlocks
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE
 
@@ -18,14 +18,14 @@ ROWS, BLOCKS = 5, 3
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
-def random_blocks(kind):
-    """Bytes [ROWS, …] of random blocks."""
+def random_blocks(kind, rows=ROWS, count=BLOCKS):
+    """Bytes [rows, …] of `count` random blocks in a row."""
     _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     draw = np.random.default_rng(0)
-    data = draw.integers(0, 256, (ROWS, BLOCKS, size), dtype=np.uint8)
+    data = draw.integers(0, 256, (rows, count, size), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
-        data[:, :, at : at + 2] = draw.normal(size=(ROWS, BLOCKS, 1)).astype(np.float16).view(np.uint8)
-    return data.reshape(ROWS, -1)
+        data[:, :, at : at + 2] = draw.normal(size=(rows, count, 1)).astype(np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -37,6 +37,28 @@ def test_values_are_those_of_the_package(kind):
     assert blocks.shape == (ROWS, BLOCKS * columns)
     assert blocks.decode(0, ROWS).equal(expected)
     assert blocks.decode(2, 4).equal(expected[2:4])
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_matrix_of_a_file_is_read_when_it_is_needed(kind, monkeypatch):
+    data, read = torch.from_numpy(random_blocks(kind)), READERS[kind]
+    whole, rows = read(data), []
+    monkeypatch.setitem(READERS, kind, lambda data: (rows.append(len(data)), read(data))[1])
+    matrix = GgufBlocks(data, kind, whole.shape[1])
+    assert (matrix.shape, matrix.format, matrix.as_integers()) == (whole.shape, whole.format, matrix)
+    assert not rows
+    ids = torch.tensor([3, 0, 3])
+    assert matrix[ids].equal(whole[ids])
+    assert matrix.decode(1, 3).equal(whole.decode(1, 3))
+    assert matrix.part(slice(1, 4))[:].equal(whole[1:4])
+    assert rows == [3, 2, 3]  # only those that are asked for
+    half = slice(whole.shape[1] // 3, whole.shape[1])
+    assert matrix.part(slice(1, 4), half)[:].equal(whole.part(slice(1, 4), half)[:])
+    assert matrix.q.equal(whole.q)
+    assert matrix.scale.equal(whole.scale)
+    assert (matrix.minimum is None) == (whole.minimum is None)
+    assert rows == [3, 2, 3, ROWS]
+    assert not hasattr(matrix, "scales")
 
 
 @needs_kernels

@@ -16,8 +16,21 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.block_product import BLOCK, SOURCE, BlockProduct, decode, fits, is_supported
+from sglang_lite.runtime.kernels import block_product_many, gguf_packing
+from sglang_lite.runtime.kernels.block_product import (
+    BLOCK,
+    SOURCE,
+    BlockProduct,
+    PackedBlocks,
+    decode,
+    fits,
+    is_supported,
+    pack,
+)
+from sglang_lite.runtime.kernels.block_product_many import ManyRowsProduct
+from sglang_lite.runtime.kernels.gguf_packing import pack_gguf
 from sglang_lite.runtime.models.weights.blocks import Blocks, Format, order_of
+from sglang_lite.runtime.models.weights.gguf_blocks import GgufBlocks
 from sglang_lite.runtime.models.weights.source import PlainRows, Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -43,12 +56,14 @@ class Bf16Linear:
     Args:
         parts: matrices [N_i, K] to be stacked along N.
         bias: bias [N], or None.
-        blocks: whether to use the checkpoint's blocks for few rows; if False, a row is computed the same way at every
-            M.
+        few: linear layer of the same matrices for few rows; None to compute a row the same way at every M.
+        few_rows: most rows that it multiplies.
     """
 
-    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool = False) -> None:
-        self.few, self.few_rows = _few_rows(parts, bias) if blocks else (None, 0)
+    def __init__(
+        self, parts: Sequence[Weight], bias: torch.Tensor | None, few: Linear | None = None, few_rows: int = 0
+    ) -> None:
+        self.few, self.few_rows = few, few_rows
         self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)  # noqa: SLF001 # torch has no other name for it
         self.bias = bias
 
@@ -56,6 +71,32 @@ class Bf16Linear:
         if self.few is not None and len(x) <= self.few_rows:
             return self.few(x)
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # noqa: SLF001 # torch.ops is untyped; torch has no other name for it
+
+
+class BlockLinear:
+    """Linear layer with bf16 activations whose weights are in memory as blocks only.
+
+    A product of many rows rounds them to bf16 in the processor's cache.
+
+    Args:
+        few: products with the blocks, which multiply few rows.
+        library: compiled `block_product_many.cpp`.
+    """
+
+    def __init__(self, few: Linear, library: ctypes.CDLL) -> None:
+        self.few = few
+        self._many = [ManyRowsProduct(library, product.packed, product.bias) for product in products_of(few)]
+        self._outputs = sum(product.packed.outputs for product in self._many)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) <= MULTIPLIED_ROWS:
+            return self.few(x)
+        x, out, start = x.contiguous(), x.new_empty((len(x), self._outputs)), 0
+        for product in self._many:
+            end = start + product.packed.outputs
+            product.multiply(x, out[:, start:end])
+            start = end
+        return out
 
 
 class TorchBlocks:
@@ -169,6 +210,7 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
+MULTIPLIED_ROWS = 32  # most rows that are multiplied in integers in less time than with weights rounded to bfloat16
 _READ = 1 << 25  # bytes of rows that are read together, of numbers that are stored one by one
 MAX_CONVERTED = 1 << 19  # most elements that are converted to float32 together
 
@@ -224,6 +266,17 @@ def block_library() -> ctypes.CDLL | None:
     return cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
+def gguf_library() -> ctypes.CDLL | None:
+    """Compiled library that packs a GGUF file's blocks, or None without processor support or a compiler."""
+    return cpu_library(gguf_packing.SOURCE, cache_folder() / "compiled") if is_supported() else None
+
+
+def many_rows_library() -> ctypes.CDLL | None:
+    """Compiled library of products of many bf16 rows with blocks, or None without AVX512_BF16 or a compiler."""
+    library = cpu_library(block_product_many.SOURCE, cache_folder() / "compiled") if is_supported() else None
+    return library if library is not None and block_product_many.has_products(library) else None
+
+
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
     """Linear layer over a checkpoint's blocks without decoding, or None if one of the matrices doesn't allow it."""
     blocks = [found for part in parts if (found := _multipliable(part)) is not None]
@@ -237,13 +290,20 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     start = 0
     for run in alike:
         end = start + stacked_shape(run)[0]
-        q, scale = _joined([b.q for b in run]), _joined([b.scale for b in run])
-        minima = [b.minimum for b in run if b.minimum is not None]
-        minimum = _joined(minima) if minima else None
-        product = BlockProduct(library, q, scale, minimum, None if bias is None else bias[start:end])
+        product = BlockProduct(library, _packed(library, run), None if bias is None else bias[start:end])
         products.append(product if run[0].order is None else ReorderedInputs(product, run[0].order))
         start = end
     return products[0] if len(products) == 1 else StackedProducts(tuple(products))
+
+
+def _packed(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
+    """Packs matrices of one format, stacked along their outputs."""
+    of_file = [(part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)]
+    if len(of_file) == len(run) and (gguf := gguf_library()) is not None:
+        return pack_gguf(gguf, of_file, run[0].shape[1])
+    q, scale = _joined([b.q for b in run]), _joined([b.scale for b in run])
+    minima = [b.minimum for b in run if b.minimum is not None]
+    return pack(library, q, scale, _joined(minima) if minima else None)
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -256,7 +316,7 @@ def _multipliable(part: Weight) -> Blocks | None:
     if blocks is None or (blocks.format.bits, blocks.format.group, blocks.format.minimum) == (8, 16, False):
         return blocks
     blocks = blocks.in_groups(BLOCK)
-    if blocks is not None and blocks.format.bits == 4 and blocks.minimum is None:
+    if blocks is not None and blocks.format.bits == 4 and not blocks.format.minimum:
         return Blocks(blocks.q, blocks.scale, torch.zeros_like(blocks.scale), order=blocks.order)
     return blocks
 
@@ -284,7 +344,7 @@ class StackedProducts:
 
 def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
     """Products with blocks that make up a linear layer, or its path for few rows, in output order; may be empty."""
-    if isinstance(linear, Bf16Linear) and linear.few is not None:
+    if isinstance(linear, Bf16Linear | BlockLinear) and linear.few is not None:
         return products_of(linear.few)
     if isinstance(linear, BlockProduct):
         return (linear,)
@@ -300,15 +360,39 @@ def block_head(weight: Weight) -> Linear | None:
     return None if product is None else lambda x: product(x.float())
 
 
-def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linear | None, int]:
-    """Linear layer over blocks, and the most rows for which it beats oneDNN with bf16 weights; (None, 0) if none
-    exists."""
-    product = block_product(parts, bias)
+def keeps_blocks_alone() -> bool:
+    """Returns True if a CPU multiplies any number of bf16 rows with a checkpoint's blocks.
+
+    With AMX a product takes less time than decoding its matrix, so that a decoded copy is worth its memory. Without a
+    compiler torch needs one.
+    """
+    has_tiles = torch.cpu._is_amx_tile_supported()  # noqa: SLF001 # torch has no other name for it
+    return block_library() is not None and not has_tiles
+
+
+def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool) -> Linear:
+    """Linear layer with bf16 activations, in the fastest form for a checkpoint's matrices.
+
+    Args:
+        parts: matrices [N_i, K] to be stacked along N.
+        bias: bias [N], or None.
+        blocks: whether to use the checkpoint's blocks; if False, a row is computed the same way at every M.
+    """
+    product = block_product(parts, bias) if blocks else None
     if product is not None:
-        return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it
-    found = map(_multipliable, parts)
-    blocks = [part for part in found if part is not None and part.format == TorchBlocks.FORMAT and part.order is None]
-    return (TorchBlocks(blocks, bias), 5) if len(blocks) == len(parts) else (None, 0)
+        if not keeps_blocks_alone():
+            return Bf16Linear(parts, bias, product, 8)
+        many = many_rows_library()
+        if many is None:
+            return product  # oneDNN emulates bfloat16, in three to six times the time
+        return BlockLinear(product, many) if products_of(product) else Bf16Linear(parts, bias, product, 16)
+    found = map(_multipliable, parts) if blocks else ()
+    quantised = [
+        part for part in found if part is not None and part.format == TorchBlocks.FORMAT and part.order is None
+    ]
+    if len(quantised) == len(parts):
+        return Bf16Linear(parts, bias, TorchBlocks(quantised, bias), 5)
+    return Bf16Linear(parts, bias)
 
 
 class RowByRow:

@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.layers.linear import (
     Linear,
     PairedLinear,
     RowByRow,
+    bf16_linear,
     block_head,
     block_product,
     is_batch_invariant,
@@ -71,7 +72,7 @@ class LinearBuilder:
         bias = None if bias is None else bias.to(self._device, p.weights)
         linear: Linear
         if on_cpu and p.weights == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
-            linear = Bf16Linear(parts, bias, blocks=p.blocks)
+            linear = bf16_linear(parts, bias, blocks=p.blocks)
         elif p.blocks and (product := block_product(parts, bias)) is not None:
             linear = product
         elif on_cpu and p.weights == torch.float32 and p.batch_invariant:

@@ -14,7 +14,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.parameters import ParameterSpec, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.weights.gguf_blocks import IN_FOUR_BITS, READERS
+from sglang_lite.runtime.models.weights.gguf_blocks import IN_FOUR_BITS, READERS, GgufBlocks
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 
@@ -63,8 +63,9 @@ class GgufSource(WeightSource):
         data = tensor.data()
         if len(tensor.shape) == 1:
             return _Rows(data, tensor).decode(0, 1)[0][order]
-        read = READERS.get(tensor.kind)
-        return _Rows(data[order], tensor) if read is None else read(torch.from_numpy(data[order]))
+        if tensor.kind not in READERS:
+            return _Rows(data[order], tensor)
+        return GgufBlocks(torch.from_numpy(data[order]), tensor.kind, tensor.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ float16.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from sglang_lite.runtime.models.weights.blocks import Blocks
+from sglang_lite.runtime.models.weights.blocks import Blocks, Format
+from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
 
 def _halves(data: torch.Tensor) -> torch.Tensor:
@@ -109,6 +111,45 @@ READERS: dict[str, Callable[[torch.Tensor], Blocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }  # fmt: skip
+_FORMATS = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), Format(4, 32, minimum=True)),
+    **dict.fromkeys(("Q5_0", "Q8_0"), Format(8, 32, minimum=False)),
+    **dict.fromkeys(("Q5_1", "Q5_K"), Format(8, 32, minimum=True)),
+    "Q6_K": Format(8, 16, minimum=False),
+}
 IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # which a GPU can keep so
 # Bits per weight in a CPU's memory: 4 or 8, plus the shares of a scale and of a minimum.
 BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 5.0, "Q5_0": 8.5, "Q8_0": 8.5, "Q5_1": 9.0, "Q5_K": 9.0, "Q6_K": 9.0}
+
+
+class GgufBlocks(Blocks):
+    """Matrix in a GGUF file's own blocks. Its integers and scales are read when one of them is first used.
+
+    Args:
+        data: uint8 [rows, bytes of a row], contiguous; may be mapped from the file.
+        kind: type of the blocks, a key of `READERS`.
+        columns: numbers of a row.
+    """
+
+    def __init__(self, data: torch.Tensor, kind: str, columns: int) -> None:
+        EncodedMatrix.__init__(self, (len(data), columns))
+        self.data, self.kind, self.table, self.order = data, kind, None, None
+
+    def __getattr__(self, name: str) -> Any:  # a tensor or None
+        if name not in ("q", "scale", "minimum"):
+            raise AttributeError(name)
+        read = READERS[self.kind](self.data)
+        self.q, self.scale, self.minimum = read.q, read.scale, read.minimum
+        return getattr(self, name)
+
+    @property
+    def format(self) -> Format:
+        return _FORMATS[self.kind]
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
+        return READERS[self.kind](self.data[rows])[:]
+
+    def part(self, rows: slice, columns: slice = slice(None)) -> Blocks:
+        if columns.indices(self.shape[1]) == (0, self.shape[1], 1):
+            return GgufBlocks(self.data[rows], self.kind, self.shape[1])
+        return super().part(rows, columns)

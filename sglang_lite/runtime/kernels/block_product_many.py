@@ -1,0 +1,61 @@
+"""Products of many rows of bfloat16 with quantised matrices in a checkpoint's own blocks, compiled from
+`block_product_many.cpp` for CPUs with AVX512_BF16. The twin is torch's product with the decoded matrix.
+
+Weights are rounded to bfloat16, and sums are float32. The result of a row doesn't depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from sglang_lite.runtime.kernels.block_product import PackedBlocks
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+
+
+def has_products(library: ctypes.CDLL) -> bool:
+    """Returns True if the library was compiled for a processor with AVX512_BF16."""
+    return hasattr(library, "product_4")
+
+
+class _Product(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("blocks", "bias")),
+        *((name, _LONG) for name in ("outputs", "inputs")),
+        *((name, _POINTER) for name in ("x", "out")),
+        *((name, _LONG) for name in ("rows", "apart")),
+    ]
+
+
+class ManyRowsProduct:
+    """Product with a quantised matrix [N, K] for many rows.
+
+    Args:
+        library: compiled `block_product_many.cpp`, for which `has_products` returns True.
+        packed: the matrix.
+        bias: bfloat16 [N], or None.
+    """
+
+    def __init__(self, library: ctypes.CDLL, packed: PackedBlocks, bias: torch.Tensor | None) -> None:
+        self.packed, self.bias = packed, bias
+        self._run = library[f"product_{packed.kind}"]
+        self._run.argtypes = [ctypes.POINTER(_Product), _INT]
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the product to `out`.
+
+        Args:
+            x: bfloat16 [rows, K], contiguous.
+            out: bfloat16 [rows, N], each row contiguous (written).
+        """
+        assert x.dtype == out.dtype == torch.bfloat16
+        packed, bias = self.packed, self.bias
+        product = _Product(
+            packed.data.data_ptr(), None if bias is None else bias.data_ptr(), packed.outputs, packed.inputs,
+            x.data_ptr(), out.data_ptr(), len(x), out.stride(0),
+        )  # fmt: skip
+        self._run(product, torch.get_num_threads())
