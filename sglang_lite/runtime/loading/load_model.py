@@ -37,7 +37,7 @@ from sglang_lite.runtime.models.kv_scales import kv_scales, read_kv_scales
 from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
-from sglang_lite.runtime.models.offload import Offload, first_offloaded
+from sglang_lite.runtime.models.offload import Offload, check_size
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.sharding import rank_spec
 from sglang_lite.runtime.models.sound_tower import SoundTower
@@ -291,16 +291,15 @@ def _formats(config: EngineConfig, stored: Matrices, device: torch.device, *, pa
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: int) -> Offload | None:
-    """Layers whose weights stay in the host's memory, of elements of `item` bytes; None if all are on the device."""
+    """Keeper of the last layers' weights in the host's memory, of elements of at most `item` bytes; None if all are on
+    the device."""
     if not config.cpu_offload_gb:
         return None
     if device.type == "cpu":
         why = "the weights of an engine on a CPU are in the host's memory."
         raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
-    if config.quantization is not None:
-        why = f"layers are counted in 16 bits, and quantization={config.quantization!r} gives them fewer."
-        raise ParameterError("cpu_offload_gb", why, hint="Leave one out.")
-    return Offload(device, first_offloaded(spec, config.cpu_offload_gb, item), max(config.offload_group_size, 1))
+    check_size(spec, config.cpu_offload_gb, item)
+    return Offload(device, config.cpu_offload_gb << 30, max(config.offload_group_size, 1))
 
 
 def _tower(

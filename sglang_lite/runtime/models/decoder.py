@@ -113,14 +113,16 @@ class Decoder:
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
-        for i in progress(reader.layers):
+        # From the last one if the host gets the last ones, as their bytes are known when they are built.
+        order = reader.layers if offload is None else reader.layers[::-1]
+        for i, left in zip(progress(order), reversed(range(len(order)))):
             self.layers.append(reader.layer(i))
             if offload is not None:
-                offload.take(i, self.layers[i], vars(reader.linears).values())
-            left = reader.layers.stop - 1 - i
+                offload.take(i, self.layers[-1], vars(reader.linears).values())
             if left % _LAYERS_PER_TRIM == 0 or left < _LAYERS_PER_TRIM:  # the peak is at the end
                 trim()  # glibc keeps freed memory between live allocations, up to half the size of a small model
         if offload is not None:
+            self.layers.reverse()
             offload.allocate()
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)

@@ -20,26 +20,31 @@ from sglang_lite.runtime.models.weight_reader import Layer
 
 _ALIGNED = 512  # bytes
 _GROUPS = 2  # groups on the device
+_BESIDE_MATRICES = 1.1  # most bytes of a layer, by those of its matrices: scales, norms and biases
 
 
-def first_offloaded(spec: ModelSpec, gigabytes: int, item: float) -> int:
-    """Index of the first of the fewest last layers that have so many GiB of matrices.
+def check_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
+    """Checks, before weights are read, that a model's layers may have so many GiB.
 
     Args:
         spec: specification of the model.
         gigabytes: GiB that are to be in the host's memory.
-        item: bytes of an element.
+        item: most bytes that an element of a matrix may take.
 
     Raises:
-        ParameterError: all layers have less.
+        ParameterError: all layers have less, whatever their format.
     """
-    left = gigabytes * float(1 << 30)
-    for index in reversed(range(len(spec.layers))):
-        left -= spec.layers[index].weight_elements(spec.hidden_size) * item
-        if left <= 0:
-            return index
-    has = gigabytes - left / (1 << 30)
-    raise ParameterError("cpu_offload_gb", f"{gigabytes} is more than the {has:.1f} GiB of the layers.")
+    matrices = sum(layer.weight_elements(spec.hidden_size) for layer in spec.layers) * item
+    if gigabytes << 30 > matrices * _BESIDE_MATRICES:
+        raise _too_much(gigabytes << 30, matrices)
+
+
+def _too_much(least: int, has: float) -> ParameterError:
+    wanted = f"{least / (1 << 30):,.4g}"
+    return ParameterError(
+        "cpu_offload_gb", f"{wanted} is more than the {has / (1 << 30):.1f} GiB of the layers.",
+        hint="Give at most so many.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +58,21 @@ class _View:
 
 
 class Offload:
-    """Weights of a decoder's last layers, which the host has.
+    """Weights of a decoder's last layers, which the host has: of the fewest that have so many bytes.
+
+    Bytes are those that layers have on the device, in whatever format. They are known when a layer is built, so layers
+    are taken from the last to the first.
 
     Args:
         device: device of the decoder; on a CPU, for tests, copies are made at once.
-        first: index of the first of these layers.
+        least: least bytes of these layers.
         group_size: number of layers that are copied together.
     """
 
-    def __init__(self, device: torch.device, first: int, group_size: int) -> None:
-        self._device, self._first, self._group_size = device, first, group_size
+    def __init__(self, device: torch.device, least: int, group_size: int) -> None:
+        self._device, self._least, self._group_size = device, least, group_size
+        self._taken = 0  # bytes of the layers that were taken
+        self._first = 0  # index of the first of these layers, when all are taken
         self._host: list[torch.Tensor] = []  # bytes of each layer
         self._views: list[list[_View]] = []
         self._buffers = torch.empty(0)  # uint8 [layers of all groups there, bytes of a layer]
@@ -76,21 +86,23 @@ class Offload:
         return sum(map(len, self._host))
 
     def take(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
-        """Moves the weights of a layer to the host, unless it is before the first of these layers.
+        """Moves the weights of a layer to the host, unless the layers behind it have enough bytes.
 
         Args:
-            index: index of the layer; layers are taken in order.
+            index: index of the layer; layers are taken from the last to the first.
             layer: the layer, whose tensors have no values until `allocate`.
             shared: objects that layers share, which stay where they are.
         """
+        if self._taken >= self._least:
+            return
+        self._first = index
         self._seen.update(map(id, shared))
         tensors = list(tensors_within(layer, self._seen))
-        if index < self._first:
-            return
         by_storage: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         stored = [_bytes_of(views[0]) for views in by_storage.values()]
+        self._taken += sum(map(len, stored))
         starts = [0]
         for each in stored:
             starts.append(starts[-1] + -(-len(each) // _ALIGNED) * _ALIGNED)
@@ -106,7 +118,15 @@ class Offload:
             tensor.set_(torch.empty(0, device=self._device).untyped_storage(), 0, (0,), (1,))
 
     def allocate(self) -> None:
-        """Allocates memory on the device for two groups, which the layers that were taken share."""
+        """Allocates memory on the device for two groups, which the layers that were taken share.
+
+        Raises:
+            ParameterError: all layers have fewer bytes than they should.
+        """
+        if self._taken < self._least:
+            raise _too_much(self._least, self._taken)
+        self._host.reverse()
+        self._views.reverse()
         size = max(map(len, self._host))
         count = min(_GROUPS * self._group_size, len(self._host))
         self._buffers = torch.zeros(count, size, dtype=torch.uint8, device=self._device)
