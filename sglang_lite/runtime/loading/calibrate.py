@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import torch
 
@@ -21,11 +22,11 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.parameters import layer_parameters
 from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
-from sglang_lite.runtime.models.weight_reader import first_roles
+from sglang_lite.runtime.models.weight_reader import Layer, first_roles
 
 _TOKENS = 512  # of a text
 _TEXTS = 128
-_ROWS = 4096  # of inputs that are widened at once
+_ROWS = 4096  # tokens that are run together
 
 Take: TypeAlias = Callable[[Sequence[str], torch.Tensor], None]
 
@@ -61,10 +62,11 @@ def read_texts(file: Path) -> list[str]:
 
 
 @torch.inference_mode()
-def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take) -> None:
-    """Runs a model over texts on a CPU in float32, all in one step: the moments of one product at a time are in memory.
+def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, scratch: Path) -> None:
+    """Runs a model over texts on a CPU in float32, layer by layer, and each layer batch by batch.
 
-    Experts, and the inner matrices of latent attention, are not looked at.
+    In memory are the moments of one layer and what one batch of texts needs, however many texts there are: what comes
+    out of a layer is in a file meanwhile. Experts, and the inner matrices of latent attention, are not looked at.
 
     Args:
         folder: the model.
@@ -72,6 +74,7 @@ def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take) -
         texts: texts, of which the first 512 tokens are read.
         take: gets the names of the matrices that a product stacks, and float32 [inputs, inputs], the sum of x x^T over
             its inputs x. Product by product, in the model's order.
+        scratch: folder of that file, which is gone at the end: 4 bytes a number of a layer's rows.
 
     Raises:
         ModelError: the model's layers can't be watched, or inputs are not finite.
@@ -81,50 +84,138 @@ def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take) -
     if not isinstance(model, Decoder):
         raise ModelError(f"{folder}: its layers can't be watched.", hint="Quantise it without calibrate.")
     model.forget_small_batches()
-    for i, (layer, layer_spec) in enumerate(zip(model.layers, spec.layers)):
-        names = {parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, i)}
+    batches = _batches([loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts])
+    if not batches:
+        raise ParameterError("calibrate", "the texts have no tokens.", hint="Give some dozen texts.")
+    cache = model.allocate_cache(max(len(batch.ids) for batch in batches))
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        states = _States(file, spec.hidden_size)
+        for batch in batches:
+            states.write(batch, model.embed(batch.ids))
+        for i in range(len(spec.layers)):
+            watched = _watch(model.layers[i], spec, i)
+            for batch in batches:
+                states.write(batch, model.run_layer(i, states.read(batch), batch.positions, batch.plan, cache))
+            for linear in watched:
+                linear.give(take)
 
-        def watched(linear: Linear, roles: Sequence[str], names: dict[str, str] = names) -> Linear:
-            return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)), take)
 
-        layer.qkv = watched(layer.qkv, first_roles(layer_spec.attention))
-        layer.output = watched(layer.output, ("o",))
-        if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
-            gate_up = watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))
-            layer.feed_forward = replace(fed, gate_up=gate_up, down=watched(fed.down, ("down",)))
-    rows = [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]
-    ends = list(accumulate(map(len, rows)))
-    starts = [end - len(row) for end, row in zip(ends, rows)]
-    extends = tuple(ExtendRow(start, end, slice(start, end)) for start, end in zip(starts, ends) if start < end)
-    plan = AttentionPlan(torch.arange(ends[-1]), (), extends)
-    ids, positions = torch.tensor(list(chain(*rows))), torch.cat([torch.arange(len(row)) for row in rows])
-    model.forward(ids, positions, plan, model.allocate_cache(len(ids)))
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Texts that are run together.
+
+    Attributes:
+        ids, positions: int64 [T].
+        plan: plan of their attention.
+        start: index of their first token among those of all texts.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    plan: AttentionPlan
+    start: int
+
+
+class _States:
+    """Rows of all texts, in a file.
+
+    Args:
+        file: where they are written.
+        size: numbers of a row.
+    """
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._size = file, size
+
+    def write(self, batch: _Batch, rows: torch.Tensor) -> None:
+        """Writes the rows [T, size] of a batch. Raises OSError if there is no room for them."""
+        self._file.seek(batch.start * self._size * 4)
+        self._file.write(rows.float().contiguous().numpy().data)
+
+    def read(self, batch: _Batch) -> torch.Tensor:
+        """Rows float32 [T, size] of a batch."""
+        self._file.seek(batch.start * self._size * 4)
+        content = bytearray(self._file.read(len(batch.ids) * self._size * 4))
+        return torch.frombuffer(content, dtype=torch.float32).view(-1, self._size)
+
+
+def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
+    """Batches of texts, given as tokens: of as many as have `_ROWS` tokens together."""
+    groups: list[list[Sequence[int]]] = []
+    for text in filter(None, texts):
+        if not groups or sum(map(len, groups[-1])) + len(text) > _ROWS:
+            groups.append([])
+        groups[-1].append(text)
+    batches, start = list[_Batch](), 0
+    for group in groups:
+        ends = list(accumulate(map(len, group)))
+        starts = [end - len(text) for end, text in zip(ends, group)]
+        extends = tuple(ExtendRow(first, last, slice(first, last)) for first, last in zip(starts, ends))
+        ids, positions = torch.tensor(list(chain(*group))), torch.cat([torch.arange(len(text)) for text in group])
+        plan = AttentionPlan(torch.arange(len(ids)), (), extends)
+        batches.append(_Batch(ids, positions, plan, start))
+        start += len(ids)
+    return batches
+
+
+def _watch(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
+    """Replaces a layer's products by watched ones, and returns these in order."""
+    layer_spec = spec.layers[index]
+    names = {parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, index)}
+
+    def watched(linear: Linear, roles: Sequence[str]) -> _Watched:
+        return _Watched(linear, list(dict.fromkeys(names[role] for role in roles)))
+
+    layer.qkv = qkv = watched(layer.qkv, first_roles(layer_spec.attention))
+    layer.output = output = watched(layer.output, ("o",))
+    found = [qkv, output]
+    if isinstance(fed := layer.feed_forward, FeedForward) and isinstance(fed.spec, DenseSpec):
+        gate_up = watched(fed.gate_up, ("gate", "up") if fed.spec.gated else ("up",))
+        down = watched(fed.down, ("down",))
+        layer.feed_forward = replace(fed, gate_up=gate_up, down=down)
+        found += [gate_up, down]
+    return found
 
 
 class _Watched:
-    """A linear layer whose inputs' moments are given away.
+    """A linear layer that adds up the moments of its inputs.
 
     Args:
         linear: the layer.
         names: names of the matrices that it stacks.
-        take: gets names and moments.
     """
 
-    def __init__(self, linear: Linear, names: Sequence[str], take: Take) -> None:
-        self._linear, self._names, self._take = linear, names, take
+    def __init__(self, linear: Linear, names: Sequence[str]) -> None:
+        self._linear, self._names = linear, names
+        self._moments: torch.Tensor | None = None  # float32 [inputs, inputs]; None before the first input
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        size, module = x.shape[1], self._names[0].removesuffix(".weight")
-        # Three more of their size while they are inverted.
-        needed = {f"moments of {size:,} inputs": 4 * size**2 * torch.float32.itemsize}
-        check_room(needed, x.device, module, "Quantise it without calibrate, or on a machine with more memory.")
-        moments = torch.zeros((size, size))
-        for start in range(0, len(x), _ROWS):
-            rows = x[start : start + _ROWS].float()
-            moments.addmm_(rows.t(), rows)
+        if self._moments is None:
+            self._moments = self._zeros(x.shape[1], x.device)
+        rows = x.float()
+        self._moments.addmm_(rows.t(), rows)
+        return self._linear(x)
+
+    def give(self, take: Take) -> None:
+        """Gives the names and moments away, and keeps none.
+
+        Raises:
+            ModelError: inputs are not finite.
+        """
+        moments, self._moments = self._moments, None
+        assert moments is not None, "each product of a layer has been computed"
         if not moments.isfinite().all():
             raise ModelError(
-                f"{module}: its inputs are not finite on these texts.", hint="Quantise it without calibrate."
+                f"{self._module}: its inputs are not finite on these texts.", hint="Quantise it without calibrate."
             )
-        self._take(self._names, moments)
-        return self._linear(x)
+        take(self._names, moments)
+
+    @property
+    def _module(self) -> str:
+        return self._names[0].removesuffix(".weight")
+
+    def _zeros(self, size: int, device: torch.device) -> torch.Tensor:
+        # Three more of their size while they are inverted.
+        needed = {f"moments of {size:,} inputs": 4 * size**2 * torch.float32.itemsize}
+        check_room(needed, device, self._module, "Quantise it without calibrate, or on a machine with more memory.")
+        return torch.zeros((size, size))

@@ -267,18 +267,47 @@ class Decoder:
         for i, layer in enumerate(self.watch.over(self.layers)):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
-            normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(i)
-            h = self._attention(i, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
-            record = partial(cache.record_experts, i, plan.store_at)
-            if layer.spec.parallel:
-                mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
-                x = x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record)))
-            else:
-                x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
-                h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
-                x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
+            x = self._run_layer(i, layer, x, cos_sin, plan, cache)
             self.watch.behind(i, x)
         return x
+
+    def _run_layer(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        cos_sin: list[tuple[torch.Tensor, torch.Tensor]],
+        plan: AttentionPlan,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        normed, lora = self._norm(x, layer.input_norm), None if plan.lora is None else plan.lora.layer(index)
+        h = self._attention(index, layer, normed, *cos_sin[layer.rope], plan, cache, lora)
+        record = partial(cache.record_experts, index, plan.store_at)
+        if layer.spec.parallel:
+            mlp_input = normed if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
+            return x + self._added(layer, self.layer_ranks.sum(h + _feed_forward(layer, mlp_input, lora, record)))
+        x = x + self._added(layer, self._norm(self.layer_ranks.sum(h), layer.post_attention_norm))
+        h = self.layer_ranks.sum(_feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record))
+        return x + self._added(layer, self._norm(h, layer.post_mlp_norm))
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows [T, hidden_size] before the first layer, of the ids int64 [T] of text."""
+        return self._embedded(ids)[0]
+
+    def run_layer(
+        self, index: int, x: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache
+    ) -> torch.Tensor:
+        """Computes one layer, for callers that run the layers one by one.
+
+        Args:
+            index: index of the layer.
+            x: rows [T, hidden_size] before it.
+            positions, plan, cache: as for `forward`.
+
+        Returns:
+            Rows [T, hidden_size] behind it.
+        """
+        return self._run_layer(index, self.layers[index], x, [rope.at(positions) for rope in self.ropes], plan, cache)
 
     def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Embeddings [T, hidden_size], and what is added to them behind each of the first layers."""

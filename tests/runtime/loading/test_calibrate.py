@@ -4,6 +4,9 @@ import json
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -65,8 +68,9 @@ def states(folder):
     return torch.cat(found)
 
 
+@pytest.mark.parametrize("rows", [1, 130, 4096])
 @pytest.mark.parametrize("name", MODELS)
-def test_moments_are_those_of_what_transformers_multiplies(tmp_path, name):
+def test_moments_are_those_of_what_transformers_multiplies(tmp_path, monkeypatch, name, rows):
     reference = uneven(MODELS[name]()).eval()
     folder, expected = save(reference, tmp_path / "model"), {}
 
@@ -85,10 +89,53 @@ def test_moments_are_those_of_what_transformers_multiplies(tmp_path, name):
         for text in TEXTS:
             reference.model(torch.tensor([tokenizer.encode(text)]))
     found = {}
-    calibrate(folder, spec_of(folder), TEXTS, lambda names, moments: found.update(dict.fromkeys(names, moments)))
+    monkeypatch.setattr(module, "_ROWS", rows)
+
+    def take(names, moments):
+        found.update(dict.fromkeys(names, moments))
+
+    calibrate(folder, spec_of(folder), TEXTS, take, tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"model"}
     assert {f"{path}.weight" for path in expected} == found.keys()
     for path, moments in expected.items():
         assert (found[f"{path}.weight"] - moments).norm() < 1e-4 * moments.norm()
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of all tensors that operators have made, and that are there yet.
+
+    Attributes:
+        most: the largest count.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.most, self._live = 0, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                self._live[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        self._live = {place: (ref, size) for place, (ref, size) in self._live.items() if not ref.expired()}
+        self.most = max(self.most, sum(size for _, size in self._live.values()))
+        return made
+
+
+def test_ten_times_the_texts_take_no_more_memory(tmp_path):
+    sizes = SIZES | {"intermediate_size": 512, "num_hidden_layers": 3}
+    folder = save(uneven(Qwen2ForCausalLM(Qwen2Config(**sizes))), tmp_path / "model")
+
+    def peak(texts):
+        with Peak() as counted:
+            calibrate(folder, spec_of(folder), texts, lambda *_: None, tmp_path)
+        return counted.most
+
+    text = "".join(chr(33 + i * i % 90) for i in range(250))
+    few, many = peak([text] * 16), peak([text] * 160)
+    assert few > 4000 * 512 * 4  # rows of a batch are counted
+    assert many < 1.05 * few
 
 
 @torch.inference_mode()
@@ -121,7 +168,7 @@ def test_inputs_that_are_not_finite_are_named(tmp_path):
         model.model.layers[1].mlp.up_proj.weight.fill_(torch.inf)
     folder = save(model, tmp_path / "model")
     with pytest.raises(sgl.ModelError, match=r"model\.layers\.1\.mlp\.down_proj: its inputs are not finite"):
-        calibrate(folder, spec_of(folder), TEXTS, lambda *_: None)
+        calibrate(folder, spec_of(folder), TEXTS, lambda *_: None, tmp_path)
 
 
 def test_inputs_that_are_too_many_for_the_memory_are_named(tmp_path, monkeypatch):
@@ -129,7 +176,7 @@ def test_inputs_that_are_too_many_for_the_memory_are_named(tmp_path, monkeypatch
     free = iter([1 << 40, *[66_000] * 3, 0])  # for the model, then for each product
     monkeypatch.setattr("sglang_lite.runtime.models.memory_check.free_bytes", lambda _: next(free))
     with pytest.raises(sgl.ModelError, match=r"layers\.0\.mlp\.down_proj: needs .*moments of 96 inputs"):
-        calibrate(folder, spec_of(folder), TEXTS, lambda *_: None)
+        calibrate(folder, spec_of(folder), TEXTS, lambda *_: None, tmp_path)
 
 
 @pytest.mark.parametrize(
