@@ -7,9 +7,11 @@ from concurrent.futures import Future
 
 import msgspec
 import numpy as np
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterReader, ProductDelta
@@ -143,6 +145,7 @@ def cut(tensors):
     tensors[f"{Q}.lora_A.weight"] = tensors[f"{Q}.lora_A.weight"][:, 1:].contiguous()
 
 
+LINEAR = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 REFUSED = {
     "another base": (changed_tensors(cut), r"q_proj.lora_A has shape \(4, 31\); .* take \(4, 32\)"),
     "rank 0": (changed_config(r=0), "`r`: 0 is no rank"),
@@ -158,9 +161,10 @@ REFUSED = {
         changed_tensors(lambda t: t.update({name: each.to(torch.float8_e4m3fn) for name, each in t.items()})),
         "is stored as torch.float8_e4m3fn; matrices of adapters are float32, bfloat16 or float16",
     ),
-    "head": (renamed(f"{Q}.lora_A.weight", "base_model.model.lm_head.lora_A.weight"), "lm_head: embeddings and heads"),
+    "head": (renamed(f"{Q}.lora_A.weight", "base_model.model.lm_head.lora_A.weight"), "lm_head: embeddings and heads.*merge_and_unload"),
     "no matrix": (renamed(f"{Q}.lora_A.weight", f"{Q}.weight"), "q_proj.weight is no matrix of an adapter"),
-    "target": (changed_config(target_modules=["q_proj", "w1"]), "target_modules has 'w1', which has no matrices"),
+    "no target": (changed_config(target_modules=["k_proj"]), "which is none of its target_modules .*peft does not read it"),
+    "target": (changed_config(target_modules=[*LINEAR, "w1"]), "target_modules has 'w1', which has no matrices"),
     "DoRA": (changed_config(use_dora=True), "`use_dora` is True: DoRA"),
     "LoftQ": (changed_config(loftq_config={"loftq_bits": 4}), "`loftq_config` is .*LoftQ"),
     "modules": (changed_config(modules_to_save=["lm_head"]), "`modules_to_save` is .*trained as a whole"),
@@ -170,7 +174,17 @@ REFUSED = {
     "invocation": (changed_config(alora_invocation_tokens=[1, -1]), "`alora_invocation_tokens`: -1 is no token id"),
     "invocations": (changed_config(alora_invocation_tokens=7), "`alora_invocation_tokens`: 7 is no list of token ids"),
     "foreign token": (changed_config(alora_invocation_tokens=[1 << 20]), "has 1048576, which is no token of"),
-    "another kind": (changed_config(peft_type="IA3"), "`peft_type` is 'IA3': only LORA"),
+    "another kind": (changed_config(peft_type="IA3"), "`peft_type` is 'IA3': only LORA.*merge_and_unload"),
+    "prompts": (changed_config(peft_type="PREFIX_TUNING"), "`peft_type` is 'PREFIX_TUNING'.*can't be merged"),
+    "tokens": (changed_config(trainable_token_indices=[3]), "`trainable_token_indices` is .*trained embeddings.*merge_and_unload"),
+    "saved embeddings": (
+        changed_tensors(lambda t: t.update({"base_model.model.model.embed_tokens.weight": t[f"{Q}.lora_A.weight"] + 1})),
+        r"changes base_model.model.model.embed_tokens: embeddings and heads .*tie_word_embeddings = False.*merge_and_unload",
+    ),
+    "excluded by a number": (changed_config(exclude_modules=[3]), r"`exclude_modules`: \[3\] is neither a list of names"),
+    "excluded by a bad pattern": (changed_config(exclude_modules="(q_proj"), r"adapter_config.json: the pattern '\(q_proj' can't be"),
+    "layers": (changed_config(layers_to_transform="x"), "`layers_to_transform`: 'x' has something else than numbers"),
+    "all excluded": (changed_config(exclude_modules=".*"), "no matrices: its config leaves out .* and all others"),
     "pattern": (changed_config(rank_pattern={"(q_proj": 8}), "the pattern .* can't be matched"),
     "alpha": (changed_config(lora_alpha="x"), "`lora_alpha`: 'x' is no number"),
     "damaged": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 99), "damaged or truncated"),
@@ -365,6 +379,79 @@ def test_patterns_of_ranks_and_scales_are_peft_s(tmp_path):
         for ids in prompts(9, 14):
             for name in ("one", "two"):
                 assert farthest(reference, ids, name, ask(made, ids, name).result(timeout=30)) <= 1e-4
+
+
+LEAVING_OUT = {
+    "names": {"exclude_modules": ["k_proj", "model.layers.1.mlp.up_proj"]},
+    "a pattern": {"exclude_modules": r".*layers\.[02]\..*_proj"},
+    "a target as a whole": {"exclude_modules": ["up_proj"], "target_modules": ["q_proj", "up_proj"]},
+    "a pattern of targets": {"target_modules": r".*\.(q_proj|up_proj)", "exclude_modules": ["model.layers.0.mlp.up_proj"]},
+    "layers": {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [0, 2]},
+    "one layer": {"target_modules": ["q_proj", "model.layers.0.mlp.down_proj"], "layers_to_transform": 1},
+    "layers by a pattern": {"target_modules": ["v_proj"], "layers_to_transform": [2], "layers_pattern": ["blocks", "layers"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LEAVING_OUT)
+def test_modules_that_the_config_leaves_out_are_peft_s(kind, tmp_path, caplog):
+    base, reference = adapted("smollm2", tmp_path, {"made": {"r": 4, **LEAVING_OUT[kind]}})
+    batch = prompts(9, 14)
+    with engine(base, lora_paths=[f"made={reference.folders['made']}"]) as made:
+        for ids in batch:
+            assert farthest(reference, ids, "made", ask(made, ids, "made").result(timeout=30)) <= 1e-4
+    assert "are not used" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", LEAVING_OUT)
+def test_matrices_of_modules_that_are_left_out_are_not_used_as_in_peft(kind, llama, tmp_path, caplog):
+    folder = shutil.copytree(llama[1].folders["plain"], tmp_path / "adapter")
+    targets = LINEAR if "layer" in kind else "all-linear"
+    changed_config(**LEAVING_OUT[kind] | {"target_modules": targets})(folder)
+    base = AutoModelForCausalLM.from_pretrained(llama[0], dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, folder).eval()
+    (ids,) = prompts(9)
+    with engine(llama[0], lora_paths=[f"made={folder}"]) as made:
+        found = ask(made, ids, "made").result(timeout=30)
+    assert "are not used, in peft neither" in caplog.text
+    with torch.no_grad():
+        rows = theirs(torch.tensor([[*ids, *found.token_ids]])).logits[0].log_softmax(-1)[:-1]
+    ours = [[value for value, _, _ in sorted(entry.top, key=lambda top: top[1])]
+            for entry in (*(found.prompt_logprobs or ()), *found.output_logprobs)]  # fmt: skip
+    assert (torch.tensor(ours) - rows[-len(ours) :]).abs().max() <= 1e-4
+
+
+WHOLE = {
+    "a trained head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "a head": {"target_modules": ["q_proj", "lm_head"]},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [3, 7]},
+    "DoRA": {"target_modules": ["q_proj"], "use_dora": True},
+    "biases": {"target_modules": ["q_proj"], "lora_bias": True},
+    "trained biases": {"target_modules": ["q_proj"], "bias": "lora_only"},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of peft's, about heads and biases
+@pytest.mark.parametrize("family", ["qwen2", "llama-biases"])
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_is_refused_works_once_it_is_merged_as_the_hint_advises(kind, family, tmp_path):
+    base, reference = adapted(family, tmp_path, {"made": {"r": 4, **WHOLE[kind]}})
+    (ids,) = prompts(9)
+    with (
+        engine(base, enable_lora=True) as running,
+        pytest.raises(sgl.ModelError, match=r"merge_and_unload\(\)") as caught,
+    ):
+        running.load_lora_adapter("made", reference.folders["made"])
+    model = AutoModelForCausalLM.from_pretrained(base)
+    if "tie_word_embeddings = False" in str(caught.value):
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        model.config.tie_word_embeddings = False
+    merged = peft.PeftModel.from_pretrained(model, reference.folders["made"])
+    folder = tmp_path / "merged"
+    merged.merge_and_unload().save_pretrained(folder)
+    shutil.copy(base / "tokenizer.json", folder)
+    with engine(folder) as running:
+        assert farthest(reference, ids, "made", ask(running, ids, None).result(timeout=30)) <= 1e-3
 
 
 def test_a_folder_with_nothing_but_an_adapter_is_its_base_with_the_adapter(llama, tmp_path):

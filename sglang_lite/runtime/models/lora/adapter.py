@@ -22,9 +22,9 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.lora_weights import LoraWeights
 from sglang_lite.runtime.kernels.sizes import power_of_2
 from sglang_lite.runtime.models.layers.rope import deinterleave_order
-from sglang_lite.runtime.models.lora.config import AdapterConfig, read_adapter_config
+from sglang_lite.runtime.models.lora.config import ADAPTER_CONFIG, AdapterConfig, read_adapter_config
 from sglang_lite.runtime.models.parameter_tensors import part_of_tensor
-from sglang_lite.runtime.models.parameters import CheckpointSlice, layer_parameters
+from sglang_lite.runtime.models.parameters import CheckpointSlice, head_name, layer_parameters, parameters
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
@@ -32,6 +32,7 @@ from sglang_lite.runtime.models.weights.source import canonical
 
 logger = logging.getLogger("sglang_lite")
 
+_TABLE = re.compile(r"\b(embed_tokens|lm_head|embed_in|embed_out|score)\b")
 PAGE_RANK = 8  # ranks are padded to a multiple of this
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -123,6 +124,15 @@ def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """A and B of a module as stored, and the module's name in the file."""
+
+    name: str
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Matrices:
     """A [rank, inputs] and B [outputs, rank] of a module as stored, and the factor of their product."""
 
@@ -150,7 +160,7 @@ class AdapterFiles:
 
 AdapterRoom: TypeAlias = tuple[torch.Tensor, Sequence[Mapping[str, LoraWeights]]]
 _Target: TypeAlias = tuple[int, str, CheckpointSlice]
-_Modules: TypeAlias = dict[str, tuple[torch.Tensor, torch.Tensor]]  # A and B as stored, by module
+_Modules: TypeAlias = dict[str, "_Stored"]  # by our name of the module
 
 
 class AdapterReader:
@@ -179,7 +189,10 @@ class AdapterReader:
         self._max_rank, self._allowed = max_rank, targets
         self._generations = itertools.count(1)
         self._modules_of_model: dict[str, list[_Target]] = {}  # by module
-        self._others: set[str] = set()  # other modules of the model
+        tables = (each for each in parameters(spec) if each.layer is None)
+        self._others = {  # other modules of the model
+            piece.name.removesuffix(".weight") for parameter in tables for piece in parameter.slices
+        } | {head_name(spec)}
         for index, layer in enumerate(spec.layers):
             taking = {role for roles in _products(layer).values() for role in roles}
             for parameter in layer_parameters(spec, index):
@@ -214,7 +227,7 @@ class AdapterReader:
             logger.warning(
                 "%s: the adapter was trained on %s, and is used on %s.", folder, config.base, self._model_name
             )
-        return AdapterFiles(config, file, max(map(config.rank_of, modules)), stamp)
+        return AdapterFiles(config, file, max(config.rank_of(each.name) for each in modules.values()), stamp)
 
     def read(self, name: str, files: AdapterFiles) -> Adapter:
         """Reads an adapter that `open` has checked.
@@ -234,9 +247,10 @@ class AdapterReader:
         rank = -(-files.rank // PAGE_RANK) * PAGE_RANK
         modules = self._modules(config, file, _tensors(file))
         by_role: dict[tuple[int, str], _Matrices] = {}
-        for module, (a, b) in modules.items():
+        for module, stored in modules.items():
             for index, role, piece in self._modules_of_model[module]:
-                by_role[index, role] = _Matrices(a, part_of_tensor(b, piece), config.scale_of(module))
+                scale = config.scale_of(stored.name)
+                by_role[index, role] = _Matrices(stored.a, part_of_tensor(stored.b, piece), scale)
         room = self._room(rank)
         layers = tuple(self._deltas(index, by_role, rank, room) for index in range(len(self._spec.layers)))
         adapter = Adapter(
@@ -244,7 +258,8 @@ class AdapterReader:
             None if room is None else room[0],
         )  # fmt: skip
         if not all(map(_finite, adapter.tensors)):
-            wrong = next((name for name, pair in modules.items() if not all(map(_finite, pair))), "a matrix")
+            unfit = (name for name, each in modules.items() if not (_finite(each.a) and _finite(each.b)))
+            wrong = next(unfit, "a matrix")
             raise ModelError(f"{file}: {wrong} has NaN, infinite or too large elements.", hint="Train it again.")
         return replace(adapter, digest=_digest(adapter))
 
@@ -281,12 +296,19 @@ class AdapterReader:
         return deltas
 
     def _modules(self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]) -> _Modules:
-        """A and B of each module of an adapter, whose values are not read."""
+        """Matrices of each module that an adapter changes, whose values are not read."""
         found: dict[str, dict[str, torch.Tensor]] = {}
+        names: dict[str, str] = {}  # in the file, by our own
+        left_out = set[str]()
         for name, tensor in tensors.items():
             match = _NAME.fullmatch(name)
+            if match is None and _TABLE.search(name):
+                raise self._of_table(file, name.removesuffix(".weight").removesuffix(".base_layer"))
             if match is None:
-                raise ModelError(f"{file}: {name} is no matrix of an adapter.")
+                raise _to_be_merged(f"{file}: {name} is no matrix of an adapter (lora_A, lora_B).")
+            if config.leaves_out(match[1]):
+                left_out.add(match[1])
+                continue
             if tensor.dtype not in _FLOATS:
                 raise ModelError(
                     f"{file}: {name} is stored as {tensor.dtype}; matrices of adapters are float32, bfloat16 or "
@@ -297,12 +319,18 @@ class AdapterReader:
             if match[2] in found.setdefault(module, {}):
                 raise ModelError(f"{file}: {module}.{match[2]} is there twice.", hint="Save the adapter again.")
             found[module][match[2]] = tensor
-        if not found:
-            raise ModelError(f"{file}: the adapter has no matrices.")
+            names[module] = match[1]
+        self._tell_left_out(config, file, left_out, taken=bool(found))
         for module in found:
             if module not in self._modules_of_model:
                 raise self._unknown(file, module)
         for module, pair in found.items():
+            if not config.is_target(names[module]):
+                raise ModelError(
+                    f"{file}: the adapter changes {module}, which is none of its target_modules "
+                    f"({ADAPTER_CONFIG}): peft does not read it.",
+                    hint="Add it to target_modules, or take its matrices out of the file.",
+                )
             if self._allowed and module.rpartition(".")[2] not in self._allowed:
                 raise ModelError(
                     f"{file}: the adapter changes {module}, which lora_target_modules leaves out.",
@@ -310,40 +338,81 @@ class AdapterReader:
                 )
             if missing := {"lora_A", "lora_B"} - pair.keys():
                 raise ModelError(f"{file}: {module} has no {missing.pop()}.", hint="Save the adapter again.")
-            self._check_shapes(config, file, module, pair)
-        return {module: (pair["lora_A"], pair["lora_B"]) for module, pair in found.items()}
+            self._check_shapes(config, file, module, names[module], pair)
+        return {module: _Stored(names[module], pair["lora_A"], pair["lora_B"]) for module, pair in found.items()}
 
-    def _check_shapes(self, config: AdapterConfig, file: Path, module: str, pair: Mapping[str, torch.Tensor]) -> None:
-        piece, rank = self._modules_of_model[module][0][2], config.rank_of(module)
+    def _tell_left_out(self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool) -> None:
+        """Logs that matrices are not used, as in peft. Raises ModelError if no others are there."""
+        if not taken:
+            why = f": its config leaves out {min(modules)} and all others" if modules else ""
+            raise ModelError(f"{file}: the adapter has no matrices{why}.", hint="Save it with peft.")
+        if modules:
+            logger.warning(
+                "%s: matrices of %d modules (%s) are not used, in peft neither: exclude_modules and "
+                "layers_to_transform of %s leave them out.", file, len(modules), min(modules), ADAPTER_CONFIG,
+            )  # fmt: skip
+
+    def _check_shapes(
+        self, config: AdapterConfig, file: Path, module: str, name: str, pair: Mapping[str, torch.Tensor]
+    ) -> None:
+        piece, rank = self._modules_of_model[module][0][2], config.rank_of(name)
         if rank > self._max_rank:
             raise ModelError(
                 f"{file}: {module} has rank {rank}, and max_lora_rank is {self._max_rank}.", hint="Raise max_lora_rank."
             )
-        for name, shape in (("lora_A", (rank, piece.shape[1])), ("lora_B", (piece.shape[0], rank))):
-            if (stored := tuple(pair[name].shape)) != shape:
+        for part, shape in (("lora_A", (rank, piece.shape[1])), ("lora_B", (piece.shape[0], rank))):
+            if (stored := tuple(pair[part].shape)) != shape:
                 raise ModelError(
-                    f"{file}: {module}.{name} has shape {stored}; {self._model_name} and the adapter's config take "
+                    f"{file}: {module}.{part} has shape {stored}; {self._model_name} and the adapter's config take "
                     f"{shape}.",
                     hint=f"Was the adapter made for another model? It says {config.base or 'nothing about that'}.",
                 )
 
     def _unknown(self, file: Path, module: str) -> ModelError:
+        if _TABLE.search(module):
+            return self._of_table(file, module)
         if module in self._others or ".experts." in module:
-            return ModelError(
-                f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can.",
-                hint="Merge it into its base model with peft's merge_and_unload().",
+            return _to_be_merged(
+                f"{file}: the adapter changes {module}; only projections of attention and dense feed-forwards can."
             )
-        if module.endswith(("embed_tokens", "lm_head", "embed_in", "embed_out", "score")):
-            return ModelError(f"{file}: the adapter changes {module}: embeddings and heads are not supported.")
         return ModelError(
             f"{file}: the adapter changes {module}, which {self._model_name} does not have.",
             hint="It was made for another model.",
         )
 
+    def _of_table(self, file: Path, module: str) -> ModelError:
+        """Error for an adapter that changes embeddings or a head."""
+        problem = f"{file}: the adapter changes {module}: embeddings and heads are not supported."
+        if not self._spec.tied_embeddings:
+            return _to_be_merged(problem)
+        return ModelError(
+            problem,
+            hint="Its base has one tensor for both. Untie them in transformers, "
+            "head.weight = Parameter(head.weight.clone()) and config.tie_word_embeddings = False; then merge it with "
+            "peft's merge_and_unload().",
+        )
+
     def _check_targets(self, config: AdapterConfig, modules: _Modules) -> None:
+        """Checks that each target has matrices, unless the config leaves out all modules that it names."""
+        if isinstance(config.targets, str):
+            return
+        known = [*(each.name for each in modules.values()), *modules]
         for target in config.targets:
-            if not any(module == target or module.endswith(f".{target}") for module in modules):
-                raise ModelError(f"{config.folder}: target_modules has {target!r}, which has no matrices in the files.")
+            own = [each for each in (*self._modules_of_model, *self._others) if _is_end(target, each)]
+            left_out = own and all(map(config.leaves_out, own))
+            if not left_out and not any(_is_end(target, module) for module in known):
+                raise ModelError(
+                    f"{config.folder}: target_modules has {target!r}, which has no matrices in the files.",
+                    hint="Save it again with peft.",
+                )
+
+
+def _to_be_merged(problem: str) -> ModelError:
+    return ModelError(problem, hint="Merge it into its base model with peft's merge_and_unload().")
+
+
+def _is_end(target: str, module: str) -> bool:
+    return module == target or module.endswith(f".{target}")
 
 
 def _digest(adapter: Adapter) -> str:

@@ -15,13 +15,13 @@ from sglang_lite.runtime.models.config_fields import Json, read_json, shown
 ADAPTER_CONFIG = "adapter_config.json"
 _RANK = 64  # largest rank if neither a setting nor an adapter says more
 MAX_RANK = 512
+_ALL = "all-linear"  # peft's name for all targets
 _PATTERN_S = 1.0  # time that a pattern of a file may take
 # Fields that change what an adapter computes, by what they stand for. Each must be unset.
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA, which scales the base's weights",
     "modules_to_save": "modules that were trained as a whole",
     "fan_in_fan_out": "matrices whose inputs come first",
-    "lora_bias": "biases of an adapter",
     "trainable_token_indices": "trained embeddings",
     "layer_replication": "repeated layers",
     "megatron_config": "Megatron's layers",
@@ -33,6 +33,11 @@ _REFUSED: Mapping[str, str] = {
     "kasa_config": "KaSA, which changes the base's weights",
     "monteclora_config": "MonteCLoRA's random mixtures",
 }
+# Kinds that have tokens of their own, or choose by the prompt: no weights of a model can hold them.
+_UNMERGEABLE = (
+    "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT", "CARTRIDGE",
+    "POLY", "XLORA",
+)  # fmt: skip
 # Ways to begin the training that leave the base's weights as they are.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 
@@ -47,7 +52,10 @@ class AdapterConfig:
         rank: rank of its matrices, where `ranks` has no other.
         alpha: numerator of its scale, where `alphas` has no other.
         ranks, alphas: exceptions, by pattern of module names.
-        targets: names of its modules, or their ends; empty if given by a pattern.
+        targets: names of its modules, or their ends; or a pattern of them. Empty for all.
+        excluded: names of modules that it leaves out, or their ends; or a pattern of them.
+        layers: numbers of the only layers that it changes; None for all.
+        layer_patterns: what stands before a layer's number in a module's name; empty for anything.
         root: whether the scale divides by the root of the rank (rsLoRA).
         invocation: tokens that a late adapter (aLoRA) begins with; empty for one that computes all.
     """
@@ -58,7 +66,10 @@ class AdapterConfig:
     alpha: float
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] | str
+    excluded: tuple[str, ...] | str
+    layers: frozenset[int] | None
+    layer_patterns: tuple[str, ...]
     root: bool
     invocation: tuple[int, ...]
 
@@ -71,15 +82,49 @@ class AdapterConfig:
         rank = self.rank_of(module)
         return self._matched(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.root else rank)
 
+    def leaves_out(self, module: str) -> bool:
+        """Whether a module, by its name in the file, is excluded, or in none of the adapter's layers. As in peft, which
+        reads no matrices of such a module."""
+        if self._is_one_of(self.excluded, module):
+            return True
+        if self.layers is None or isinstance(self.targets, str) or module in self.targets:
+            return False
+        return self._layer_of(module) not in self.layers
+
+    def is_target(self, module: str) -> bool:
+        """Whether a module, by its name in the file, is among the targets."""
+        return not self.targets or self.targets == _ALL or self._is_one_of(self.targets, module)
+
+    def _is_one_of(self, names: tuple[str, ...] | str, module: str) -> bool:
+        if isinstance(names, str):
+            return self._match(f"(?:{names})$", names, module) is not None
+        return module in names or module.endswith(tuple(f".{name}" for name in names))
+
+    def _layer_of(self, module: str) -> int | None:
+        """Number of a module's layer, if its name has one."""
+        for pattern in self.layer_patterns or (r"[^.]*",):
+            before = r".*?\." if not self.layer_patterns else r"(?:^|.*?\.)"
+            if found := self._match(rf"{before}{pattern}\.(?P<index>\d+)\.", pattern, module):
+                return int(found["index"])
+        return None
+
     def _matched(self, patterns: Mapping[str, float], module: str, default: float) -> float:
         """Value of the first pattern that matches a module's name or its end, as peft matches them."""
         for pattern, value in patterns.items():
-            try:
-                if regex.match(rf"(.*\.)?({pattern})$", module, timeout=_PATTERN_S):
-                    return value
-            except (regex.error, TimeoutError) as error:
-                raise ModelError(f"{self.folder}: the pattern {shown(pattern)} can't be matched: {error}") from error
+            if self._match(rf"(.*\.)?({pattern})$", pattern, module):
+                return value
         return default
+
+    def _match(self, expression: str, pattern: str, module: str) -> regex.Match[str] | None:
+        """Match of an expression from the beginning of a module's name; `pattern` is what the file has of it."""
+        try:
+            found: regex.Match[str] | None = regex.match(expression, module, timeout=_PATTERN_S)
+        except (regex.error, TimeoutError) as error:
+            raise ModelError(
+                f"{self.folder / ADAPTER_CONFIG}: the pattern {shown(pattern)} can't be matched: {error}",
+                hint="Write the names of the modules instead.",
+            ) from error
+        return found
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
@@ -96,16 +141,29 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if not path.is_file():
         raise ModelError(f"{folder}: no adapter, as it has no {ADAPTER_CONFIG}.", hint="Save it with peft.")
     content = read_json(path)
-    if content.get("peft_type") != "LORA":
-        raise _refused(path, "peft_type", content.get("peft_type"), "only LORA is supported")
+    if (kind := content.get("peft_type")) in _UNMERGEABLE:
+        raise ModelError(
+            f"{path}: `peft_type` is {kind!r}: only LORA is supported.",
+            hint="Such an adapter can't be merged into its base model, either: train a LoRA.",
+        )
+    if kind != "LORA":
+        raise _refused(path, "peft_type", kind, "only LORA is supported")
     for name, meaning in _REFUSED.items():
         if content.get(name) not in (None, False, [], {}):
             raise _refused(path, name, content[name], f"{meaning}, is not supported")
+    if content.get("lora_bias"):
+        raise ModelError(
+            f"{path}: `lora_bias` is {shown(content['lora_bias'])}: biases of an adapter are not supported.",
+            hint="If its modules have biases in the base, merge it with peft's merge_and_unload(). If not, train it "
+            "without.",
+        )
     if content.get("bias", "none") != "none":
         raise _refused(path, "bias", content["bias"], "trained biases are not supported")
     if (initial := content.get("init_lora_weights")) not in _INITIAL:
         raise _refused(path, "init_lora_weights", initial, "it changes the base's weights; convert it with peft")
-    base, targets = content.get("base_model_name_or_path"), content.get("target_modules")
+    base = content.get("base_model_name_or_path")
+    # An empty text is no pattern.
+    patterns = _names(path, content, "layers_pattern") or ()
     return AdapterConfig(
         folder,
         base if isinstance(base, str) else "",
@@ -113,7 +171,10 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         _alpha(path, "lora_alpha", content.get("lora_alpha")),
         {key: _rank(path, "rank_pattern", value) for key, value in _object(path, content, "rank_pattern").items()},
         {key: _alpha(path, "alpha_pattern", value) for key, value in _object(path, content, "alpha_pattern").items()},
-        tuple(each for each in targets if isinstance(each, str)) if isinstance(targets, list) else (),
+        _names(path, content, "target_modules"),
+        _names(path, content, "exclude_modules"),
+        _layers(path, content.get("layers_to_transform")),
+        (patterns,) if isinstance(patterns, str) else patterns,
         bool(content.get("use_rslora")),
         _invocation(path, content.get("alora_invocation_tokens")),
     )
@@ -124,6 +185,28 @@ def _object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Jso
     if not isinstance(value, dict):
         raise ModelError(f"{path}: `{name}`: {shown(value)} is no object.")
     return value
+
+
+def _names(path: Path, content: Mapping[str, Json], name: str) -> tuple[str, ...] | str:
+    """A list of names, or a pattern."""
+    value = content.get(name) or ()
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ModelError(
+            f"{path}: `{name}`: {shown(value)} is neither a list of names nor a pattern.", hint="Save it with peft."
+        )
+    return tuple(value)
+
+
+def _layers(path: Path, value: Json) -> frozenset[int] | None:
+    numbers = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in numbers):
+        raise ModelError(
+            f"{path}: `layers_to_transform`: {shown(value)} has something else than numbers of layers.",
+            hint="Save it with peft.",
+        )
+    return frozenset(numbers) or None
 
 
 def _rank(path: Path, name: str, value: Json) -> int:
