@@ -27,6 +27,7 @@ _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }  # fmt: skip
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 # Parameters that each kind of frequency scaling requires.
 _ROPE_KINDS = {
     "default": (),
@@ -63,9 +64,12 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     given = {**(config.get("text_config") or {}), **config}
     named = {ours: given[theirs] for ours, theirs in FAMILIES[family].aliases.items() if given.get(theirs) is not None}
     whole = {**FAMILIES[family].defaults, **named, **given}
+    if given.get("rope_scaling") and not given.get("rope_parameters"):
+        whole.pop("rope_parameters", None)  # the family's, which it replaces
     config_fields.check(whole, config_fields.CONFIG, source)
     for name in ("rope_parameters", "rope_scaling"):
         _check_rope(whole.get(name) or {}, source)
+    _check_rope_mixture(FAMILIES[family], whole, source)
     try:
         spec = _read(family, whole)
     except KeyError as error:
@@ -93,7 +97,7 @@ def _text_part(config: Config, source: str) -> Config:
 
 def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
     config_fields.check(parameters, config_fields.ROPE, source)
-    for name in ("full_attention", "sliding_attention"):
+    for name in _LAYER_TYPES:
         config_fields.check(parameters.get(name) or {}, config_fields.ROPE, source)
 
 
@@ -204,20 +208,90 @@ def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
 
 
 def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Rotary embeddings of layers without a window and of layers with one.
+    """Rotary embeddings of layers without a window and of layers with one."""
+    full, local = _rope_parameters(family, config)
+    rope = _rope(family, full, config, head_dim)
+    return (rope, _rope(family, local, config, head_dim)) if family.layer_ropes else (rope, rope)
 
-    transformers 5 writes `rope_parameters` (for some families one entry per layer type); older files have `rope_theta`,
-    `rope_scaling` and `rope_local_base_freq`.
+
+def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], dict[str, Json]]:
+    """Parameters of the rotary embedding of layers without a window and of layers with one, as transformers reads them.
+
+    transformers 5 writes `rope_parameters`, for some families one entry for each type of layer. Older files have
+    `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
     """
-    given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    full, local = given.pop("full_attention", None), given.pop("sliding_attention", None)
-    theta = config.get("rope_theta", 10_000.0)
-    rope = _rope(family, {"rope_theta": theta, **(full or {}), **given}, config, head_dim)
+    given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    flat, theta = _beside_layers(given), config.get("rope_theta", 10_000.0)
     if not family.layer_ropes:
-        return rope, rope
-    return rope, _rope(
-        family, {"rope_theta": config.get("rope_local_base_freq", theta), **(local or {})}, config, head_dim
-    )
+        whole = {"rope_theta": theta, **(scaling or flat)}
+        return whole, whole
+    full = {"rope_theta": theta, **(given.get("full_attention") or {}), **scaling}
+    return full, {"rope_theta": config.get("rope_local_base_freq", theta), **(given.get("sliding_attention") or {})}
+
+
+def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
+    """Those of some parameters that are for no type of layer."""
+    return {name: value for name, value in parameters.items() if name not in _LAYER_TYPES}
+
+
+def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
+    """Refuses a config whose keys of the rotary embedding contradict one another: readers choose differently."""
+    given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    used = _rope_parameters(family, config)
+    by_layer = [f"rope_scaling.{name}" for name in _LAYER_TYPES if scaling.get(name) is not None]
+    if not family.layer_ropes:
+        by_layer += [f"rope_parameters.{name}" for name in _LAYER_TYPES if given.get(name) is not None]
+    if by_layer:
+        raise ModelError(
+            f"{source}: `{by_layer[0]}`: this architecture has no rotary embedding for a type of layer there.",
+            hint="Write its parameters into rope_parameters itself."
+            if not family.layer_ropes
+            else "Write it into rope_parameters.",
+        )
+    if family.layer_ropes and "rope_type" not in scaling and scaling.get("type") not in (None, "default"):
+        raise ModelError(
+            f"{source}: `rope_scaling.type` is {shown(scaling['type'])}, which transformers 5 does not read of this "
+            "architecture.",
+            hint="Name it rope_type.",
+        )
+    for name, value in _beside_layers(given).items():
+        if value is not None and all(_in_rope(name, each) != value for each in used):
+            other = _in_rope(name, used[0])
+            raise ModelError(
+                f"{source}: `rope_parameters.{name}` is {shown(value)}, and other keys, which transformers prefers, "
+                f"say {shown(other)}.",
+                hint="Say it once: in rope_parameters.full_attention and rope_parameters.sliding_attention."
+                if family.layer_ropes
+                else "Say it once: in rope_parameters, without rope_scaling.",
+            )
+    _check_local_theta(family, config, source)
+
+
+def _check_local_theta(family: Family, config: Config, source: str) -> None:
+    """Refuses a `rope_theta` for all layers where transformers 5 takes it for those without a window alone."""
+    if not family.layer_ropes or "rope_local_base_freq" in family.defaults:
+        return
+    own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if config.get("rope_local_base_freq") not in (None, own.get("rope_theta")):
+        raise ModelError(
+            f"{source}: `rope_local_base_freq` is {shown(config['rope_local_base_freq'])}: this architecture has none.",
+            hint="Write it as the rope_theta in rope_parameters.sliding_attention.",
+        )
+    usual = family.defaults["rope_theta"]
+    if "rope_theta" not in own and config["rope_theta"] != usual:
+        raise ModelError(
+            f"{source}: `rope_theta` is {shown(config['rope_theta'])}, and versions of transformers differ in whether "
+            f"layers with a window have it, or {usual:g}.",
+            hint="Write rope_parameters.full_attention and rope_parameters.sliding_attention, each with its own "
+            "rope_theta.",
+        )
+
+
+def _in_rope(name: str, parameters: Mapping[str, Json]) -> Json:
+    """Value of a parameter, with what stands for a missing type."""
+    if name in ("rope_type", "type"):
+        return parameters.get("rope_type") or parameters.get("type") or "default"
+    return parameters.get(name)
 
 
 def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int) -> RopeSpec:
