@@ -222,9 +222,13 @@ def check(content: Mapping[str, Json], fields: Mapping[str, Field], source: str,
         value = content.get(key)
         if value is None:
             if field.required:
-                raise ModelError(f"{source}: the field {key!r} is missing.")
+                raise ModelError(
+                    f"{source}: the field {key!r} is missing.", hint="Correct it, or fetch the file again."
+                )
         elif problem := field.problem(value):
-            raise ModelError(f"{source}: `{key}`: {shown(value)} {problem}.")
+            raise ModelError(
+                f"{source}: `{key}`: {shown(value)} {problem}.", hint="Correct it, or fetch the file again."
+            )
 
 
 def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset[int]:
@@ -236,7 +240,10 @@ def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset
     found = frozenset(ids if isinstance(ids, list | tuple | set | frozenset) else () if ids is None else (ids,))
     for token in found:
         if not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise ModelError(f"{source}: `{name}`: {shown(token)} is no id of the {vocab_size:,} tokens.")
+            raise ModelError(
+                f"{source}: `{name}`: {shown(token)} is no id of the {vocab_size:,} tokens.",
+                hint="Correct it, or fetch the file again.",
+            )
     return found
 
 
@@ -248,7 +255,7 @@ def read_json(path: Path) -> dict[str, Json]:
     """
     content = read_any_json(path)
     if not isinstance(content, dict):
-        raise ModelError(f"{path}: not a JSON object.")
+        raise ModelError(f"{path}: not a JSON object.", hint="Fetch the file again.")
     return content
 
 
@@ -258,23 +265,23 @@ def read_any_json(path: Path) -> Json:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from error
+        raise ModelError(f"{path}: not JSON: {error}", hint="Fetch the file again.") from error
     except RecursionError:
-        raise ModelError(f"{path}: nested too deeply.") from None
+        raise ModelError(f"{path}: nested too deeply.", hint="Fetch the file again.") from None
 
 
 def read_text(path: Path) -> str:
     """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large or can't be read."""
     try:
         if not path.exists():
-            raise ModelError(f"{path}: is not there.")
+            raise ModelError(f"{path}: is not there.", hint="Fetch the file again.")
         if not path.is_file():  # reading from a pipe would block for ever
             raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise ModelError(f"{path}: {size:,} bytes; the limit is {MAX_BYTES:,}.")
+            raise ModelError(f"{path}: {size:,} bytes; the limit is {MAX_BYTES:,}.", hint="Fetch the file again.")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: can't be read: {error}") from error
+        raise ModelError(f"{path}: can't be read: {error}", hint="Fetch the file again.") from error
 
 
 def shown(value: object) -> str:

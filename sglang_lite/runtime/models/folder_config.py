@@ -87,7 +87,10 @@ def _part(left: dict[str, Json], name: str, names: Mapping[str, str], source: st
     """Takes an object out of the fields, and names its own as `config.json` does."""
     given = left.pop(name, {})
     if not isinstance(given, dict) or given.keys() - names.keys():
-        raise ModelError(f"{source}: {name}={shown(given)} is not supported: it may have {', '.join(names)}.")
+        raise ModelError(
+            f"{source}: {name}={shown(given)} is not supported: it may have {', '.join(names)}.",
+            hint="Correct it, or fetch the file again.",
+        )
     return {theirs: given[ours] for ours, theirs in names.items() if ours in given}
 
 
@@ -97,6 +100,9 @@ def _window(window: Json, layers: int, source: str) -> dict[str, Json]:
         return {"sliding_window": window}
     sizes = {each for each in window if each is not None} if isinstance(window, list) and window else set()
     if len(sizes) != 1 or not all(isinstance(each, int) for each in sizes) or layers % len(window):
-        raise ModelError(f"{source}: sliding_window is {shown(window)}: neither a size, nor one for each layer.")
+        raise ModelError(
+            f"{source}: sliding_window is {shown(window)}: neither a size, nor one for each layer.",
+            hint="Correct it, or fetch the file again.",
+        )
     kinds = ["full_attention" if each is None else "sliding_attention" for each in window]
     return {"sliding_window": sizes.pop(), "layer_types": kinds * (layers // len(window))}

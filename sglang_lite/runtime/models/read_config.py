@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sglang_lite.errors import shown
@@ -73,12 +74,37 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     try:
         spec = _read(family, whole)
     except KeyError as error:
-        raise ModelError(f"{source}: the field {error} is missing.") from error
+        raise ModelError(
+            f"{source}: the field {error} is missing.", hint="Correct it, or fetch the file again."
+        ) from error
+    except TypeError as error:  # of a field that is null
+        raise _null(whole, source) from error
     except (ValueError, ArithmeticError) as error:
-        raise ModelError(f"{source}: {error}") from error
+        raise ModelError(f"{source}: {error}", hint="Correct it, or fetch the file again.") from error
+    if _has_null(spec):
+        raise _null(whole, source)
     config_fields.check_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
     config_fields.check_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
+
+
+def _null(config: Config, source: str) -> ModelError:
+    names = [f"`{name}`" for name in config_fields.CONFIG if name in config and config[name] is None]
+    which = f"one of {', '.join(names)} is" if len(names) > 1 else f"{''.join(names) or 'a field'} is"
+    return ModelError(
+        f"{source}: {which} null, and the architecture needs a value.",
+        hint="Give it one, or leave it out for the default.",
+    )
+
+
+def _has_null(spec: object) -> bool:
+    """True if a number in a specification is None that may not be."""
+    if isinstance(spec, tuple):
+        return any(map(_has_null, spec))
+    if not is_dataclass(spec):
+        return False
+    each = ((field.type, getattr(spec, field.name)) for field in fields(spec))
+    return any((kind in ("int", "float") and value is None) or _has_null(value) for kind, value in each)
 
 
 def _text_part(config: Config, source: str) -> Config:
@@ -230,7 +256,7 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
 
 
 def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
-    """Those of some parameters that are for no type of layer."""
+    """Returns the parameters that belong to no type of layer."""
     return {name: value for name, value in parameters.items() if name not in _LAYER_TYPES}
 
 

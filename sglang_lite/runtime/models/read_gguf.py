@@ -164,7 +164,9 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     try:
         config = _config(family, lambda key: metadata[f"{arch}.{key}"], metadata, arch, source)
     except KeyError as error:
-        raise ModelError(f"{source}: the metadata key {error} is missing.") from error
+        raise ModelError(
+            f"{source}: the metadata key {error} is missing.", hint="Fetch the file again, or use the HF folder."
+        ) from error
     if metadata.get(f"{arch}.attention.sliding_window") and config.get("sliding_window") is None:
         raise ModelError(f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder.")
     config["tie_word_embeddings"] = "output.weight" not in tensors

@@ -101,7 +101,10 @@ def feature_planes(folder: Path) -> int:
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     deep = len(getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", ()))
     if deep and deep >= config.text_config.num_hidden_layers:
-        raise ModelError(f"{folder}: deepstack_visual_indexes: {deep} are as many as the decoder's layers.")
+        raise ModelError(
+            f"{folder}: deepstack_visual_indexes: {deep} are as many as the decoder's layers.",
+            hint="Correct config.json, or fetch it again.",
+        )
     return 1 + deep
 
 

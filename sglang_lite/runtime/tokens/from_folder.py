@@ -59,7 +59,7 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
         backend = _backend(folder)
         size = backend.get_vocab_size(with_added_tokens=True)
         if not 0 < size < MAX_TOKENS:
-            raise ModelError(f"{folder}: the tokenizer has {size:,} tokens.")
+            raise ModelError(f"{folder}: the tokenizer has {size:,} tokens.", hint="Fetch the tokenizer again.")
         added = json.loads(backend.to_str()).get("added_tokens", ())
         pieces = [(backend.id_to_token(i) or "").encode() for i in range(size)]
         return Tokenizer(backend, pieces, [token["id"] for token in added if token["special"]])
@@ -73,7 +73,7 @@ def _backend(folder: Path) -> Backend:
     try:
         return Backend.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ModelError(f"{path}: not a tokenizer: {error}") from error
+        raise ModelError(f"{path}: not a tokenizer: {error}", hint="Fetch the file again.") from error
 
 
 def _is_tekken(folder: Path) -> bool:
@@ -84,7 +84,9 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     backend = _backend(folder)
     largest = max(backend.get_vocab(with_added_tokens=False).values(), default=-1)
     if not 0 <= largest < MAX_TOKENS:
-        raise ModelError(f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.")
+        raise ModelError(
+            f"{folder}: the tokenizer has no tokens, or one with the id {largest:,}.", hint="Fetch the tokenizer again."
+        )
     description = json.loads(backend.to_str())
     if most is not None and any(token["id"] >= most for token in description.get("added_tokens", ())):
         description["added_tokens"] = [token for token in description["added_tokens"] if token["id"] < most]
@@ -135,7 +137,10 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
 def _content(token: Any, name: str, file: Path) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
-        raise ModelError(f"{file}: `{name}`: {shown(token)} is neither text nor an object with a content.")
+        raise ModelError(
+            f"{file}: `{name}`: {shown(token)} is neither text nor an object with a content.",
+            hint="Correct it, or fetch the file again.",
+        )
     return text
 
 
@@ -146,7 +151,9 @@ def _template(config: Mapping[str, Any], file: Path) -> str | None:
         named = [t for t in template if isinstance(t, dict)]
         template = next((t.get("template") for t in named if t.get("name") == "default"), None)
     if template is not None and not isinstance(template, str):
-        raise ModelError(f"{file}: `chat_template`: {shown(template)} is no text.")
+        raise ModelError(
+            f"{file}: `chat_template`: {shown(template)} is no text.", hint="Correct it, or fetch the file again."
+        )
     return template
 
 
@@ -175,7 +182,8 @@ def _converted(folder: Path) -> Backend:
         return Backend.from_str(done.stdout.decode())
     except Exception as error:  # any error of transformers means that the folder has no usable tokenizer
         raise ModelError(
-            f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}"
+            f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}",
+            hint="Fetch the tokenizer's files again, or take a folder that has a tokenizer.json.",
         ) from error
 
 

@@ -102,7 +102,9 @@ def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
                 f"{label}: tokenizer {kind!r} is not supported.", hint="Supported: gpt2 (byte-level), llama."
             )
     except KeyError as error:
-        raise ModelError(f"{label}: the metadata key {error} is missing.") from error
+        raise ModelError(
+            f"{label}: the metadata key {error} is missing.", hint="Fetch the file again, or use the HF folder."
+        ) from error
     template = metadata.get("tokenizer.chat_template")
     unknown = [i for i, t in enumerate(types) if t == _UNKNOWN]
     named = [
@@ -143,7 +145,10 @@ def _tokens_and_types(metadata: Mapping[str, Any], label: str) -> tuple[list[str
     for key in ("token_type", "scores"):
         given = metadata.get(f"tokenizer.ggml.{key}") or tokens
         if not isinstance(given, list) or len(given) != len(tokens) or not tokens:
-            raise ModelError(f"{label}: `tokenizer.ggml.{key}` is not one for each of {len(tokens):,} tokens.")
+            raise ModelError(
+                f"{label}: `tokenizer.ggml.{key}` is not one for each of {len(tokens):,} tokens.",
+                hint="Fetch the file again.",
+            )
     return tokens, metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
 
 
@@ -162,7 +167,10 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     for merge in merges:
         if len(merge) != 2 or not (merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab):
-            raise ModelError(f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.")
+            raise ModelError(
+                f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.",
+                hint="Fetch the file again.",
+            )
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
     if name in ("qwen2", "qwen35", "deepseek-r1-qwen", "megrez", "command-r"):
         backend.normalizer = normalizers.NFC()
@@ -195,7 +203,10 @@ def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, p
     merges: list[tuple[float, int, int, str, str]] = []
     for token, i in vocab.items():
         if len(token) > _LONGEST_PIECE:
-            raise ModelError(f"{label}: a token has {len(token):,} characters; the limit is {_LONGEST_PIECE}.")
+            raise ModelError(
+                f"{label}: a token has {len(token):,} characters; the limit is {_LONGEST_PIECE}.",
+                hint="Fetch the file again.",
+            )
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocab and right in vocab:

@@ -42,7 +42,9 @@ def tekken_backend(file: Path) -> Backend:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelError(f"{file}: damaged: {error!r}", hint="Fetch the file again.") from error
     if len(tokens) + len(specials) != size or len(set(tokens)) < len(tokens):
-        raise ModelError(f"{file}: has {len(set(tokens)):,} tokens, and says {size - len(specials):,}.")
+        raise ModelError(
+            f"{file}: has {len(set(tokens)):,} tokens, and says {size - len(specials):,}.", hint="Fetch the file again."
+        )
     texts = list(map(byte_level_text, tokens))
     vocab = {text: i for i, text in enumerate((*specials, *texts))}
     merges = [(texts[left], texts[right]) for left, right in _merges(tokens, file)]
@@ -74,7 +76,10 @@ def _merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
     merges: list[tuple[int, int]] = []
     for token in tokens:
         if len(token) > _LONGEST_TOKEN:
-            raise ModelError(f"{file}: a token has {len(token):,} bytes; the limit is {_LONGEST_TOKEN:,}.")
+            raise ModelError(
+                f"{file}: a token has {len(token):,} bytes; the limit is {_LONGEST_TOKEN:,}.",
+                hint="Fetch the file again.",
+            )
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
         merges += sorted((rank[left], rank[right]) for left, right in cuts if left in rank and right in rank)
     return merges

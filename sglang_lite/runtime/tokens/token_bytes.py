@@ -27,7 +27,9 @@ def tokenizer_errors(label: str) -> Iterator[None]:
             isinstance(error, Exception) or type(error).__name__ == "PanicException"
         ):
             raise
-        raise ModelError(f"{label}: the tokenizer can't be used: {error!r}"[:1000]) from error
+        raise ModelError(
+            f"{label}: the tokenizer can't be used: {error!r}"[:1000], hint="Fetch the tokenizer again."
+        ) from error
 
 
 _MARKED = re.compile(r"<[|｜].+|.+[|｜]>", re.DOTALL)

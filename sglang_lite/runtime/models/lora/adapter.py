@@ -215,13 +215,17 @@ class AdapterReader:
         config = read_adapter_config(folder)
         file = next((path for name in _FILES if (path := folder / name).is_file()), None)
         if file is None:
-            raise ModelError(f"{folder}: the adapter has no weights: neither {' nor '.join(_FILES)} is a file there.")
+            raise ModelError(
+                f"{folder}: the adapter has no weights: neither {' nor '.join(_FILES)} is a file there.",
+                hint="Save it with peft.",
+            )
         stamp = _stamp(file)  # before its headers, so that a change after them is found
         modules = self._modules(config, file, _headers(file))
         self._check_targets(config, modules)
         if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
             raise ModelError(
-                f"{folder}: alora_invocation_tokens has {outside[0]}, which is no token of {self._model_name}."
+                f"{folder}: alora_invocation_tokens has {outside[0]}, which is no token of {self._model_name}.",
+                hint="It was made for another model.",
             )
         if config.base and Path(config.base).name != Path(self._model_name).name:
             logger.warning(

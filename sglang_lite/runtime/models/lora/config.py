@@ -83,7 +83,7 @@ class AdapterConfig:
         return self._matched(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.root else rank)
 
     def leaves_out(self, module: str) -> bool:
-        """Whether a module, by its name in the file, is excluded, or in none of the adapter's layers. As in peft, which
+        """True if a module, by its name in the file, is excluded, or in none of the adapter's layers. As in peft, which
         reads no matrices of such a module."""
         if self._is_one_of(self.excluded, module):
             return True
@@ -92,7 +92,7 @@ class AdapterConfig:
         return self._layer_of(module) not in self.layers
 
     def is_target(self, module: str) -> bool:
-        """Whether a module, by its name in the file, is among the targets."""
+        """True if a module, by its name in the file, is among the targets."""
         return not self.targets or self.targets == _ALL or self._is_one_of(self.targets, module)
 
     def _is_one_of(self, names: tuple[str, ...] | str, module: str) -> bool:
@@ -183,7 +183,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 def _object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Json]:
     value = content.get(name) or {}
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: `{name}`: {shown(value)} is no object.")
+        raise ModelError(f"{path}: `{name}`: {shown(value)} is no object.", hint="Correct it, or fetch the file again.")
     return value
 
 
@@ -211,23 +211,32 @@ def _layers(path: Path, value: Json) -> frozenset[int] | None:
 
 def _rank(path: Path, name: str, value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
-        raise ModelError(f"{path}: `{name}`: {shown(value)} is no rank (1 to {MAX_RANK}).")
+        raise ModelError(
+            f"{path}: `{name}`: {shown(value)} is no rank (1 to {MAX_RANK}).",
+            hint="Correct it, or fetch the file again.",
+        )
     return value
 
 
 def _alpha(path: Path, name: str, value: Json) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ModelError(f"{path}: `{name}`: {shown(value)} is no number.")
+        raise ModelError(f"{path}: `{name}`: {shown(value)} is no number.", hint="Correct it, or fetch the file again.")
     return float(value)
 
 
 def _invocation(path: Path, value: Json) -> tuple[int, ...]:
     tokens = [] if value is None else value
     if not isinstance(tokens, list):
-        raise ModelError(f"{path}: `alora_invocation_tokens`: {shown(value)} is no list of token ids.")
+        raise ModelError(
+            f"{path}: `alora_invocation_tokens`: {shown(value)} is no list of token ids.",
+            hint="Correct it, or fetch the file again.",
+        )
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise ModelError(f"{path}: `alora_invocation_tokens`: {shown(token)} is no token id.")
+            raise ModelError(
+                f"{path}: `alora_invocation_tokens`: {shown(token)} is no token id.",
+                hint="Correct it, or fetch the file again.",
+            )
     return tuple(token for token in tokens if isinstance(token, int))
 
 

@@ -87,7 +87,7 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
     content = read_any_json(index)
     files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
-        raise ModelError(f"{index}: not a weight index: it has no weight_map.")
+        raise ModelError(f"{index}: not a weight index: it has no weight_map.", hint="Fetch the file again.")
     for name in files.values():
         if (
             not isinstance(name, str)
@@ -96,11 +96,20 @@ def _shards(index: Path, exists: Callable[[Path], bool]) -> set[Path]:
             or PurePath(name).is_absolute()
             or ".." in PurePath(name).parts
         ):
-            raise ModelError(f"{index}: weight_map names {shown(name)}, which is no file of the folder.")
+            raise ModelError(
+                f"{index}: weight_map names {shown(name)}, which is no file of the folder.",
+                hint="Fetch the file again.",
+            )
     names = set(files.values())
-    missing = sorted(name for name in names if not exists(index.parent / name))
+    try:
+        missing = sorted(name for name in names if not exists(index.parent / name))
+    except OSError as error:  # a name is too long
+        raise ModelError(f"{index}: weight_map names no files: {error!s:.200}", hint="Fetch the file again.") from error
     if missing:
-        raise ModelError(f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).")
+        raise ModelError(
+            f"{index.parent}: the shard {missing[0]} is missing ({len(missing)} of {len(names)}).",
+            hint="Fetch the folder again.",
+        )
     return {_regular(index.parent / name) for name in names}
 
 
@@ -128,12 +137,18 @@ class FolderSource(WeightSource):
         for file in sorted(files):
             for name in self._names(file):
                 if name in stored:
-                    raise ModelError(f"{file}: {name} is in {stored[name].name}, too.")
+                    raise ModelError(
+                        f"{file}: {name} is in {stored[name].name}, too.",
+                        hint="Move the file elsewhere that is not the model's.",
+                    )
                 stored[name] = file
         self._stored_as = {canonical(name): name for name in stored}
         if len(self._stored_as) < len(stored):
             twice = next(name for name in stored if self._stored_as[canonical(name)] != name)
-            raise ModelError(f"{stored[twice]}: {twice} and {self._stored_as[canonical(twice)]} are the same tensor.")
+            raise ModelError(
+                f"{stored[twice]}: {twice} and {self._stored_as[canonical(twice)]} are the same tensor.",
+                hint="Take one of them out.",
+            )
         self._files = {name: stored[stored_as] for name, stored_as in self._stored_as.items()}
         self._packed = packed_in(str(folder), self._files, matrices.packings)
         super().__init__(str(folder), unpacked_files(self._files, self._packed))
@@ -178,12 +193,15 @@ class FolderSource(WeightSource):
         """8-bit matrix with its scales, which are taken."""
         scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
         if scale is None:
-            raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
+            raise ModelError(
+                f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.",
+                hint="Fetch the checkpoint again.",
+            )
         scales = self._tensor(scale, self._unused.pop(scale))
         try:
             return ScaledRows(shape, read, scales, self._block)
         except ValueError as error:
-            raise ModelError(f"{file}: {name}: {error}.") from error
+            raise ModelError(f"{file}: {name}: {error}.", hint="Fetch the checkpoint again.") from error
 
 
 def packed_in(label: str, files: Mapping[str, Path], packings: Sequence[Packing]) -> dict[str, Packed]:

@@ -131,11 +131,17 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
         elif (at := _in_stack(parameter)) is None:
             named[name] = tensors[0]
         elif tensors[0].shape[:1] != (size := sizes[parameter.layer, parameter.role.partition(".")[0]],):
-            raise ModelError(f"{file.path}: {found[0]} has the shape {tensors[0].shape}, and {size} parts are needed.")
+            raise ModelError(
+                f"{file.path}: {found[0]} has the shape {tensors[0].shape}, and {size} parts are needed.",
+                hint="Fetch the file again.",
+            )
         else:
             named[name] = tensors[0].part(at)
     if left:
-        raise ModelError(f"{file.path}: the tensor {min(left)!r} is of no supported architecture.")
+        raise ModelError(
+            f"{file.path}: the tensor {min(left)!r} is of no supported architecture.",
+            hint="Fetch the file again, or use the HF folder.",
+        )
     if _FREQUENCIES in file.tensors:
         named[_FREQUENCIES] = file.tensors[_FREQUENCIES]
     return named
@@ -177,7 +183,10 @@ def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> Laten
         or len(values.shape) != 3
         or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2])
     ):
-        raise ModelError(f"{file.path}: {keys.name} and {values.name} have the shapes {shapes[0]} and {shapes[1]}.")
+        raise ModelError(
+            f"{file.path}: {keys.name} and {values.name} have the shapes {shapes[0]} and {shapes[1]}.",
+            hint="Fetch the file again.",
+        )
     return LatentHeads(keys, values)
 
 

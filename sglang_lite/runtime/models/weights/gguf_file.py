@@ -47,7 +47,7 @@ class GgufFile:
                 raise ModelError(f"{path}: not a regular file.", hint="Replace it by the file itself.")
             content = np.memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: can't be read: {error}") from error
+            raise ModelError(f"{path}: can't be read: {error}", hint="Fetch the file again.") from error
         header = _Header(content.data, path)
         self.metadata = header.metadata
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -94,7 +94,9 @@ class _Header:
     def __init__(self, data: memoryview, path: Path) -> None:
         self.bytes, self.path, self.at = data, path, 0
         if bytes(data[:4]) != b"GGUF":
-            raise ModelError(f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).")
+            raise ModelError(
+                f"{path}: not a GGUF file (it starts with {bytes(data[:4])!r}).", hint="Fetch the file again."
+            )
         self.at = 4
         version = self.scalar("<I")
         if version not in (2, 3):
@@ -103,13 +105,19 @@ class _Header:
         self.metadata: dict[str, Any] = {}
         for _ in range(key_count):
             key = self.string()
+            if key in self.metadata:
+                raise ModelError(f"{path}: damaged: the key {shown(key)} is there twice.", hint="Fetch the file again.")
             self.metadata[key] = self.value(self.scalar("<I"))
         found = [self.tensor_info() for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-            raise ModelError(f"{path}: `general.alignment`: {shown(alignment)} is not between 1 and 1,048,576.")
+            raise ModelError(
+                f"{path}: `general.alignment`: {shown(alignment)} is not between 1 and 1,048,576.",
+                hint="Fetch the file again.",
+            )
         start = -(-self.at // alignment) * alignment
         self.tensors = [self.tensor(*info, start) for info in found]
+        self.check_order(start, alignment)
 
     def truncated(self) -> NoReturn:
         raise ModelError(f"{self.path}: damaged or truncated (at byte {self.at:,}).", hint="Fetch the file again.")
@@ -202,12 +210,27 @@ class _Header:
         per_block, block_bytes = GGML_QUANT_SIZES[known[type_id]]
         count = math.prod(shape)
         if not shape or not count or shape[-1] % per_block:
-            raise ModelError(f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.")
+            raise ModelError(
+                f"{self.path}: tensor {name} of shape {shape} does not fit {kind} blocks.", hint="Fetch the file again."
+            )
         size = count // per_block * block_bytes
         if start + offset + size > len(self.bytes):
             self.at = start + offset
             self.truncated()
         return GgufTensor(self.path, name, shape, kind, start + offset, size)
+
+    def check_order(self, start: int, alignment: int) -> None:
+        """Checks that each tensor is there once, and that they follow one another from `start`, as llama.cpp does."""
+        names = set[str]()
+        for tensor in self.tensors:
+            if tensor.name in names:
+                problem = f"damaged: the tensor {shown(tensor.name)} is there twice"
+                raise ModelError(f"{self.path}: {problem}.", hint="Fetch the file again.")
+            if tensor.offset != start:
+                problem = f"damaged: the tensor {shown(tensor.name)} begins at byte {tensor.offset:,}, not {start:,}"
+                raise ModelError(f"{self.path}: {problem}.", hint="Fetch the file again.")
+            names.add(tensor.name)
+            start += -(-tensor.size // alignment) * alignment
 
 
 @cache

@@ -131,7 +131,10 @@ class HeaderSource(WeightSource):
     def _read(self, name: str, file: Path) -> Weight:
         header = self._headers[name]
         if header.dtype is None:
-            raise ModelError(f"{file}: {name} is stored as {header.format}, which is not supported.")
+            raise ModelError(
+                f"{file}: {name} is stored as {header.format}, which is not supported.",
+                hint="Use the unquantised checkpoint, or a GGUF file.",
+            )
         found = torch.empty(header.shape, dtype=header.dtype, device="meta")
         self.elements += found.numel()
         if header.dtype != torch.float8_e4m3fn:

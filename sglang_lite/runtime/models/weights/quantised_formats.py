@@ -139,7 +139,9 @@ def declared_matrices(given: Json, source: str) -> Matrices:
             hint=f"Supported are {', '.join(_METHODS)}; unquantised checkpoints; and GGUF files.",
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{source}: quantization_config can't be understood: {error!r}") from error
+        raise ModelError(
+            f"{source}: quantization_config can't be understood: {error!r}", hint="Correct it, or fetch the file again."
+        ) from error
 
 
 class _UnsupportedError(Exception):

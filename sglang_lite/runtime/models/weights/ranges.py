@@ -108,9 +108,20 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
                 if not 8 + length <= start <= end <= size:
                     raise ValueError(f"{name} is not within it")
                 found[name] = StoredTensor(each["dtype"], tuple(each["shape"]), start, end)
+        _check_order(found, 8 + length, size)
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file}: damaged or truncated: {error}", hint="Fetch the file again.") from error
     return found
+
+
+def _check_order(tensors: Mapping[str, StoredTensor], start: int, end: int) -> None:
+    """Checks that tensors follow one another from `start` to `end`, as the format demands. Raises ValueError."""
+    for name, each in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if each.start != start:
+            raise ValueError(f"{name} begins at byte {each.start:,}, and the tensor before it ends at {start:,}")
+        start = each.end
+    if tensors and start != end:
+        raise ValueError(f"its tensors end at byte {start:,}, and the file at {end:,}")
 
 
 class RangeSource(FolderSource):
@@ -154,7 +165,10 @@ class RangeSource(FolderSource):
         found = self._headers[file][name]
         dtype = DTYPES.get(found.format)
         if dtype is None:
-            raise ModelError(f"{file}: {name} is stored as {found.format}, which is not supported.")
+            raise ModelError(
+                f"{file}: {name} is stored as {found.format}, which is not supported.",
+                hint="Use the unquantised checkpoint, or a GGUF file.",
+            )
         if math.prod(found.shape) * dtype.itemsize != found.end - found.start:
             raise ModelError(f"{file}: {name} has another size than its shape.", hint="Fetch the file again.")
         return found, dtype
