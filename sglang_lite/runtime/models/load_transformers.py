@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, __version__
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
-from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.config_fields import read_json, shown
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.transformers_config import not_causal
 from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
+from sglang_lite.runtime.models.weights.folder import weight_files
 
 _LONGEST = 300  # characters of transformers' own message that are shown
 
@@ -79,14 +81,23 @@ def _refused(path: Path, error: Exception, config: PreTrainedConfig | None) -> M
             f"{path}: config.json names code that the folder brings along ({code}); such code is never run.",
             hint="Use a model that transformers has code for, or one of docs/models.md.",
         )
+    if config is None and (kind := read_json(path / "config.json").get("model_type")) not in CONFIG_MAPPING_NAMES:
+        named = f"the model_type {shown(kind)}" if kind is not None else "no model_type"
+        return ModelError(
+            f"{path}: config.json names {named}, for which neither sglang_lite nor transformers {__version__} has "
+            "code.",
+            hint="Use a model of the families in docs/models.md, or a GGUF file of this one.",
+        )
     if config is not None and (why := not_causal(config.model_type)):
         reason = why
     elif isinstance(error, KeyError) and error.args == (NAME,):  # its own table of attentions
         reason = "its attention can't be replaced."
     else:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())  # the cause stands in a later line of some
+        text = " ".join(f"{type(error).__name__}: {error}".split())  # the cause stands in a later line of some
+        reason = f"its code fails with this config.json: {text}"
     return ModelError(
-        f"{path}: there is no code of our own for it, and transformers' can't run it: {reason[:_LONGEST]}"
+        f"{path}: there is no code of our own for it, and transformers' can't run it: {reason[:_LONGEST]}",
+        hint="Use a model of the families in docs/models.md, or correct config.json.",
     )
 
 
@@ -108,8 +119,15 @@ def load_transformers(
     skeleton = _skeleton(path)
     config, class_name = skeleton.config, type(skeleton).__name__
     _layout(skeleton, path, device)  # what it refuses needs no weights
-    if class_name not in (config.architectures or ()):
-        raise ModelError(f"{path}: config.json names {config.architectures}, its model_type is {class_name}'s.")
+    # Of the file, as transformers may have taken a part of the config.
+    names = read_json(path / "config.json").get("architectures")
+    if class_name not in (names if isinstance(names, list) else [names]):
+        raise ModelError(
+            f"{path}: config.json names {shown(names)}, and its model_type is {class_name}'s.",
+            hint="Use a model of the families in docs/models.md.",
+        )
+    if not dummy:
+        weight_files(path)  # which says what it looked for
     quantised = not dummy and getattr(config, "quantization_config", None) is not None
     item = 0.5 if quantised else dtype.itemsize  # of a quantised checkpoint a lower bound
     weights = int(sum(tensor.numel() for tensor in skeleton.parameters()) * item)

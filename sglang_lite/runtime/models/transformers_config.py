@@ -120,5 +120,8 @@ def _read(config: Config, source: str) -> TransformersSpec:
             hint="Use a model whose layers all have attention.",
         )
     if not limits:
-        raise ModelError(f"{source}: architecture {names[0]} has no limit of positions ({', '.join(_LIMITS)}).")
+        raise ModelError(
+            f"{source}: architecture {names[0]} has no limit of positions ({', '.join(_LIMITS)}).",
+            hint="Add max_position_embeddings, the longest text that it was trained on, in tokens.",
+        )
     return TransformersSpec(names[0], whole["vocab_size"], limits[0], ids)

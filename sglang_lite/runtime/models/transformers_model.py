@@ -110,7 +110,7 @@ class TransformersModel(CachedModule):
         self._head_input: torch.Tensor | None = None  # hidden states that the layers return instead of computing them
         body = module.get_decoder()
         if body is None or body is module or "position_ids" not in inspect.signature(body.forward).parameters:
-            raise self._refusal("it has no separate decoder (`get_decoder`) that takes `position_ids`")
+            raise self._refusal("its code has no decoder that runs by itself, at positions that it is given")
         self._layers, body.forward = body.forward, self._body
         for part in module.modules():
             part.__dict__["_sglang_lite"] = self

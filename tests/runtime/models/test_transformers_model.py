@@ -302,7 +302,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
         ("deberta-v2", "DebertaV2ForMaskedLM", "deberta-v2 is no causal language model in transformers"),
         ("bart", "BartForConditionalGeneration", "BartForConditionalGeneration has an encoder beside its decoder"),
         ("whisper", "WhisperForConditionalGeneration", "hears nothing without a tokenizer and preprocessor_config"),
-        ("bloom", "BloomForCausalLM", "it has no separate decoder"),
+        ("bloom", "BloomForCausalLM", "its code has no decoder that runs by itself"),
         ("falcon", "FalconForCausalLM", "its attention can't be replaced"),
     ],
 )

@@ -122,6 +122,11 @@ def config_of(kind: str, **settings: object) -> transformers.PreTrainedConfig:
     return _small(own if own in whole.sub_configs.values() else whole, _OWN.get(kind, {}), settings)
 
 
+def small_config(kind: str) -> transformers.PreTrainedConfig:
+    """Small config of any kind that transformers has, for whatever task. Raises what transformers does if it can't be."""
+    return _small(CONFIG_MAPPING[kind], _OWN.get(kind, {}), {})
+
+
 def _small(
     config_class: type[transformers.PreTrainedConfig], own: dict[str, Any], settings: dict[str, object]
 ) -> transformers.PreTrainedConfig:

@@ -187,6 +187,11 @@ class WeightSource(ABC):
             hint = (
                 "Does quantization_config say how the weights are packed?" if near else "Is a file of weights missing?"
             )
+            if not any(other.partition(".")[0] == name.partition(".")[0] for other in self._unused):
+                hint = (
+                    f"It has {', '.join(sorted(self._unused)[:3]) or 'no tensors'}: a file of weights is missing, or "
+                    "the architecture is another than the config says, and is not supported."
+                )
             if {re.sub(r"\b[qkv]_proj", "qkv_proj", name), re.sub(r"\b(gate|up)_proj", "gate_up_proj", name)} & (
                 self._unused.keys() - {name}
             ):
@@ -198,7 +203,10 @@ class WeightSource(ABC):
         if isinstance(weight, torch.Tensor) and weight.ndim == 3 and weight.mT.shape == shape != weight.shape:
             weight = weight.mT  # experts with inputs before outputs, as transformers 4 saved those of Qwen3-VL
         if tuple(weight.shape) != shape:
-            raise ModelError(f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.")
+            raise ModelError(
+                f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.",
+                hint="One of them is of another model, or damaged: fetch both again.",
+            )
         if weight.dtype not in _FLOATS:
             raise ModelError(
                 f"{file}: {name} is stored as {weight.dtype}, which is not supported.",

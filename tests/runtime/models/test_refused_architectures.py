@@ -1,0 +1,97 @@
+"""Folders of all kinds of models that transformers has: what is not run is refused by name, with what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import sglang_lite as sgl
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.loading.load_model import load
+from tests.runtime.models.fallback_refused import of_this_version
+from tests.runtime.models.tiny import tiny_tokenizer
+from tests.runtime.models.zoo import small_config
+
+pytestmark = [of_this_version, pytest.mark.filterwarnings("ignore")]
+_TABLES = [
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES,
+]  # fmt: skip
+# What nobody who has a folder can know of: arguments and methods of transformers' own code.
+INTERNALS = re.compile(r"get_decoder|position_ids|trust_remote_code|from_pretrained|names None")
+
+
+def architecture(kind: str) -> str | None:
+    names = next((table[kind] for table in _TABLES if kind in table), None)
+    return names if names is None or isinstance(names, str) else names[0]
+
+
+def configs(kind: str) -> list[dict[str, Any]]:
+    """Configs of a kind: transformers' own, and a small one."""
+    found = []
+    for make in (CONFIG_MAPPING[kind], lambda: small_config(kind)):
+        try:
+            found.append(make().to_dict())
+        except Exception:  # of transformers: the kind has no such config
+            continue
+    return found
+
+
+def load_folder(folder: Path, config: dict[str, Any]) -> object:
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer()))
+    return load(EngineConfig.make(model=str(folder), device="cpu", dtype="float32"), folder)
+
+
+@pytest.mark.sampled(40)
+@pytest.mark.parametrize("kind", [kind for kind in CONFIG_MAPPING if architecture(kind)])
+def test_a_folder_without_weights_is_refused_for_its_architecture_or_for_them(kind, tmp_path):
+    transformers.logging.set_verbosity_error()
+    for config in configs(kind):
+        with pytest.raises(sgl.ModelError) as caught:
+            load_folder(tmp_path, {**config, "architectures": [architecture(kind)]})
+        assert str(tmp_path) in str(caught.value)
+        assert caught.value.hint, caught.value
+        assert INTERNALS.search(str(caught.value)) is None, caught.value
+
+
+BASE = {
+    "hidden_size": 32, "num_layers": 2, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": 96, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("exaone", "ExaoneForCausalLM"), ("sarvam_moe", "SarvamMoEForCausalLM"), (None, "NewForCausalLM")],
+)
+def test_an_architecture_that_nobody_knows_is_named_with_and_without_weights(kind, name, tmp_path):
+    for _ in range(2):
+        with pytest.raises(
+            sgl.ModelError, match=r"config.json names .*, for which neither sglang_lite nor transformers"
+        ):
+            load_folder(tmp_path, {**BASE, "model_type": kind, "architectures": [name]})
+        save_file({"transformer.wte.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
+
+
+def test_tensors_of_another_architecture_are_named(tmp_path):
+    save_file({"transformer.wte.weight": torch.zeros(96, 32)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        sgl.ModelError, match=r"It has transformer.wte.weight: a file of weights is missing, or the arch"
+    ):
+        load_folder(tmp_path, {**BASE, "model_type": "exaone", "architectures": ["LlamaForCausalLM"]})
+
+
+def test_an_error_of_transformers_code_is_said_to_be_of_its_code(tmp_path):
+    config = {**CONFIG_MAPPING["dbrx"]().to_dict(), "architectures": ["DbrxForCausalLM"]}
+    with pytest.raises(sgl.ModelError, match=r"its code fails with this config.json: .*Use a model of the families"):
+        load_folder(tmp_path, config)
