@@ -123,7 +123,7 @@ def load_transformers(
     names = read_json(path / "config.json").get("architectures")
     if class_name not in (names if isinstance(names, list) else [names]):
         raise ModelError(
-            f"{path}: config.json names {shown(names)}, and its model_type is {class_name}'s.",
+            f"{path}: config.json names {shown(names)}, its model_type is {class_name}'s.",
             hint="Use a model of the families in docs/models.md.",
         )
     if not dummy:
