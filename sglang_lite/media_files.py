@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 50 * 2**20
 MAX_SECONDS = 3600
+_LOUDEST = 1_000_000  # sample of a file in floating point; an encoder's sums of squares must be finite
 MAX_FRAME_PIXELS = 16 * 10**6  # of one frame: 4,000 x 4,000
 MAX_PIXELS = 40 * 10**9  # of all frames: decoded in some minutes
 # libav's name of a format: where its files have which bytes, and its media types of videos and of sounds.
@@ -158,6 +159,10 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
     found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]  # one more if it was rounded up
     if not np.isfinite(found).all():
         raise _error("audio", "has samples that are no numbers.", "Save it again.")
+    if max(-found.min(), found.max()) > _LOUDEST:
+        raise _error(
+            "audio", f"has samples beyond {_LOUDEST:,}, and 1 is the loudest.", "Save it with samples from -1 to 1."
+        )
     return found
 
 

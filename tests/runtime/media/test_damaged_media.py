@@ -19,7 +19,7 @@ import pytest
 from PIL import Image as Picture
 from PIL import PngImagePlugin
 
-from sglang_lite.protocol import Media, ParameterError, SamplingParams
+from sglang_lite.protocol import Media, ParameterError, SamplingParams, SglError
 from tests.children import in_a_child
 from tests.damage import damaged, examine, in_file
 from tests.media_files import RATE, mp4, wav
@@ -148,6 +148,8 @@ def _examined(
                     answer = engine.complete(seen("ab", made(draw, next(number)), "c"), PARAMS)
                 except ParameterError as error:
                     return "refused", in_file(error, kind)
+                except SglError as error:
+                    return "another error", f"not the fault of the engine: {error!r}"
                 finite = all(
                     each.logprob is not None and math.isfinite(each.logprob) for each in answer.output_logprobs
                 )
