@@ -214,7 +214,7 @@ def media_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: I
     """
     config = read_config(folder)
     family = config.get("model_type", "")
-    if family not in IMAGE_FAMILIES and family not in SOUND_FAMILIES:
+    if not isinstance(family, str) or (family not in IMAGE_FAMILIES and family not in SOUND_FAMILIES):
         return None
     if unknown := [*(options.processors.get("video", {}).keys() - {*VIDEO_SETTINGS})]:
         problem = f"videos have no {unknown[0]!r:.60}."
