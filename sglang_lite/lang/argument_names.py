@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from sglang_lite.errors import shown
@@ -176,8 +176,19 @@ def no_such_attribute(state: object, name: str) -> AttributeError:
         return AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=state)
     if name in ("append", "extend", "add", "write"):
         return AttributeError(f"a state has no {name}. Text and generations are added by s += …", name=name, obj=state)
-    problem = f"{type(state).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
-    return AttributeError(problem, name=name, obj=state)
+    known = _variables(state)
+    read = [f"s[{each!r}]" for each in (known if known and name not in known else [name])]
+    problem = f"{type(state).__name__!r} object has no attribute {name!r}. "
+    cure = f"A variable is read as {read[0]}." if len(read) == 1 else f"Variables are read as {', '.join(read)}."
+    return AttributeError(problem + cure, name=name, obj=state)
+
+
+def _variables(state: object) -> Sequence[str]:
+    """Names of some variables that a state has by now; none of an object that is no state."""
+    try:
+        return list(object.__getattribute__(state, "branch").names.variables)[:_LISTED]
+    except AttributeError:
+        return []
 
 
 class AttributeHints:

@@ -16,6 +16,7 @@ from types import TracebackType
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.concurrency.loop import in_event_loop
 from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.dropped_parts import warn_of_dropped_parts
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.control_text import spelled_tokens
 from sglang_lite.lang.execution.kept import Kept
@@ -30,6 +31,7 @@ from sglang_lite.lang.tracebacks import trimmed
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError, RequestTimeoutError
 from sglang_lite.protocol.anything import UserValue
 
+_UNCALLED = "'method' object does not support the context manager protocol"
 _NESTED = 8  # level of a run from which on a body's RecursionError is taken for one of nested programs
 
 
@@ -40,6 +42,12 @@ def nested_too_deeply(name: str) -> ProgramError:
         f"{name}(…) is nested in itself or in others more deeply than Python's {limit:,} frames.",
         hint="Write a loop in one body, or raise the limit: sys.setrecursionlimit(…).", where=user_location(),
     )  # fmt: skip
+
+
+def _explain_uncalled_role(error: BaseException) -> None:
+    """Notes on Python's own error of `with s.user:` what to write instead."""
+    if isinstance(error, TypeError) and _UNCALLED in str(error) and not hasattr(error, "__notes__"):
+        error.add_note("A role is called: with s.user(): …")
 
 
 def _wait_for(ref: weakref.ref[Player]) -> None:
@@ -77,6 +85,7 @@ class BodyRun:
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState, kept=kept)
         run.called = BoundCall(program, args, kwargs)
+        warn_of_dropped_parts(program.func)
         if args or kwargs:
             run.spelled = spelled_tokens(None, backend.control_texts, program, args, kwargs)
         branch = self._branch = Branch(Player(run, run.pushed()), planner=run.planner(backend))
@@ -99,6 +108,7 @@ class BodyRun:
         try:
             if error is not None:
                 branch.abandon(error)
+                _explain_uncalled_role(error)
             if isinstance(error, RequestTimeoutError) and branch.run.deadline is not None:
                 error.state = self.state
         finally:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang import api
 from sglang_lite.lang.backend.base import Backend
 from sglang_lite.lang.backend.capabilities import MEDIA_NAMES
 from sglang_lite.lang.backend.rendering import shows_tools
+from sglang_lite.lang.dropped_parts import dropped_parts
 from sglang_lite.lang.execution.control_text import spelled_tokens
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.symbolic.graph import Graph, changed
@@ -231,32 +228,7 @@ def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
     return [Finding("low-sharing", message, where, "Move what all rows share before what they don't.")]
 
 
-_MADE = (
-    "assistant", "audio", "gen", "gen_int", "gen_string", "image", "select", "separate_reasoning", "system", "user",
-    "video",
-)  # fmt: skip
-
-
 def dropped(program: SglFunction) -> Iterator[Finding]:
     """Yields a finding for each statement of the body that only makes an expression."""
-    try:
-        lines, first = inspect.getsourcelines(program.func)
-        body = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):  # no source: the function was made by `exec`, or is a lambda in a call
-        return
-    file = program.func.__code__.co_filename
-    for statement in ast.walk(body):
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            name = ast.unparse(statement.value.func)
-            if _named(name, program.func.__globals__) in [getattr(api, made) for made in _MADE]:
-                where = Location(file, first + statement.lineno - 1, program.func.__qualname__)
-                yield Finding("not-added", f"{name}(…) is added to nothing.", where, f"Write s += {name}(…).")
-
-
-def _named(name: str, scope: dict[str, object]) -> object:
-    """Object that a dotted name has in a module, or None."""
-    first, *rest = name.split(".")
-    found = scope.get(first)
-    for part in rest:
-        found = getattr(found, part, None)
-    return found
+    for part in dropped_parts(program.func):
+        yield Finding("not-added", part.problem, part.where, part.cure)

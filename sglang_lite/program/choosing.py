@@ -194,7 +194,8 @@ def checked_choices(choices: object) -> tuple[str, ...]:
     check_known("one of the choices", *texts)
     for choice in texts:
         if not isinstance(choice, str):
-            raise ParameterError("choices", f"{choice!r:.80} is not a string.")
+            hint = "Write strings: [str(each) for each in choices]." if isinstance(choice, int | float) else ""
+            raise ParameterError("choices", f"{choice!r:.80} is not a string.", hint=hint)
     return texts
 
 

@@ -212,7 +212,8 @@ class Parameter:
 
     def _number(self, value: Any, kind: Kind) -> None:
         if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
-            raise ParameterError(self.name, f"{shown(value)} is not a {'whole ' * (kind == 'int')}number.")
+            problem = f"{shown(value)} is not a {'whole ' * (kind == 'int')}number."
+            raise ParameterError(self.name, problem, hint=_unquoted(self.name, value))
         if kind == "float":
             _finite(self.name, value)
         if value not in self.range:
@@ -221,7 +222,14 @@ class Parameter:
 
 ORDERS: Final = get_args(SamplingOrder)
 _BUDGET = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|%)", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}
+
+
+def _unquoted(name: str, value: Any) -> str:
+    """Hint for a number that was given as text, or ""."""
+    text = value.strip() if isinstance(value, str) else ""
+    return f"Write it without quotes: {name}={text}." if _NUMBER.fullmatch(text) else ""
 
 
 def _finite(name: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """The page of mistakes: of each in tests/mistakes.toml what is wrong, and the message."""
 
+import textwrap
 from pathlib import Path
 
 from tests.test_mistakes import MISTAKES, of_command, of_program
@@ -10,7 +11,8 @@ HEAD = """# Mistakes and their messages
 
 What newcomers write by mistake, and what they are told: what is wrong, where, and what to write instead. In programs the line
 that is wrong says `# here`. Each begins with `import sglang_lite as sgl` and two empty lines, which count in the line numbers.
-`make docs` makes all these mistakes and compares the messages.
+Below each message is a line, or a program, that follows its advice; names such as `ADDRESS` stand for what you have.
+`make docs` makes all these mistakes and compares the messages, and the tests run what is corrected.
 """
 
 
@@ -19,11 +21,16 @@ def section(mistake, folder, capsys):
         wrong = f"```py\n{mistake['code'].strip()}\n```\n"
     else:
         wrong = f"```sh\n{mistake['command']}\n```\n"
-    if "unanswered" in mistake:
-        return f"## {mistake['title']}\n\n{wrong}\nNothing tells of it: {mistake['unanswered']}.\n"
     message = of_program(mistake["code"]) if "code" in mistake else of_command(mistake, capsys)
     told = message.replace(f"{folder}/", "").replace(str(folder), "/home/you").strip()
-    return f"## {mistake['title']}\n\n{wrong}\n```text\n{told}\n```\n"
+    return f"## {mistake['title']}\n\n{wrong}\n```text\n{told}\n```\n\n{right(mistake)}"
+
+
+def right(mistake):
+    """What is written instead."""
+    if "command" in mistake:
+        return "```sh\n" + "\n".join(mistake["corrected"]) + "\n```\n"
+    return f"```py\n{textwrap.dedent(mistake.get('instead') or mistake['corrected']).strip()}\n```\n"
 
 
 def test_the_page_has_the_message_of_each_mistake(tmp_path, monkeypatch, capsys):

@@ -511,6 +511,22 @@ def test_a_variable_read_as_an_attribute_is_told_how_it_is_read():
         getattr(state, name)
 
 
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        ([], "is read as s['answer']."), (["answer"], "is read as s['answer']."), (["b", "c"], "are read as s['b'], s['c']."),
+    ],
+)  # fmt: skip
+def test_the_variables_that_there_are_are_named(names, read):
+    @sgl.function
+    def sets(s):
+        for name in names:
+            s[name] = 1
+
+    with pytest.raises(AttributeError, match=re.escape(read)):
+        _ = sets.run(backend=BACKEND).answer
+
+
 def test_the_name_of_a_file_is_no_schema():
     with pytest.raises(sgl.ConstraintError, match=r"json_schema: not JSON.* of a file, what it has: json\.load"):
         sgl.gen("a", json_schema="person.json")
@@ -571,6 +587,7 @@ CIRCLE: dict[str, object] = {}
 CIRCLE["self"] = CIRCLE
 
 
+@pytest.mark.filterwarnings("ignore:sgl.gen")  # which `hasty` adds to nothing
 @pytest.mark.parametrize(
     ("call", "problem", "cure"),
     [
@@ -586,6 +603,23 @@ def test_a_first_mistake_is_told_its_cure(call, problem, cure):
     with pytest.raises(sgl.SglError, match=problem) as told:
         call()
     assert cure in told.value.hint
+
+
+def test_what_is_added_to_nothing_is_told_once_at_its_line():
+    @sgl.function
+    def program(s):
+        s += sgl.user("Hi")
+        sgl.assistant(sgl.gen("a"))
+
+    def twice_and_in_a_batch():
+        for _ in range(2):
+            program.run(backend=BACKEND)
+        program.run_batch([{}, {}], backend=BACKEND)
+
+    with pytest.warns(UserWarning, match=r"^sgl\.assistant\(…\) is added to nothing\. Write s \+= sgl\.assi") as told:
+        twice_and_in_a_batch()
+    (warning,) = told
+    assert (warning.filename, warning.lineno) == (__file__, program.func.__code__.co_firstlineno + 3)
 
 
 def test_a_value_that_contains_itself_is_not_saved(tmp_path):

@@ -52,7 +52,9 @@ def check_text(text: str) -> None:
     except ConstraintError:
         raise
     except ValueError as error:  # also raised for numbers with more digits than Python reads
-        hint = "Give a schema's text or a dict; of a file, what it has: json.load(file)." if text[:1] != "{" else ""
+        hint = "Give a schema's text or a dict; of a file, what it has: json.load(file)."
+        if text[:1] == "{":
+            hint = 'Write JSON, such as {"type": "object", "properties": {"name": {"type": "string"}}}, or give a dict.'
         raise ConstraintError(f"json_schema: not JSON: {error}", hint=hint) from error
     except RecursionError as error:
         raise ConstraintError("json_schema: nested too deeply.") from error

@@ -74,8 +74,11 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         if self.grammar is not None:
             raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
         if self.role != role:
-            found = "no turn is open" if self.role is None else f"the open turn is {self.role!r}"
-            raise ProgramError(f"{_turn(role)} ends, but {found}.", where=where)
+            if self.role is None:
+                problem, hint = "no turn is open", f"Begin it first: s += sgl.{role}_begin()."
+            else:
+                problem, hint = f"the open turn is {self.role!r}", f"End that one first: s += sgl.{self.role}_end()."
+            raise ProgramError(f"{_turn(role)} ends, but {problem}.", hint=hint, where=where)
         suffix = self.suffixes[-1]
         if suffix is None:
             suffix = self._suffix_of_template(role, run, where)

@@ -104,6 +104,8 @@ def prefix_path(path: AnyPath) -> str:
 def failure(path: AnyPath, what: str, error: OSError, parameter: str = "path") -> ParameterError:
     """Error for a file that can't be read or written, as `what` says."""
     hint = _CURES.get(error.errno or 0, "") if what == "written" else ""
+    if what == "read" and error.errno == errno.ENOENT:
+        hint = "Check the path. A relative one begins where Python was started."
     return ParameterError(parameter, f"{os.fspath(path)!r} can't be {what}: {error.strerror or error}.", hint=hint)
 
 
