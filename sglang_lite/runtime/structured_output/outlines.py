@@ -36,10 +36,11 @@ class OutlinesMatcher(LoneMatcher):
 
     def cached_mask(self) -> Mask:
         """Returns the mask, which the index always has."""
-        mask = np.zeros_like(self.engine.not_eos)
+        # The library's own end-of-sequence token comes after the model's, and may need a word of its own.
+        mask = np.zeros(self.engine.vocab_size // 32 + 1, dtype=self.engine.not_eos.dtype)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
-        return mask
+        return mask[: self.engine.not_eos.size]
 
     def accept(self, token: int) -> bool:
         return self._move([token], f"token {token}")

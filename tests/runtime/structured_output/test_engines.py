@@ -180,6 +180,15 @@ def test_outlines_refuses_what_it_cant_keep(constraint, reason):
         byte_engines()[1][2].compile(constraint)
 
 
+@pytest.mark.parametrize("size", [63, 64, 65, 96])
+def test_a_vocabulary_may_fill_its_last_word(size):
+    """The library's own end of a sequence is a token behind the model's."""
+    vocabulary = Vocabulary((*(bytes([i]) for i in range(90, 90 + size - 1)), b""), (size - 1,))
+    engines = OutlinesEngine(vocabulary), XgrammarEngine(vocabulary)
+    ours, other = (next_mask(engine.compile(Regex("[ab]{2}")).matcher()) for engine in engines)
+    assert ours.tolist() == other.tolist()
+
+
 def test_a_batch_is_filled_as_each_row_would_be():
     filler = MaskFiller(2)
     grammars = [engine.compile(each) for engine in byte_engines()[1] for each in REGULAR.values()]

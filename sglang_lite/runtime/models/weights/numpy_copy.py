@@ -119,7 +119,7 @@ def _check_names(files: Iterable[Path]) -> None:
             if not _is_file_name(name):
                 raise ModelError(
                     f"{file}: a tensor has the name {shown(name)}, of which no file can be made.",
-                    hint='Use load_format="pt".',
+                    hint="No model has such a tensor: remove it from the file.",
                 )
             if name in found:
                 raise ModelError(f"{file}: {name} is in {found[name].name}, too.")
