@@ -193,7 +193,6 @@ RESPONSES_NEUTRAL = {
     **_OPENAI_NEUTRAL,
     **GATEWAY_NEUTRAL,
     "client_metadata": _NAMES,
-    "image": "It concerns images, which the model doesn't accept.",
     "max_tool_calls": "It limits calls of hosted tools, which this server doesn't have.",
 }
 RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {

@@ -145,9 +145,10 @@ def _kernels(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
 # Reads whatever a request may tell a template.
 READS_ALL = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}no thoughts{% endif %}"
     "{% if reasoning_effort %}effort={{ reasoning_effort }}{% endif %}{% if tone %}tone={{ tone }}{% endif %}"
     "{% for m in messages %}<{{ m.role }} {{ m.name }} {{ m.tool_call_id }}>{{ m.reasoning_content }}{{ m.content or '' }}"
-    '{% for c in m.tool_calls or [] %}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
+    '{% for c in m.tool_calls or [] %}{{ c.id }}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
     "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}</{{ m.role }}>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -175,6 +176,14 @@ def _whisper(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
 
     save_whisper(folder := folders.mktemp("whisper"), suppress_tokens=None, begin_suppress_tokens=None)
     return engine_of(folder)
+
+
+def _seeing(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """A model that reads images, of which larger ones have more tokens."""
+    from tests.runtime.media.seeing import engine_of, save_seeing
+
+    save_seeing("qwen3_vl", folder := folders.mktemp("seeing"))
+    return engine_of(folder, chat_template=READS_ALL)
 
 
 def _of_bytes(folder: Path, max_running: int, begin: str = "", **settings: Any) -> sgl.Engine:
@@ -211,6 +220,7 @@ START = {
     "queue": _queue,
     "keeper": _keeper,
     "whisper": _whisper,
+    "seeing": _seeing,
     "kernels": _kernels,
     "plain": _plain,
     "thinker": _thinker,

@@ -324,6 +324,11 @@ def _require_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
 
 def _image(block: ImageBlock, where: str, images: RequestImages) -> dict[str, str]:
     source = block.source
+    for name, value in source.items():
+        if name not in ("type", "data", "url", "file_id", "media_type") and value is not None:
+            raise ParameterError(
+                f"{where}.source.{name[:60]}", "is not supported by this server.", hint="Leave it out."
+            )
     if block.transformations is not None:
         raise CapabilityError("images are shown as they are.", parameter=f"{where}.transformations")
     given = source.get("data") if source.get("type") == "base64" else source.get("url")

@@ -31,7 +31,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     chat = await read(service, call, _read)
     body = chat.body
     service.adapter_of(body.model)  # refused here
-    check_stream(body.stream, body.stream_options)
+    check_stream(body.stream, body.stream_options, call.unused)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
     [request] = await service.images.requests([chat.request(service.engine.context_length)])

@@ -57,7 +57,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         return await program.played(service, call, given)
     body, texts, requests = given
     requests = [service.adapted(body.model, request) for request in requests]
-    check_stream(body.stream, body.stream_options)
+    check_stream(body.stream, body.stream_options, call.unused)
     requests = with_priorities(service, call, requests)
     head = {
         "id": f"cmpl-{random_id()}", "object": "text_completion", "created": int(time.time()),

@@ -58,7 +58,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     found, before_bytes = await _parsed(service, call, _read)
     body, rendered = found.body, found.rendered
     service.adapter_of(body.model)  # refused here
-    check_stream(body.stream, body.stream_options)
+    check_stream(body.stream, body.stream_options, call.unused)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,

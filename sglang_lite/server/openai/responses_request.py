@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sglang_lite.protocol import Constraint, ParameterError
+from sglang_lite.protocol import CapabilityError, Constraint, ParameterError
 from sglang_lite.server.conversation.images import RequestImages
 from sglang_lite.server.conversation.tools import (
     CustomDefinition,
@@ -27,6 +27,7 @@ from sglang_lite.server.fields import (
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.openai.responses_items import Item, messages_of
 from sglang_lite.server.parameters import constraints, sampling
+from sglang_lite.server.parameters.completion_fields import EventOptions
 from sglang_lite.text.chat_format import Conversation
 
 
@@ -37,7 +38,7 @@ class FunctionTool(FunctionDefinition, kw_only=True, tag_field="type", tag="func
     output_schema: dict[str, Any] | None = None
 
 
-class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
     pass
 
 
@@ -84,8 +85,10 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
+class ImageCompression(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the images of a request are compressed, which they never are."""
+
+    context_compression: Literal["auto", "enabled", "disabled"] | None = None
 
 
 class ResponsesRequest(sampling.OpenAiSampling, kw_only=True):
@@ -106,7 +109,8 @@ class ResponsesRequest(sampling.OpenAiSampling, kw_only=True):
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
+    stream_options: EventOptions | None = None
+    image: ImageCompression | None = None
     priority: int | None = None
     cache_salt: str | None = None
 
@@ -158,6 +162,12 @@ def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[
     constraint = None if body.text is None else _format(body.text.format)
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         unused.append("text.verbosity")  # the model has no such setting
+    if body.image is not None and body.image.context_compression == "enabled":
+        raise CapabilityError(
+            "images are not compressed here.",
+            parameter="image.context_compression",
+            hint='Use "auto", or leave it out.',
+        )
     images = RequestImages(frozenset({"image"}))  # as `items_of` refuses them if the model reads none
     messages = messages_of(items, images)
     if body.instructions:
@@ -216,11 +226,16 @@ def _tools(
         if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
             unused.append(f"{where} {tool.name}")  # callable only by code that runs at OpenAI
             continue
-        unused += [f"{where}.{name}" for name in ("async", "defer_loading", "output_schema") if each.get(name)]
+        unread = {"async": tool.is_async, "defer_loading": tool.defer_loading, "output_schema": _output_schema(tool)}
+        unused += [f"{where}.{name}" for name, value in unread.items() if value]
         if tool.name in tools:
             raise ParameterError(where, f"another tool has the name {tool.name!r:.80}, too. Rename one.")
         tools[tool.name] = tool
     return tools, frozenset(hosted)
+
+
+def _output_schema(tool: FunctionTool | CustomTool) -> dict[str, Any] | None:
+    return tool.output_schema if isinstance(tool, FunctionTool) else None
 
 
 def _choice(

@@ -19,17 +19,35 @@ if TYPE_CHECKING:
     from sglang_lite.server.service import Service
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of a stream."""
+class EventOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of the events of a stream."""
+
+    include_obfuscation: bool = False  # reported: no padding of events hides their sizes from eavesdroppers
+
+
+class StreamOptions(EventOptions, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream of completions."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
-def check_stream(stream: bool | None, options: object) -> None:
-    """Raises ParameterError if a request has options of a stream, but its answer is none."""
-    if options is not None and not stream:
+def check_stream(stream: bool | None, options: EventOptions | None, unused: list[str]) -> None:
+    """Checks the options of a request's stream.
+
+    Args:
+        stream: whether the answer is a stream.
+        options: its options, or None.
+        unused: list to which the name of an option without effect is appended.
+
+    Raises:
+        ParameterError: a request has options of a stream, but its answer is none.
+    """
+    if options is None:
+        return
+    if not stream:
         raise ParameterError("stream_options", "needs stream: true.", hint="Leave it out, or set stream.")
+    if options.include_obfuscation:
+        unused.append("stream_options.include_obfuscation")
 
 
 class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):

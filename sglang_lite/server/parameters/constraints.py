@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang_lite.constraints import structural_tag
@@ -33,6 +33,8 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
     if format is None:
         return None
     kind = format.get("type")
+    if kind in ("text", "json_object", "json_schema"):
+        _check_members(format, ("type", kind) if kind == "json_schema" else ("type",), name)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -50,17 +52,24 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
 
 def schema(inner: Mapping[str, Json], name: str) -> Constraint:
     """Constraint of a schema in OpenAI's wrapper object: `name`, `description`, `schema`, `strict`."""
-    for member in inner:
-        if member not in ("type", "name", "description", "schema", "strict"):
-            raise ParameterError(
-                f"{name}.{member[:60]}", "is not a field of the format.", hint="It has: name, schema, strict."
-            )
+    _check_members(inner, ("type", "name", "description", "schema", "strict"), name)
     found, strict = inner.get("schema"), inner.get("strict")
     if not isinstance(found, Mapping | bool):
         raise ParameterError(f"{name}.schema", "is missing or not a JSON Schema.")
     if strict is not None and not isinstance(strict, bool):
         raise ParameterError(f"{name}.strict", f"{strict!r:.60} is neither true nor false.")
     return client_schema(found, enforce="best_effort" if strict is False else "strict")
+
+
+def _check_members(given: Mapping[str, Json], known: Sequence[str], name: str) -> None:
+    """Raises ParameterError if a format has a member that it does not know."""
+    for member, value in given.items():
+        if member not in known and value is not None:
+            listed = ", ".join(each for each in known if each != "type") or "type"
+            hint = f"It has: {listed}."
+            if member == "schema":
+                hint = 'A schema is enforced by {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}.'
+            raise ParameterError(f"{name}.{member[:60]}", "is not a field of the format.", hint=hint)
 
 
 def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:

@@ -173,6 +173,7 @@ RESPONSES = {
     ),
     "stream": Case(True, streams()),
     "stream_options": Case({"include_obfuscation": False}, refused(word="stream_options")),
+    "image": Case({"context_compression": "enabled"}, refused(word="context_compression")),
     "priority": Case(5, goes_first, server="queue"),
     "cache_salt": Case(
         "response", uses_its_own_cache("usage.input_tokens_details.cached_tokens"), {"input": "abcdefgh" * 8}

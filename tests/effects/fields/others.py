@@ -41,7 +41,7 @@ OF_PROMPTS = {
     "system": Case("brief", differs("content.0.text", "input_tokens")),
     "tools": Case([TOOL], differs("content.0.text", "input_tokens")),
     "tool_choice": Case({"type": "any"}, refused(word="tool_choice")),
-    "thinking": Case({"type": "disabled"}, reported("thinking.type")),
+    "thinking": Case({"type": "disabled"}, differs("content.0.text", "input_tokens")),
     "output_config": Case({"effort": "low"}, differs("content.0.text", "input_tokens")),
     "output_format": Case(
         {"type": "json_schema", "schema": {"type": "nothing"}}, refused()
