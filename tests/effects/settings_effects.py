@@ -102,43 +102,67 @@ SEEN = {
     "server.tool_call_parser": "tests/server/test_setting_effects.py::test_calls_have_the_format_that_the_server_says",
 }
 
-# Settings without such a test so far, with the reason. The list may only become shorter.
+# Settings without such a test so far, each with its reason. The list may only become shorter.
 UNSEEN = {
-    name: reason
-    for reason, names in {
-        "another process or machine is needed, which a hidden setting cannot be told of": """
-            engine.remote_instance_weight_loader_seed_instance_ip
-            engine.remote_instance_weight_loader_seed_instance_service_port
-            engine.remote_instance_weight_loader_send_weights_group_ports
-            engine.remote_instance_weight_loader_backend engine.nnodes engine.node_rank engine.dist_timeout
-            engine.use_ray engine.restart engine.stall_timeout_s engine.stream_interval_s engine.in_process
-            engine.load_balance_method server.enable_trace server.otlp_traces_endpoint server.drain_s
-            server.body_processes
-        """,
-        "several ranks or a GPU is needed": """
-            engine.tp_size engine.enable_dp_attention engine.ep_num_redundant_experts engine.init_expert_location
-            engine.enable_eplb engine.eplb_algorithm engine.eplb_rebalance_num_iterations
-            engine.disable_custom_all_reduce engine.cuda_graphs engine.cpu_offload_gb engine.offload_group_size
-            engine.mem_fraction engine.kv_dtype
-        """,
-        "it names or shapes what is loaded: all tests of the engine would fail, or a file of its own is needed": """
-            engine.model engine.revision engine.model_impl engine.dtype engine.skip_tokenizer_init
-            engine.special_tokens_in_roles server.ssl_keyfile server.ssl_keyfile_password
-            server.allowed_media_domains server.media_url_max_file_size_mb
-        """,
-        "it changes times or memory alone, never an answer": """
-            engine.load_threads engine.threads engine.overlap engine.jump_forward engine.draft_capacity
-            engine.image_cache_mb engine.eviction engine.compile_timeout_s engine.compile_memory_mb
-            engine.compile_processes engine.hicache_size engine.hicache_storage_max_gb
-            engine.enable_hierarchical_cache engine.max_running engine.max_queued server.stream_interval_ms
-        """,
-        "tests that see it need a model whose memory can be given back": """
-            engine.enable_memory_saver engine.enable_weights_cpu_backup engine.refuse_while_asleep
-            engine.enable_lora
-        """,
-        "it changes what is printed": """
-            engine.log_level
-        """,
-    }.items()
-    for name in names.split()
+    "engine.remote_instance_weight_loader_seed_instance_ip": "a server in another process has to send weights",
+    "engine.remote_instance_weight_loader_seed_instance_service_port": "a server in another process has to send weights",
+    "engine.remote_instance_weight_loader_send_weights_group_ports": "it opens a group with another process's engine",
+    "engine.remote_instance_weight_loader_backend": "without a GPU, both values are gloo",
+    "engine.nnodes": "a second node's command has the setting, too, and is another process",
+    "engine.node_rank": "it tells one node's process from the other",
+    "engine.dist_timeout": "a rank has to stand still for as long, in another process",
+    "engine.use_ray": "Ray is not installed by `make`",
+    "engine.restart": "a process has to be killed, and is started by another one",
+    "engine.stall_timeout_s": "a process has to stand still for as long",
+    "engine.stream_interval_s": "it changes how many pieces a stream has, by a clock",
+    "engine.in_process": "an engine in a process of its own gives the same answers",
+    "engine.load_balance_method": "which replica is chosen is seen by counts of several processes",
+    "server.enable_trace": "a collector has to listen: tests/server/test_request_spans.py",
+    "server.otlp_traces_endpoint": "a collector has to listen: tests/server/test_request_spans.py",
+    "server.drain_s": "a server's process has to end while a request is open",
+    "server.body_processes": "which process reads a body changes no answer",
+    "engine.tp_size": "ranks are processes of their own: tests/engine/test_ranks.py",
+    "engine.enable_dp_attention": "ranks are processes of their own: tests/runtime/parallel",
+    "engine.ep_num_redundant_experts": "ranks with experts are needed: tests/runtime/parallel",
+    "engine.init_expert_location": "ranks with experts are needed: tests/runtime/parallel",
+    "engine.enable_eplb": "ranks with experts are needed: tests/runtime/parallel/test_expert_moves.py",
+    "engine.eplb_algorithm": "ranks with experts are needed: tests/runtime/parallel/test_expert_moves.py",
+    "engine.eplb_rebalance_num_iterations": "ranks with experts are needed: tests/runtime/parallel/test_expert_moves.py",
+    "engine.disable_custom_all_reduce": "sums over NVLink: two GPUs",
+    "engine.cuda_graphs": "a CPU has no graphs to capture",
+    "engine.cpu_offload_gb": "weights leave a GPU's memory",
+    "engine.offload_group_size": "weights leave a GPU's memory in groups",
+    "engine.mem_fraction": "it is a share of a GPU's memory",
+    "engine.kv_dtype": "8-bit keys and values need a GPU",
+    "engine.model": "all tests of engines fail without it, so none tells",
+    "engine.revision": "a hub with several revisions of a model",
+    "engine.model_impl": "both give the same logits, within rounding",
+    "engine.dtype": "logits differ by rounding alone",
+    "engine.skip_tokenizer_init": "a folder without a tokenizer",
+    "engine.special_tokens_in_roles": "a template whose roles have text that spells a special token",
+    "server.ssl_keyfile": "a certificate whose key is in a file of its own, beside ssl_certfile",
+    "server.ssl_keyfile_password": "a key that is encrypted",
+    "server.allowed_media_domains": "a web server with a picture: tests/server/test_images.py",
+    "server.media_url_max_file_size_mb": "a web server with a picture that is too large: tests/server/test_images.py",
+    "engine.load_threads": "it changes how long reading takes",
+    "engine.threads": "it changes how long computing takes; sums of threads are the same",
+    "engine.overlap": "it changes when a step is planned, and no token",
+    "engine.jump_forward": "it changes how many steps a forced text takes, and no token",
+    "engine.draft_capacity": "it bounds what drafters remember of a million tokens",
+    "engine.image_cache_mb": "a store that is full of pictures computes some again, to the same answer",
+    "engine.eviction": "which prefix gives way shows only in a full cache",
+    "engine.compile_timeout_s": "it bounds processor time, which depends on the machine",
+    "engine.compile_memory_mb": "a compiler's process has to take so much memory",
+    "engine.compile_processes": "kernels of a GPU are compiled",
+    "engine.hicache_size": "a GB of the host's memory at least",
+    "engine.hicache_storage_max_gb": "a GB of files at least",
+    "engine.enable_hierarchical_cache": "what comes back from the host's memory gives the same tokens",
+    "engine.max_running": "how many requests run at once changes no answer",
+    "engine.max_queued": "as many requests have to wait at the same moment",
+    "server.stream_interval_ms": "it changes how many pieces a stream has, by a clock",
+    "engine.enable_memory_saver": "on a CPU, memory is given back without it",
+    "engine.enable_weights_cpu_backup": "pinned memory of the host, beside a GPU",
+    "engine.refuse_while_asleep": "an engine has to sleep while it is asked",
+    "engine.enable_lora": "an adapter has to be loaded, and lora_paths implies the setting",
+    "engine.log_level": "it sets the level of the whole process, which other tests log in",
 }
