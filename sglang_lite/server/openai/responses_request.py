@@ -86,7 +86,7 @@ class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCompression(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the images of a request are compressed, which they never are."""
+    """Options of the images of a request, which are never compressed."""
 
     context_compression: Literal["auto", "enabled", "disabled"] | None = None
 
