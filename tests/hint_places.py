@@ -232,7 +232,7 @@ def command(*arguments):
         try:
             status = main(list(arguments))
         except SystemExit as ended:
-            status = ended.code
+            status = int(ended.code or 0)
     if status not in (0, None):
         raise sgl.BackendError(said.getvalue())
     return out.getvalue()

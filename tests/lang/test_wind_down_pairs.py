@@ -107,7 +107,7 @@ def adapted(tmp_path_factory) -> Iterator[sgl.Engine]:
     from tests.runtime.models.test_lora import adapted as saved
 
     base, reference = saved("llama-2", tmp_path_factory.mktemp("llama"), {"one": {"r": 4}})
-    paths = [f"one={reference.folders['one']}"]
+    paths = (f"one={reference.folders['one']}",)
     with sgl.Engine(str(base), dtype="float32", in_process=True, lora_paths=paths, max_total_tokens=4096) as engine:
         yield engine
 

@@ -170,12 +170,12 @@ class EngineCore:
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=_computes_last_alone(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
-            drafting=drafting, adapters=adapters and adapters.pool, stages=loaded.stages,
+            drafting=drafting, adapters=None if adapters is None else adapters.pool, stages=loaded.stages,
         )  # fmt: skip
         try:
             self.runner = make_runner(
                 loaded.model, self.capacity, config, loaded.compiling, self.compiler.is_busy, drafting,
-                adapters and adapters.memory, loaded.ranks,
+                None if adapters is None else adapters.memory, loaded.ranks,
             )  # fmt: skip
             if config.enable_hierarchical_cache:
                 store.tiers = make_tiers(config, loaded, self.capacity, store, self.runner, encoder)
@@ -196,7 +196,7 @@ class EngineCore:
         )  # fmt: skip
         self.builder.now = lambda: self.loop.clock.now()
         self.builder.adapters = no_adapter if adapters is None else adapters.get
-        self.builder.adapter_at_hand = adapters and adapters.at_hand
+        self.builder.adapter_at_hand = None if adapters is None else adapters.at_hand
         self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")  # for calls that wait for the loop, or for files
         self.weights = WeightCalls(

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -381,7 +382,7 @@ def test_patterns_of_ranks_and_scales_are_peft_s(tmp_path):
                 assert farthest(reference, ids, name, ask(made, ids, name).result(timeout=30)) <= 1e-4
 
 
-LEAVING_OUT = {
+LEAVING_OUT: dict[str, dict[str, Any]] = {
     "names": {"exclude_modules": ["k_proj", "model.layers.1.mlp.up_proj"]},
     "a pattern": {"exclude_modules": r".*layers\.[02]\..*_proj"},
     "a target as a whole": {"exclude_modules": ["up_proj"], "target_modules": ["q_proj", "up_proj"]},
@@ -420,7 +421,7 @@ def test_matrices_of_modules_that_are_left_out_are_not_used_as_in_peft(kind, lla
     assert (torch.tensor(ours) - rows[-len(ours) :]).abs().max() <= 1e-4
 
 
-WHOLE = {
+WHOLE: dict[str, dict[str, Any]] = {
     "a trained head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
     "a head": {"target_modules": ["q_proj", "lm_head"]},
     "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -17,20 +18,20 @@ from sglang_lite.runtime.models.read_config import spec_from_config
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_DAMAGED_FILES", "60"))  # of each architecture: CONTRIBUTING.md
 POSITIONS = 96
-BASE = {
+BASE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": POSITIONS, "sliding_window": 8,
     "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 0,
 }  # fmt: skip
 WINDOWS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo3ForCausalLM": {"model_type": "olmo3", "layer_types": WINDOWS},
     "Gemma3ForCausalLM": {"model_type": "gemma3_text", "layer_types": WINDOWS},
     "LlamaForCausalLM": {"model_type": "llama", "sliding_window": None},
     "Qwen2ForCausalLM": {"model_type": "qwen2", "sliding_window": None},
     "GptOssForCausalLM": {"model_type": "gpt_oss", "layer_types": WINDOWS, "num_local_experts": 2, "num_experts_per_tok": 1},
 }  # fmt: skip
-TYPES = [
+TYPES: list[dict[str, Any]] = [
     {}, {"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 48, "attention_factor": 1.5, "beta_fast": 16.0},
