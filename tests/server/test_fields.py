@@ -13,6 +13,7 @@ from sglang_lite.server import native
 from sglang_lite.server.anthropic import messages, messages_request
 from sglang_lite.server.openai import chat_request, completions, decisions_request, responses_items
 from sglang_lite.server.openai import responses_request as responses
+from sglang_lite.server.parameters import completion_fields
 from sglang_lite.server.routes import ROUTES
 
 HEADERS = {"betas"}  # of the clients' types: sent as a header
@@ -48,7 +49,7 @@ PARTS = [
     (responses.CustomTool, openai_responses.CustomToolParam),
     (responses.TextConfig, openai_responses.ResponseTextConfigParam),
     (responses.Reasoning, openai.shared_params.Reasoning),
-    (responses.ResponseStreamOptions, openai_responses.response_create_params.StreamOptions),
+    (completion_fields.EventOptions, openai_responses.response_create_params.StreamOptions),
     (responses.Allowed, openai_responses.ToolChoiceAllowedParam),
     (responses.Named, openai_responses.ToolChoiceFunctionParam),
     (responses_items.MessageItem, openai_responses.EasyInputMessageParam),

@@ -171,7 +171,10 @@ def changed(folder, **fields):
         ({"intermediate_size": 47}, r"mlp.gate_proj.weight has shape \(48, 32\), the config says \(47, 32\)"),
         ({"quantization_config": {"quant_method": "quip"}}, "weights quantised with 'quip' are not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "no tensor has a scale"),
-        ({"architectures": ["MadeUpForCausalLM"], "model_type": "made_up"}, "transformers' can't run it"),
+        (
+            {"architectures": ["MadeUpForCausalLM"], "model_type": "made_up"},
+            "'made_up', for which neither sglang_lite nor transformers",
+        ),
     ],
 )
 def test_what_is_refused_is_named_with_its_part(tmp_path, fields, reason, capsys):

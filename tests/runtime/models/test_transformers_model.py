@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import sglang_lite as sgl
@@ -336,9 +337,10 @@ def test_a_limit_of_positions_has_many_names(tmp_path, name):
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(tmp_path, load_format):
-    """Of the size of Llama 4 Maverick, from its config alone: a load would end the process."""
+    """Of the size of Llama 4 Maverick, by its config: a load would end the process."""
     config = transformers.GPT2Config(n_embd=16384, n_layer=128, n_head=128, architectures=["GPT2LMHeadModel"])
     config.save_pretrained(tmp_path)
+    save_file({"wte.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(sgl.ModelError, match=r"needs [\d,.]+ GiB \(weights 1,[\d.]+ GiB\); .* free on cpu"):
         sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format, dtype="float32")
 
