@@ -184,14 +184,19 @@ def held(s, text):
     return [first.get_meta_info("more"), second["choice"]]
 
 
-def check_held(states: list[sgl.ProgramState]) -> None:
+def check_held(states: list[sgl.ProgramState], *, is_remote: bool = False) -> None:
+    """Checks programs that wound down from their start. The first nodes of a remote one may come to their own limits
+    before its server hears of it."""
     for state in states:
         assert state.error() is None
         more, choice = state.ret_value
         for meta in (more, state.get_meta_info("last")):
             assert meta["finish_reason"]["type"] == "length"
-            assert 1 <= meta["completion_tokens"] < LIMIT
-        parse_json(LISTS, state["list"])
+            assert 1 <= meta["completion_tokens"] < LIMIT + is_remote
+        if state.get_meta_info("list")["completion_tokens"] < LIMIT:
+            parse_json(LISTS, state["list"])
+        else:
+            assert is_remote
         assert choice in ("ab", "cd")
 
 
@@ -224,7 +229,7 @@ def test_programs_in_grammars_wind_down_at_both_replicas_of_an_engine(replicas):
 def test_programs_in_grammars_wind_down_at_both_replicas_of_a_server(served, replicas):
     before = [each["programs_opened"] for each in replicas.stats()["replicas"]]
     states = held.run_batch([{"text": f"{i} "} for i in range(8)], backend=served, **NO_TIME)
-    check_held(states)
+    check_held(states, is_remote=True)
     opened = [each["programs_opened"] for each in replicas.stats()["replicas"]]
     assert all(now > was for now, was in zip(opened, before))
 

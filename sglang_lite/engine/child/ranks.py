@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 START_S = 300  # default of `dist_timeout`
 BEAT_S = 0.5  # between two frames of a rank
 _LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and takes no processor time for so many looks is ended
-_REASON_S = 2.0  # from a collective that fails until the rank is known that has ended
+_REASON_S = 10.0  # from a collective that fails until the rank is known that has ended; another node may be busy
 
 
 class RankProcesses:
