@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import socket
+import time
 import traceback
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from sglang_lite.engine.child.ranks import BEAT_S, START_S
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Loaded, Start, StartFailed, commands, failure_of, frame
+from sglang_lite.engine.spawned_process import CAUSE_FIRST_S
 from sglang_lite.runtime.host.parent import be_killed_with_parent, end_with_parent
 from sglang_lite.runtime.host.process_name import name_process
 
@@ -43,6 +45,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         from sglang_lite.runtime.executor.memory_shortage import startup_error
 
         traceback.print_exc()  # rank 0 passes on what is printed
+        time.sleep(CAUSE_FIRST_S)  # a collective may have failed because another rank was killed, which is told first
         connection.send(frame([StartFailed(failure_of(startup_error(error)))]))
         os._exit(1)
     os._exit(0)
