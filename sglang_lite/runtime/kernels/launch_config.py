@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties
-from sglang_lite.runtime.kernels.sizes import power_of_2
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 Kernel = Literal["decode", "prefill", "prefix"]
 
 _MIN_TILE = 16  # minimum number of queries, or of tokens in a block, that matrix units take
 _THREADS = 32  # threads of a warp
 _OWN_REGISTERS = 255  # maximum number of registers of a thread
+# Most elements of a matrix whose products get smaller tiles, which keep more multiprocessors busy.
+_SMALL = 1 << 23
+_MIN_STAGES = 3  # fewer tiles on their way don't hide how long memory takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +179,52 @@ def tile_stages(properties: DeviceProperties, rows: int, outputs: int, inputs: i
         max_stages: maximum number that is worth it.
     """
     return max(1, min(max_stages, properties.shared_memory // ((rows + outputs) * inputs * item)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """Tile of a product of few rows with a large matrix.
+
+    Attributes:
+        outputs: rows of the matrix.
+        inputs: columns of it.
+        stages: number of tiles that a program loads ahead.
+    """
+
+    outputs: int
+    inputs: int
+    stages: int
+
+
+@functools.cache
+def product_tile(
+    properties: DeviceProperties, rows: int, shape: tuple[int, int], *, gated: bool, beside: bool = False
+) -> ProductTile:
+    """Returns the tile of a program of `kernels.tiled`.
+
+    A multiprocessor that has one program at a time is idle while a program ends and the next one begins. So where more
+    programs than multiprocessors are needed, two or three share one.
+
+    Args:
+        properties: properties of the GPU that the kernel runs on.
+        rows: activation rows of a tile.
+        shape: shape of the weight; with `gated`, of both matrices together.
+        gated: whether a program multiplies both matrices of a gated pair.
+        beside: whether adapters are added, whose kernel has tiles of its own in the same memory.
+    """
+    outputs = product_outputs(shape[0] * shape[1])
+    matrices, max_stages = (2, 4) if gated else (1, 6)
+    stages = tile_stages(properties, rows, matrices * outputs, 128, 2, max_stages - beside)
+    whole = ProductTile(outputs, 128, stages)
+    sharing = cdiv(cdiv(shape[0] // matrices, outputs), properties.multiprocessors)
+    if beside or sharing == 1:
+        return whole
+    if not gated:
+        return replace(whole, stages=min(stages, _MIN_STAGES)) if sharing > 3 else whole
+    stages = properties.shared_memory // (sharing * (rows + matrices * outputs) * 64 * 2)
+    return ProductTile(outputs, 64, min(stages, max_stages)) if stages >= _MIN_STAGES else whole
+
+
+def product_outputs(elements: int) -> int:
+    """Returns the number of outputs of a program of `kernels.tiled`, for a weight of so many elements."""
+    return 32 if elements <= _SMALL else 64

@@ -16,8 +16,8 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
-from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
-from sglang_lite.runtime.kernels.launch_config import tile_stages
+from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.launch_config import product_outputs, product_tile
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.lora_few import BLOCK_R, STAGES, Shrunk, expanded, expanded_pair, load_b
 from sglang_lite.runtime.kernels.lora_own import OwnShrunk
@@ -26,10 +26,9 @@ from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MAX_ROWS = 64
-_BLOCK_K = 128
-MAX_PARTS = 2
-# Most elements of a matrix that gets smaller tiles, which keep more multiprocessors busy.
-_SMALL = 1 << 23
+MAX_PARTS = 8
+MIN_PART_INPUTS = 1024  # of more than two parts: adding up shorter ones takes longer than is won
+_PART_INPUTS = 128  # the inputs of a part are a multiple of this
 
 
 @cached_launch
@@ -100,7 +99,7 @@ def can_tile(weight: torch.Tensor) -> bool:
 def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
     """True if a product by tiles can add that of adapters with these outputs in each part: no tile has outputs of two
     parts."""
-    return all(end % _outputs(weight) == 0 for end in itertools.accumulate(outputs[:-1]))
+    return all(end % product_outputs(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1]))
 
 
 def linear_tiled(
@@ -131,9 +130,10 @@ def split_k_of(weight: torch.Tensor) -> int:
     Each program reads all rows x, and a matrix with few outputs has few programs, which wait for x and not for weights.
     """
     outputs, inputs = weight.shape
-    programs = cdiv(outputs, _outputs(weight))
-    max_parts = min(MAX_PARTS, properties_of(weight.device).multiprocessors // programs)
-    return max((n for n in range(1, max_parts + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
+    programs = cdiv(outputs, product_outputs(weight.numel()))
+    worth_it = max(2, inputs // MIN_PART_INPUTS)
+    max_parts = min(MAX_PARTS, worth_it, properties_of(weight.device).multiprocessors // programs)
+    return max((n for n in range(1, max_parts + 1) if inputs % (n * _PART_INPUTS) == 0), default=1)
 
 
 def linear_split_k(
@@ -144,9 +144,9 @@ def linear_split_k(
 
     Args:
         x, weight, shrunk: as for `linear_tiled`.
-        parts: number of parts, more than one; K must be a multiple of `parts` blocks.
+        parts: number of parts, more than one; K must be a multiple of `parts` times 128.
     """
-    assert weight.shape[1] % (parts * _BLOCK_K) == 0
+    assert weight.shape[1] % (parts * _PART_INPUTS) == 0
     y = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
     _launch(x, weight, None, y, "", shrunk, parts=parts)
     return y
@@ -163,26 +163,16 @@ def _launch(
         adapters, ranks = shrunk.weights, shrunk.ranks
         low = shrunk.hidden, adapters.b, ranks.pages, ranks.used
         sizes = shrunk.hidden.shape[2], adapters.page_size, adapters.outputs[0], sum(adapters.outputs[:2])
-    block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
-    properties, programs = properties_of(x.device), cdiv(outputs, block_n)
+    properties, block_m = properties_of(x.device), max(16, power_of_2(rows))
+    tile = product_tile(properties, block_m, (len(weight), inputs), gated=bool(gate), beside=adds)
+    programs = cdiv(outputs, tile.outputs)
     _tiled[(programs, parts)](
-        tensor_descriptor(x, inputs, (block_m, _BLOCK_K)),
-        tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)),
+        tensor_descriptor(x, inputs, (block_m, tile.inputs)),
+        tensor_descriptor(weight, inputs, (tile.outputs, tile.inputs)),
         bias, y, *low, rows, outputs, inputs, *sizes,
         BIAS=bias is not None, GATE=gate, PARTS=parts, LORA=adds, BESIDE=shrunk is not None,
         EARLY=programs * parts <= properties.multiprocessors,
-        RANKS=RANKS, BLOCK_R=BLOCK_R, STAGES=STAGES, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K, num_warps=4,
-        num_stages=_stages(properties, block_m, block_n, gated=bool(gate), beside=adds),
+        RANKS=RANKS, BLOCK_R=BLOCK_R, STAGES=STAGES, BLOCK_M=block_m, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
+        num_warps=4, num_stages=tile.stages,
         **pdl_options(x.device),
     )  # fmt: skip
-
-
-def _outputs(weight: torch.Tensor) -> int:
-    """Number of outputs of a program."""
-    return 32 if weight.numel() <= _SMALL else 64
-
-
-def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool, beside: bool) -> int:
-    """Number of tiles that are loaded ahead; one less beside a kernel that has its own in the same memory."""
-    matrices, max_stages = (2, 4) if gated else (1, 6)
-    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, max_stages - beside)

@@ -7,7 +7,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_attention
 from sglang_lite.runtime.kernels.device_properties import INTERPRETER, DeviceProperties, assume_device, properties_of
 from sglang_lite.runtime.kernels.experts_tiled import down_launch, gate_up_launch
-from sglang_lite.runtime.kernels.launch_config import attention_launch, tile_stages
+from sglang_lite.runtime.kernels.launch_config import attention_launch, product_tile, tile_stages
 from tests.runtime.kernels.launches import GPUS, HEADS
 
 A100, A10, RTX_4090, H200 = GPUS
@@ -83,6 +83,34 @@ def test_products_of_experts_on_an_h200_are_what_was_measured_there():
     assert [gate_up_launch(H200, 128, item) for item in (1, 2)] == [(128, 128, 8, 3), (128, 64, 8, 4)]
     assert [down_launch(H200, 64, item) for item in (1, 2, 4)] == [(128, 128, 4, 3), (128, 64, 4, 4), (32, 32, 4, 2)]
     assert [down_launch(H200, 128, item) for item in (1, 2)] == [(128, 128, 4, 3), (128, 64, 4, 3)]
+
+
+PRODUCT_TILES = {
+    # rows, shape of the matrix or of a gated pair, gated: outputs, inputs, stages
+    (64, (1536, 8960), False): (64, 128, 6),
+    (64, (6144, 4096), False): (64, 128, 6),
+    (64, (151_936, 1536), False): (64, 128, 3),  # many times the multiprocessors
+    (64, (6144, 1024), True): (32, 128, 4),
+    (64, (12_288, 2048), True): (64, 128, 4),  # no more programs than multiprocessors
+    (64, (17_920, 1536), True): (64, 64, 4),  # up to twice as many
+    (64, (28_672, 4096), True): (64, 64, 4),
+    (32, (34_816, 5120), True): (64, 64, 3),  # up to three times
+    (64, (57_344, 8192), True): (64, 128, 4),
+}
+
+
+@pytest.mark.parametrize("asked", PRODUCT_TILES, ids=str)
+def test_products_of_few_rows_on_an_h200_are_what_was_measured_there(asked):
+    rows, shape, gated = asked
+    tile = product_tile(H200, rows, shape, gated=gated)
+    assert (tile.outputs, tile.inputs, tile.stages) == PRODUCT_TILES[asked]
+
+
+def test_programs_share_a_multiprocessor_only_if_each_loads_three_tiles():
+    blackwell = DeviceProperties("RTX 5090", 101_376, 1 << 16, 170, (12, 0))
+    tile = product_tile(blackwell, 64, (28_672, 4096), gated=True)
+    assert (tile.inputs, tile.stages) == (128, 2)
+    assert product_tile(H200, 64, (28_672, 4096), gated=True, beside=True).inputs == 128  # adapters need the room
 
 
 def test_smaller_cards_take_fewer_tokens_at_a_time():

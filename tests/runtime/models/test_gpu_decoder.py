@@ -42,6 +42,7 @@ def test_sums_in_parts_are_what_they_are_whole(monkeypatch):
     spec = replace(spec, layers=spec.layers[:1], vocab_size=ROWS, hidden_size=64)
     made = []
     in_parts = tiled.linear_split_k
+    monkeypatch.setattr(tiled, "MIN_PART_INPUTS", 128)
     monkeypatch.setattr(tiled, "linear_split_k", lambda *a: made.append(in_parts(*a)) or made[-1])
 
     def states(most):
