@@ -52,14 +52,17 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=int, nargs="+", default=[7], help="cpu_offload_gb")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2], help="offload_group_size")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--quantization", choices=["fp8", "int8", "int4"], help="weights of all engines")
     args = parser.parse_args()
     rate = link_rate()
-    print(f"{torch.cuda.get_device_name()}, {args.shape}: the link copies {rate / 1e9:.1f} GB/s")
+    weights = args.quantization or "16 bits"
+    print(f"{torch.cuda.get_device_name()}, {args.shape}, {weights}: the link copies {rate / 1e9:.1f} GB/s")
     settings: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "max_running": 8,
         "max_total_tokens": 20_000,
+        "quantization": args.quantization,
     }
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(args.shape)))

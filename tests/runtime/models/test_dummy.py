@@ -84,3 +84,14 @@ def test_experts_in_mxfp4(tmp_path):
     save(randomise(GptOssForCausalLM(config)), tmp_path)
     declare(tmp_path, {"quant_method": "mxfp4"})
     assert runs(tmp_path, quantization="mxfp4")
+
+
+def test_a_tensor_does_not_depend_on_what_was_read_before_it():
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(3)]
+    source = DummySource(CPU)
+    first = {name: source.take_stack(name, (8, 16)) for name in names}
+    source = DummySource(CPU)
+    last = {name: source.take_stack(name, (8, 16)) for name in reversed(names)}
+    assert all(torch.equal(first[name], last[name]) for name in names)
+    assert not torch.equal(first[names[0]], first[names[1]])
+    assert not torch.equal(first[names[0]], DummySource(CPU, seed=1).take_stack(names[0], (8, 16)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from zlib import crc32
 
 import torch
 
@@ -21,7 +22,7 @@ _DEVIATION = 0.02
 class DummySource(WeightSource):
     """Source that returns normal random tensors with standard deviation 0.02 for any name, and ones for norms.
 
-    The tensors depend only on the seed, the device and the order of calls.
+    A tensor depends only on the seed, the device and its name, so layers may be read in any order.
 
     Args:
         device: device that random numbers are drawn on; on a CPU, billions take a minute.
@@ -31,8 +32,8 @@ class DummySource(WeightSource):
 
     def __init__(self, device: torch.device, matrices: Matrices = PLAIN, seed: int = 0) -> None:
         super().__init__("dummy weights", {})
-        self._device, self._matrices = device, matrices
-        self._generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+        self._device, self._matrices, self._seed = device, matrices, seed
+        self._generator = None if device.type == "meta" else torch.Generator(device)
 
     @property
     def has_packed(self) -> bool:
@@ -41,6 +42,8 @@ class DummySource(WeightSource):
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
+        if self._generator is not None:
+            self._generator.manual_seed(self._seed + crc32(name.encode()))
         if _OF_LAYER.fullmatch(name):
             if len(shape) == 2 and self._matrices.format is not None:
                 return self._blocks(self._matrices.format, *shape)
