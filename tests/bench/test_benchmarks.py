@@ -101,6 +101,7 @@ SMALL = {
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
     "prefill_attention.py": ["--help"],  # it needs a GPU
+    "english.py": ["sglang_lite/text"],
     "quotes.py": ["--tokens", "2000", "--quotes", "3"],
     "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
