@@ -71,7 +71,7 @@ class Transformers:
 
 class LlamaCpp:
     def __init__(self) -> None:
-        self.model = LlamaBatch(sequences=32, tokens=32 * 192)
+        self.model = LlamaBatch(str(resolve("smollm2-135m")), 32, 32 * 192, torch.get_num_threads())
 
     def run(self, prompts: list[list[int]], new: int) -> None:
         self.model.run(prompts, new)

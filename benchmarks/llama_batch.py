@@ -5,28 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-
-from sglang_lite.runtime.models.resolve import resolve
 
 
 class LlamaBatch:
     """
     Args:
+        file: the path of a GGUF file.
         sequences: that a batch may hold.
         tokens: that all of them may have together.
+        threads: that compute.
     """
 
-    def __init__(self, sequences: int, tokens: int) -> None:
+    def __init__(self, file: str, sequences: int, tokens: int, threads: int) -> None:
         import llama_cpp
 
         self._c: Any = llama_cpp
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_silent(llama_cpp), None)
-        threads = torch.get_num_threads()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(resolve("smollm2-135m")).encode(), llama_cpp.llama_model_default_params()
-        )
+        self._model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = tokens, 4096, 512, sequences
         params.n_threads = params.n_threads_batch = threads
@@ -35,6 +31,14 @@ class LlamaBatch:
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(4096, 0, 1)
+
+    def tokens(self, text: str) -> list[int]:
+        """Returns the ids of a text."""
+        vocabulary = self._c.llama_model_get_vocab(self._model)
+        said = text.encode()
+        ids = (self._c.llama_token * (len(said) + 8))()
+        count = self._c.llama_tokenize(vocabulary, said, len(said), ids, len(ids), True, True)
+        return list(ids[:count])
 
     def run(self, prompts: list[list[int]], new: int, *, shared: int = 0) -> None:
         """Generates greedily. The first `shared` tokens, which all prompts have, are computed once."""

@@ -54,7 +54,10 @@ class PromptCache:
 
 class CopiedSequences:
     def __init__(self, prefix: int) -> None:
-        self.prefix, self.model = prefix, LlamaBatch(sequences=33, tokens=prefix + 33 * (OWN + 128))
+        self.prefix, self.model = (
+            prefix,
+            LlamaBatch(str(resolve("smollm2-135m")), 33, prefix + 33 * (OWN + 128), torch.get_num_threads()),
+        )
 
     def run(self, prompts: list[list[int]], new: int) -> None:
         self.model.run(prompts, new, shared=self.prefix)
