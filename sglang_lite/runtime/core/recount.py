@@ -13,7 +13,9 @@ from sglang_lite.runtime.scheduler.scheduler import Scheduler
 logger = logging.getLogger("sglang_lite")
 
 EVERY_S = 60.0
-QUIET_S = 1.0  # without a command before a recount, which takes milliseconds: between two requests none is in the way
+# Without a command before a recount, which takes milliseconds, and before the loop's `when_quiet`: between two requests
+# neither is in the way.
+QUIET_S = 1.0
 
 
 class Recount:

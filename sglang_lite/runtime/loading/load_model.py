@@ -210,7 +210,10 @@ def load_model(
     Raises:
         ModelError: the model is damaged or not supported.
     """
-    files = open_model_files(path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init)
+    files = open_model_files(
+        path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init,
+        encodes_later=not config.in_process,  # the handle encodes prompts, and finds errors in its own tokenizer
+    )  # fmt: skip
     spec, tokenizer = files.spec, files.tokenizer
     positions, device = longest_context(config, spec.max_positions), pick_device(config, ranks.parallel)
     _warn_if_gpu_unused(config, device)

@@ -6,6 +6,7 @@ which can be killed, and only loaded here. The two paths don't wait for each oth
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection
@@ -92,6 +93,7 @@ class Compiler:
         self._loading = threading.Lock()
         self._pending_in_workers = 0  # constraints being compiled by workers, or waiting for one
         self._pending = 0  # all constraints being compiled or waiting
+        self._warming: list[Future[object]] | None = None
         self._lock = threading.Lock()
         self._closed = False
         # One thread, as compiling in Python slows the event loop.
@@ -106,10 +108,15 @@ class Compiler:
         return self._pending > 0
 
     def warm_up(self) -> list[Future[object]]:
-        """Starts the engine and the worker process that the first constraint would have to wait for."""
-        if not self._tokenizer.knows_text:
-            return []
-        return [self._local_pool.submit(self.build, _SMALL), self._worker_pool.submit(self._prepare, _SMALL)]
+        """Starts the engine and the worker process that the first constraint has to wait for, unless it has been called
+        before or the compiler is closed."""
+        with self._lock:
+            if self._warming is None and self._tokenizer.knows_text and not self._closed:
+                with contextlib.suppress(RuntimeError):  # the pools are being shut down
+                    self._warming = [
+                        self._local_pool.submit(self.build, _SMALL), self._worker_pool.submit(self._prepare, _SMALL)
+                    ]  # fmt: skip
+            return self._warming or []
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
         """Starts compiling a constraint, unless it has been compiled or is being compiled.
@@ -127,6 +134,7 @@ class Compiler:
         future, is_new = self.cache.find(key)
         if not is_new:
             return future
+        self.warm_up()
         with self._lock:
             self._pending += 1
         try:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.protocol.anything import Foreign
+
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -83,39 +85,38 @@ def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]
     return np.frombuffer(bits, np.int32)
 
 
-def marks_of(tokenizer: str) -> dict[bytes, int]:
+def marks_of(tokenizer: Foreign) -> dict[bytes, int]:
     """Tokens that a tokenizer finds as whole in text, such as `</think>`, and that llguidance takes for special ones by
     their spelling, though they are text. By their text.
 
     Args:
-        tokenizer: as for `without_special_texts`.
+        tokenizer: content of a tokenizer's JSON, in the format of Hugging Face's `tokenizers`.
     """
-    found = json.loads(tokenizer)
-    by_name = isinstance(found["model"]["vocab"], dict)
-    added = [each for each in found["added_tokens"] if by_name and not each["special"]]
+    by_name = isinstance(tokenizer["model"]["vocab"], dict)
+    added = [each for each in tokenizer["added_tokens"] if by_name and not each["special"]]
     return {each["content"].encode(): each["id"] for each in added if _MARK.fullmatch(each["content"])}
 
 
-def without_special_texts(tokenizer: str) -> str:
+def without_special_texts(tokenizer: Foreign) -> str:
     """JSON of a tokenizer whose special tokens have names that no text has, so that it encodes no text as one of them,
     and whose marks (`marks_of`) are tokens like others, so that it spells them by other tokens.
 
     Args:
-        tokenizer: JSON of a tokenizer, in the format of Hugging Face's `tokenizers`.
+        tokenizer: as for `marks_of`. It is changed.
     """
-    found = json.loads(tokenizer)
-    secret, model = secrets.token_hex(8), found["model"]
-    names = {each["content"]: f"<{secret} {each['id']}>" for each in found["added_tokens"] if each["special"]}
+    secret, model = secrets.token_hex(8), tokenizer["model"]
+    names = {each["content"]: f"<{secret} {each['id']}>" for each in tokenizer["added_tokens"] if each["special"]}
     marks = marks_of(tokenizer)
-    found["added_tokens"] = [each for each in found["added_tokens"] if each["content"].encode() not in marks]
+    added = [each for each in tokenizer["added_tokens"] if each["content"].encode() not in marks]
     if marks:
         model["vocab"] |= {mark.decode(): token for mark, token in marks.items()}
-    for each in found["added_tokens"]:
+    for each in added:
         each["content"] = names.get(each["content"], each["content"])
+    tokenizer["added_tokens"] = added
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(name, name): token for name, token in model["vocab"].items()}
     else:  # a Unigram's, with scores
         model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
-    return json.dumps(found)
+    return json.dumps(tokenizer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -72,27 +73,32 @@ _LONGEST_PIECE = 512  # characters of a SentencePiece token: every way to cut it
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str) -> Tokenizer:
+def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str, *, later: bool = False) -> Tokenizer:
     """Builds the tokenizer that a GGUF file describes, pre-tokenizer included.
+
+    Args:
+        metadata: metadata of the file.
+        label: name of the file for messages.
+        later: whether the part that encodes texts is built, and checked, when a text is first encoded.
 
     Raises:
         ModelError: the tokenizer or pre-tokenizer is damaged or not supported.
     """
     with tokenizer_errors(label):
-        return _from_gguf(metadata, label)
+        return _from_gguf(metadata, label, later=later)
 
 
-def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
+def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     try:
         tokens, types = _tokens_and_types(metadata, label)
         if kind == "gpt2":
-            backend, continuation = _gguf_byte_level(metadata, tokens, label), None
+            make, make_continuation = partial(_gguf_byte_level, metadata, tokens, label), None
             table = [
                 byte_level_bytes(token) if types[i] == _NORMAL else token.encode() for i, token in enumerate(tokens)
             ]
         elif kind == "llama":
-            backend, continuation = _sentencepiece_backends(metadata, tokens, label)
+            make, make_continuation = _sentencepiece_backends(metadata, tokens, label)
             table = [
                 token.encode() if types[i] in (_CONTROL, _USER_DEFINED) else sentencepiece_bytes(token)
                 for i, token in enumerate(tokens)
@@ -114,30 +120,36 @@ def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
     types = [_USER_DEFINED if t == _CONTROL and tokens[i] in marks else t for i, t in enumerate(types)]
     special = [i for i, t in enumerate(types) if t in (_CONTROL, _UNKNOWN)]
     written = [i for i, t in enumerate(types) if t in (_CONTROL, _USER_DEFINED)]
-    for tokenizer in (backend, continuation):
-        if tokenizer is not None:
-            tokenizer.add_tokens(
-                [AddedToken(tokens[i], special=types[i] == _CONTROL, normalized=False) for i in written]
-            )
+    added = [AddedToken(tokens[i], special=types[i] == _CONTROL, normalized=False) for i in written]
     for key in (*_GGUF_SPECIALS.values(), "eot"):
         check_ids(metadata.get(f"tokenizer.ggml.{key}_token_id"), len(tokens), label, f"tokenizer.ggml.{key}_token_id")
     names = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_SPECIALS.items()}
     special_tokens = {name: tokens[i] for name, i in names.items() if i is not None}
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")
     ends = (names["eos_token"], metadata.get("tokenizer.ggml.eot_token_id"))
+    backend = partial(_with_tokens, make, added, label)
+    continuation = None if make_continuation is None else partial(_with_tokens, make_continuation, added, label)
     return Tokenizer(
-        backend,
+        backend if later else backend(),
         table,
         special,
         bos_id=names["bos_token"] if adds_bos else None,
         eos_ids=[i for i in ends if i is not None],
         special_tokens=special_tokens,
         chat_template=template,
-        continuation=continuation,
+        continuation=continuation if later or continuation is None else continuation(),
         starts_segments=continuation is not None,
         control={i: AddedToken(tokens[i]) for i in (*named, *unknown)},
         unknown_ids=unknown,
     )
+
+
+def _with_tokens(make: Callable[[], Backend], added: Sequence[AddedToken], label: str) -> Backend:
+    """Makes a backend, with tokens that are found in text before all others."""
+    with tokenizer_errors(label):
+        backend = make()
+        backend.add_tokens(added)
+        return backend
 
 
 def _tokens_and_types(metadata: Mapping[str, Any], label: str) -> tuple[list[str], list[int]]:
@@ -186,14 +198,14 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
 
 def _sentencepiece_backends(
     metadata: Mapping[str, Any], tokens: list[str], label: str
-) -> tuple[Backend, Backend | None]:
-    """Backend for the beginning of a text, and another one for what follows, if they differ."""
+) -> tuple[Callable[[], Backend], Callable[[], Backend] | None]:
+    """What makes the backend for the beginning of a text, and the one for what follows, if they differ."""
     scores = metadata["tokenizer.ggml.scores"]
     if str(metadata.get("general.architecture")).startswith("gemma"):
         scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
     space = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    backend = _gguf_sentencepiece(tokens, scores, label, prefix_space=space)
-    return backend, _gguf_sentencepiece(tokens, scores, label, prefix_space=False) if space else None
+    make = partial(_gguf_sentencepiece, tokens, scores, label)
+    return partial(make, prefix_space=space), partial(make, prefix_space=False) if space else None
 
 
 def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, prefix_space: bool) -> Backend:

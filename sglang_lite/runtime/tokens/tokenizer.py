@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 
@@ -34,15 +34,15 @@ class Tokenizer:
     """A tokenizer with its byte table and special tokens.
 
     Args:
-        backend: the `tokenizers` object.
+        backend: the `tokenizers` object, or what makes it when a text is first encoded.
         token_bytes: bytes of each token, by id; special tokens as their text.
         special_ids: ids that are left out of decoded text.
         bos_id: beginning-of-sequence id, put before a prompt's first text; None for no id.
         eos_ids: ids that end a text.
         special_tokens: `bos_token`, `eos_token` … for the chat template.
         chat_template: the model's own Jinja template.
-        continuation: backend for text that continues other text, if that differs (SentencePiece adds a space to the
-            start of a text).
+        continuation: backend for text that continues other text, or what makes it, if that differs (SentencePiece adds
+            a space to the start of a text).
         starts_segments: whether text after a special token is encoded like the start of a text.
         control: control tokens by id: text can name them, but text of a span without `special` never becomes one; None
             for the tokens of `special_ids`.
@@ -56,7 +56,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | Callable[[], Backend],
         token_bytes: Sequence[bytes],
         special_ids: Iterable[int],
         *,
@@ -64,17 +64,12 @@ class Tokenizer:
         eos_ids: Iterable[int] = (),
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
-        continuation: Backend | None = None,
+        continuation: Backend | Callable[[], Backend] | None = None,
         starts_segments: bool = False,
         control: Mapping[int, AddedToken] | None = None,
         unknown_ids: Iterable[int] = (),
     ) -> None:
-        self.continuation = continuation or backend
-        for each in (backend, self.continuation):
-            each.no_truncation()
-            each.no_padding()
-            each.encode_special_tokens = True  # encodes special tokens as text: this class finds them itself
-        self.backend = backend
+        self._given_backend, self._given_continuation = backend, continuation
         self.token_bytes = list(token_bytes)
         self._with_byte: dict[int, NDArray[np.bool_]] = {}
         self.special_ids = frozenset(special_ids)
@@ -91,7 +86,17 @@ class Tokenizer:
         self._at_control = _pattern(control.values())
         self._never_text = frozenset(control) - frozenset(unknown_ids)
         self._encode_block = lru_cache(maxsize=8192)(self._encode_uncached)
-        self._cuts = self._can_cut()
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The `tokenizers` object."""
+        return _make_backend(self._given_backend)
+
+    @cached_property
+    def continuation(self) -> Backend:
+        """Backend for text that continues other text."""
+        given = self._given_continuation
+        return self.backend if given is None else _make_backend(given)
 
     @cached_property
     def digest(self) -> str:
@@ -196,8 +201,9 @@ class Tokenizer:
         parts = [self._encode_uncached(text[a:b], first and not a) for a, b in pairwise([0, *cuts, len(text)])]
         return sum(parts, array("i"))
 
-    def _can_cut(self) -> bool:
-        """Returns True if text encoded in blocks gives the same ids as the whole text."""
+    @cached_property
+    def _cuts(self) -> bool:
+        """True if text encoded in blocks gives the same ids as the whole text."""
         tokens = b"\0".join(b for i, b in enumerate(self.token_bytes) if i not in self._control)
         if _SPANS_CUT.search(tokens):
             return False
@@ -243,6 +249,14 @@ class NoTokenizer(Tokenizer):
                 "prompt", "is text, and the model has no tokenizer (skip_tokenizer_init).", hint="Give input_ids."
             )
         return array("i")
+
+
+def _make_backend(given: Backend | Callable[[], Backend]) -> Backend:
+    backend: Backend = given() if callable(given) else given
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True  # encodes special tokens as text: `Tokenizer` finds them itself
+    return backend
 
 
 def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:

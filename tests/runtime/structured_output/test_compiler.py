@@ -36,6 +36,7 @@ from sglang_lite.protocol import (
     Tag,
 )
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.core import recount
 from sglang_lite.runtime.structured_output import worker
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.grammar_cache import without_blanks
@@ -88,18 +89,36 @@ def make(**config):
     return Engine.of(random_model(), **config)
 
 
-def test_an_engine_is_ready_for_its_first_constraints(monkeypatch):
-    """Neither an engine of grammars nor a process has yet to be started: on a CPU both are, beside the first requests."""
+@pytest.fixture
+def begun(monkeypatch):
+    """What an engine has begun for the first constraints."""
     begun = []
     monkeypatch.setattr(Compiler, "warm_up", lambda self: begun.extend(WARM_UP(self)) or begun)
+    return begun
+
+
+def test_an_engine_is_ready_for_its_first_constraints(monkeypatch, begun):
+    """Neither an engine of grammars nor a process has yet to be started: on a CPU both are, in the first quiet second."""
+    monkeypatch.setattr(recount, "QUIET_S", 0.001)
     large = JsonSchema('{"type": "object", "patternProperties": {"^a": {"type": "integer"}}}')
     assert not is_simple(large)
     with make() as engine:
+        until(lambda: len(begun) == 2)
         assert len(wait(begun, timeout=60).done) == 2
         monkeypatch.setattr(subprocess, "Popen", None)
         monkeypatch.setattr("sglang_lite.runtime.structured_output.compiler.make_engine", None)
         for constraint in (Regex("[ab]c"), large):
             assert engine.compile_grammar(constraint).matcher().engine.name == "llguidance"
+
+
+def test_no_plain_generation_waits_for_an_engine_of_grammars(monkeypatch, begun):
+    """It takes a second or two of the interpreter. The first constraint begins both, as no second is quiet here."""
+    monkeypatch.setattr(recount, "QUIET_S", 1000.0)
+    with make() as engine:
+        engine.complete("ab", PARAMS)
+        assert not begun
+        engine.complete("ab", PARAMS, Regex("[ab]c"))
+        assert len(begun) == 2
 
 
 @pytest.fixture(scope="module", params=["auto", "llguidance", "xgrammar", "outlines"])
