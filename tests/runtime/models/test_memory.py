@@ -18,7 +18,7 @@ def megabytes(field):
 
 torch.set_num_threads(1)
 before = megabytes("VmRSS")
-model = load_model(EngineConfig(dtype=sys.argv[2]), Path(sys.argv[1]))
+model = load_model(EngineConfig(dtype=sys.argv[2], in_process=True), Path(sys.argv[1]))  # with a whole tokenizer
 peak = megabytes("VmHWM")
 gc.collect()
 ctypes.CDLL(None).malloc_trim(0)
