@@ -1,6 +1,5 @@
 """Model files of strangers: whatever they say, an error of ours, before anything is allocated, and never a hang."""
 
-import copy
 import json
 import os
 import random
@@ -18,6 +17,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.loading.load_model import load_model
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.weights.ranges import LocalRanges, read_header
+from tests.damage import HUGE, STRANGE, strangely
 from tests.runtime.models.tiny import randomise, tiny_tokenizer
 
 EXAMPLES = int(os.environ.get("SGLANG_LITE_HOSTILE_FILES", "40"))
@@ -28,7 +28,6 @@ TINY = dict(
 CONFIG = {**LlamaConfig(**TINY).to_dict(), "architectures": ["LlamaForCausalLM"]}
 SETTINGS = {"bos_token": "!", "eos_token": {"content": '"'}, "chat_template": "{{ messages }}", "add_bos_token": False}
 DEEP = "[" * 100_000 + "]" * 100_000
-HUGE = int("9" * 4000)
 
 
 @pytest.fixture(scope="module")
@@ -325,35 +324,6 @@ def test_a_metadata_type_of_a_later_version_is_named(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- at random
-
-STRANGE = [
-    None, True, False, 0, 1, -1, 2, 7, 96, 1.5, -1e300, float("nan"), float("inf"), 2**31, 2**63, HUGE, "", "x", "\0", "a" * 9999,
-    [], [1], ["x"], [None], [[1]], {}, {"a": 1}, {"type": "linear", "factor": 0}, [1, 2, 3], "silu", "float8", "default",
-]  # fmt: skip
-
-
-def strangely(draw, value):
-    """The value with something in it replaced, removed, doubled or put elsewhere."""
-    value = copy.deepcopy(value)
-    place, path = value, []
-    while isinstance(place, dict | list) and place and (not path or draw.random() < 0.6):
-        key = draw.choice(list(place)) if isinstance(place, dict) else draw.randrange(len(place))
-        path.append((place, key))
-        place = place[key]
-    for _ in range(draw.randrange(1, 3)):
-        owner, key = draw.choice(path)
-        other = draw.choice(path)
-        action = draw.randrange(4)
-        try:
-            if action == 0:
-                owner[key] = copy.deepcopy(other[0][other[1]])
-            elif action == 1:
-                del owner[key]
-            else:
-                owner[key] = copy.deepcopy(draw.choice(STRANGE))
-        except (IndexError, KeyError):
-            pass
-    return value
 
 
 def outcome(call):
