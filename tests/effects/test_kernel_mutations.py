@@ -21,7 +21,7 @@ from sglang_lite.protocol import SglError
 from sglang_lite.runtime.executor import logit_adjustments
 from sglang_lite.runtime.kernels import sampling
 from tests.effects.doors import ask_engine
-from tests.effects.sampling_effects import EFFECTS, Effect
+from tests.effects.sampling_effects import EFFECTS, REPORTED, A, Ask, B, Effect, ids, likeliest
 from tests.runtime.kernels import needs_kernels
 
 # By parameter: a statement of kernels/sampling.py, and what it becomes. The first of each hides the parameter from the
@@ -52,10 +52,26 @@ SOURCE_MUTATIONS = {
         ("a, b, c, d = tl.philox(seed, place,", "a, b, c, d = tl.philox(seed * 0, place,"),
     ],
 }
-# Penalties change logits, on all devices alike. By parameter the function that makes the effect; the case of the
-# repetition penalty needs the default model's tokens.
-LOGIT_MUTATIONS = {"frequency_penalty": "_subtract_counted", "presence_penalty": "_subtract_counted"}
-CASES = {name: EFFECTS[name] for name in LOGIT_MUTATIONS}
+# Penalties change logits, on all devices alike. By parameter the function that makes the effect.
+LOGIT_MUTATIONS = {
+    "frequency_penalty": "_subtract_counted",
+    "presence_penalty": "_subtract_counted",
+    "repetition_penalty": "_divide_repeated",
+}
+
+
+def falls_behind(ask: Ask) -> bool:
+    """Whether a token that the prompt has, ahead of another by a hair, is not the one that is drawn."""
+    alike = ask(repetition_penalty=1.0, logit_bias={A: 100, B: 100}, max_tokens=1, **REPORTED)
+    scores = {token: score for score, token, _ in likeliest(alike)[0]}
+    lead = scores[A] - scores[B]
+    return ids(ask(logit_bias={A: 100, B: 100 + lead - 0.01}, max_tokens=1)) == [B]
+
+
+CASES = {
+    **{name: EFFECTS[name] for name in ("frequency_penalty", "presence_penalty")},
+    "repetition_penalty": [Effect("repetition_penalty", 2.0, falls_behind, "kernels", {})],
+}
 
 pytestmark = needs_kernels
 MUTATIONS = [
@@ -141,7 +157,7 @@ def test_without_what_changes_logits_a_penalty_shows_none(name, function, engine
 
 def _shown(name, engines):
     """Whether all cases of a parameter show its effect with it, and none without it."""
-    answer = partial(ask_engine, engines("kernels"), ignore_eos=True, prompt="The river")  # without "a" and "b"
+    answer = partial(ask_engine, engines("kernels"), ignore_eos=True, prompt="The river")  # which has A, and not B
     return all(_seen(case, answer, given=True) and not _seen(case, answer, given=False) for case in CASES[name])
 
 
