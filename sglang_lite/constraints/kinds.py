@@ -150,7 +150,7 @@ def _inner(constraint: Constraint) -> Language:
     if not isinstance(constraint, JsonSchema):
         return language_of(constraint)
     form = normalise_inside(constraint)
-    if form.checked:
+    if form.checked and constraint.enforce != "unchecked":
         pointer, problem = form.checked[0]
         raise ConstraintError(
             f"json_schema: {problem}", pointer=pointer, hint="Inside another constraint nothing is left to be checked."

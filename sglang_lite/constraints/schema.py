@@ -20,7 +20,7 @@ from sglang_lite.protocol.anything import Json
 def json_schema(
     source: str | Mapping[str, Json] | bool,
     *,
-    enforce: Literal["strict", "best_effort"] = "strict",
+    enforce: Literal["strict", "best_effort", "unchecked"] = "strict",
     format: Literal["assert", "annotate"] = "assert",
     separators: tuple[str, str] = (", ", ": "),
     whitespace: str = "json",
@@ -64,7 +64,7 @@ def json_schema(
 
 
 def client_schema(
-    source: str | Mapping[str, Json] | bool, *, enforce: Literal["strict", "best_effort"] = "strict"
+    source: str | Mapping[str, Json] | bool, *, enforce: Literal["strict", "best_effort", "unchecked"] = "strict"
 ) -> JsonSchema:
     """Returns the constraint of a schema that a client of a server sent.
 

@@ -59,7 +59,9 @@ class JsonSchema(Variant, frozen=True):
     Attributes:
         schema: JSON text of a schema of draft 2020-12 or an older draft.
         enforce: "strict" refuses a schema with a keyword that can't be enforced; "best_effort" leaves these keywords to
-            the check of the finished value, which is always made.
+            the check of the finished value, which is always made. Inside another constraint nothing makes that check,
+            so it refuses them there, too; "unchecked" leaves them, and references without a target, to whoever reads
+            the value.
         format: "assert" enforces known formats, "annotate" ignores all formats.
         separators: separators between items and after names in generated text, as for json.dumps.
         whitespace: whitespace in generated text: "json" for that of `separators`, "compact" for none, "free" for any
@@ -71,7 +73,7 @@ class JsonSchema(Variant, frozen=True):
     """
 
     schema: str
-    enforce: Literal["strict", "best_effort"] = "strict"
+    enforce: Literal["strict", "best_effort", "unchecked"] = "strict"
     format: Literal["assert", "annotate"] = "assert"
     separators: tuple[str, str] = (", ", ": ")
     whitespace: str = "json"
@@ -82,7 +84,7 @@ class JsonSchema(Variant, frozen=True):
     def __post_init__(self) -> None:
         _must_be_text(self, "schema", "whitespace")
         for name, possible in (
-            ("enforce", ("strict", "best_effort")),
+            ("enforce", ("strict", "best_effort", "unchecked")),
             ("format", ("assert", "annotate")),
             ("order", ("schema", "any")),
             ("integers", ("whole", "decimal")),

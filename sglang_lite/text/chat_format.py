@@ -41,7 +41,8 @@ class Tool:
 
     Attributes:
         parameters: JSON Schema of the arguments.
-        strict: True if keywords that can't be enforced are an error; False leaves them to the caller.
+        strict: True if keywords that can't be enforced are an error; False leaves them to the caller, and enforces the
+            others.
         custom: True if it takes a text, which is its only argument.
     """
 
@@ -55,7 +56,7 @@ class Tool:
     def schema(self) -> JsonSchema:
         from sglang_lite.constraints.schema import client_schema
 
-        return client_schema(self.parameters, enforce="strict" if self.strict else "best_effort")
+        return client_schema(self.parameters, enforce="strict" if self.strict else "unchecked")
 
     @property
     def shown(self) -> dict[str, Json]:

@@ -81,13 +81,12 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
     document, style = document_of(constraint), style_of(constraint)
     if document.draft == "draft-04":  # where 1.0 is not a whole number
         style = replace(style, decimals=False)
-    checked: dict[str, str] = {}
-    work = 0
+    unenforced = _Unenforced(constraint)
     while True:
         reader = SchemaReader(
             document,
             assert_format=constraint.format == "assert",
-            ignored=frozenset(checked),
+            ignored=frozenset(unenforced.keywords),
             sets=frozenset(constraint.sets),
             multiplied=SOME if style.any_order else FEW,
         )
@@ -96,19 +95,10 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
             with within_limits("json_schema"):
                 language = writer.language(ValidAt(document.start))
                 positions = writer.rule_positions(ValidAt(document.start))
-            return NormalForm(language, tuple(checked.items()), tuple(writer.unlisted_names_at), positions)
+            checked = tuple(unenforced.keywords.items())
+            return NormalForm(language, checked, tuple(writer.unlisted_names_at), positions)
         except ConstraintError as error:
-            pointer = error.pointer
-            work += reader.algebra.work
-            if work > MAX_TRIALS * MAX_WORK:
-                raise
-            if writer.contradicts:
-                raise
-            if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
-                raise
-            if pointer.rpartition("/")[2] in REFERENCES:  # finished values can't be checked without them either
-                raise
-            checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
+            unenforced.add(error, reader.algebra.work, contradicts=writer.contradicts)
 
 
 @memoized
@@ -116,10 +106,51 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
     """Language of a TaggedObject.
 
     Raises:
-        ConstraintError: no value satisfies the schema, or it can't be enforced in this format; `pointer` is the place
-            of the fault.
+        ConstraintError: no value satisfies the schema, or, unless it may stay unchecked, it can't be enforced in this
+            format; `pointer` is the place of the fault.
     """
-    document = document_of(schema)
-    reader = SchemaReader(document, assert_format=schema.format == "assert")
-    with within_limits("json_schema"):
-        return TaggedWriter(reader, style_of(schema), tags).language(ValidAt(document.start))
+    document, unenforced = document_of(schema), _Unenforced(schema)
+    while True:
+        ignored = frozenset(unenforced.keywords)
+        reader = SchemaReader(document, assert_format=schema.format == "assert", ignored=ignored)
+        writer = TaggedWriter(reader, style_of(schema), tags)
+        try:
+            with within_limits("json_schema"):
+                return writer.language(ValidAt(document.start))
+        except ConstraintError as error:
+            if schema.enforce != "unchecked":  # nobody checks the finished object
+                raise
+            unenforced.add(error, reader.algebra.work, contradicts=writer.contradicts)
+
+
+class _Unenforced:
+    """Keywords of a schema that can't be enforced, found one failed attempt after the other.
+
+    Args:
+        constraint: the schema.
+
+    Attributes:
+        keywords: reason by JSON Pointer.
+    """
+
+    def __init__(self, constraint: JsonSchema) -> None:
+        self.keywords: dict[str, str] = {}
+        self._enforce, self._work = constraint.enforce, 0
+
+    def add(self, error: ConstraintError, work: int, *, contradicts: bool) -> None:
+        """Adds the keyword that an attempt failed at. Raises its error if the keyword may not be left out.
+
+        Args:
+            error: error of the attempt.
+            work: work of the attempt.
+            contradicts: whether it found that no value satisfies the schema.
+        """
+        pointer = error.pointer
+        self._work += work
+        if self._work > MAX_TRIALS * MAX_WORK or contradicts or self._enforce == "strict":
+            raise error
+        if not pointer or pointer in self.keywords or len(self.keywords) == MAX_CHECKED:
+            raise error
+        if self._enforce != "unchecked" and pointer.rpartition("/")[2] in REFERENCES:  # values can't be checked either
+            raise error
+        self.keywords[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")

@@ -78,6 +78,11 @@ class TaggedWriter:
         self._json = GrammarWriter(reader, style)
         self._sealed: set[str] = set()
 
+    @property
+    def contradicts(self) -> bool:
+        """True if a requested language has no text."""
+        return self._json.contradicts
+
     def language(self, formula: Formula) -> Language:
         """Language of the texts of a formula's objects.
 

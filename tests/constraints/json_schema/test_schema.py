@@ -9,8 +9,9 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.json_schema import wellformed
 from sglang_lite.constraints.json_schema.normal_form import normalise
+from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.schema import json_schema, parse_json
-from sglang_lite.protocol import ConstraintError, JsonSchema, ValueValidationError
+from sglang_lite.protocol import ConstraintError, InOrder, JsonSchema, TaggedObject, Tags, ValueValidationError
 from tests.constraints.engine import accepts, byte_engine, compiled
 
 
@@ -230,6 +231,49 @@ def test_best_effort_fetches_nothing_either():
         normalise(json_schema({"$ref": "https://example.com/schema.json"}, enforce="best_effort"))
     with pytest.raises(ConstraintError, match="leads out of the schema"):
         parse_json(json_schema({"$ref": "https://example.com/schema.json"}), "1")
+
+
+TAGS = Tags("<{name}>", "</{name}>", "</")
+# What can't be enforced, with a text that it allows without that, and one that it does not.
+UNENFORCED: dict[str, tuple[dict, str, str | None]] = {
+    "uniqueItems": ({"type": "array", "uniqueItems": True, "items": {"type": "object"}}, "[{}, {}]", "[1]"),
+    "pattern": ({"type": "string", "pattern": "(?<!ab)x", "maxLength": 3}, '"a"', '"abcd"'),
+    "another document": ({"$ref": "https://example.com/schema.json"}, "1", None),
+    "no target": ({"$ref": "#/$defs/none", "type": "array"}, "[1]", "1"),
+}
+
+
+@pytest.mark.parametrize("name", UNENFORCED)
+@pytest.mark.parametrize("inside", ["in order", "between tags"])
+def test_what_may_stay_unchecked_is_left_out_inside_another_constraint(name, inside):
+    part, allowed, other = UNENFORCED[name]
+    schema = {"properties": {"a": part, "b": {"const": 1}}, "required": ["b"], "type": "object"}
+    make = {"in order": in_order, "between tags": between_tags}[inside]
+    for enforce in ("strict", "best_effort"):
+        with pytest.raises(ConstraintError):
+            language_of(make(schema, enforce))
+    grammar, _ = compiled(make(schema, "unchecked"))
+    for members, fits in ({"b": "1"}, True), ({"a": allowed, "b": "1"}, True), ({"a": other, "b": "1"}, False), ({"b": "2"}, False):
+        if None in members.values():
+            continue
+        text = "{" + ", ".join(f'"{key}": {value}' for key, value in members.items()) + "}"
+        tagged = "".join(f"<{key}>{value}</{key}>" for key, value in members.items())
+        assert accepts(grammar, text if inside == "in order" else tagged) == fits, text
+
+
+def in_order(schema, enforce):
+    return InOrder((json_schema(schema, enforce=enforce),))
+
+
+def between_tags(schema, enforce):
+    return InOrder((TaggedObject(json_schema(schema, enforce=enforce), TAGS),))
+
+
+@pytest.mark.parametrize("part", [False, {"minimum": 5, "maximum": 2, "type": "integer"}], ids=json.dumps)
+def test_what_contradicts_itself_is_refused_also_if_it_may_stay_unchecked(part):
+    schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+    with pytest.raises(ConstraintError, match="contradicts itself"):
+        language_of(in_order(schema, "unchecked"))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def takes_what_can_not_be_enforced(ask: Ask) -> bool:
 
 
 UNENFORCED = {"not": {"type": "array", "uniqueItems": True}, "type": "array"}
-
+ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {"n": UNENFORCED}}  # that calls can't be held to
 
 FORCED = {"tool_choice": "required", "max_tokens": 60}
 ADD = {"type": "function", "function": {"name": "add"}}
@@ -114,6 +114,8 @@ TOOLS = [
     _in_tools(tools.FunctionDefinition, "name", given=[function(name="adding")], without=[function()], empty="add"),
     _in_tools(tools.FunctionDefinition, "description", given=[function(description="Adds.")], without=[function()]),
     _in_tools(tools.FunctionDefinition, "parameters", given=[TOOL], without=[ADD]),
+    _in_tools(tools.FunctionDefinition, "strict", given=[function(parameters=ARGUMENTS, strict=False)],
+              without=[function(parameters=ARGUMENTS)], shows=takes_what_can_not_be_enforced),
     _in_tools(chat.FunctionTool, "function", given=[function(name="adding")], without=[function()],
               empty=tools.FunctionDefinition(name="add", parameters=ONE)),
     _in_tools(chat.CustomTool, "custom", given=[custom(name="adding")], without=[custom()], empty=chat.Custom(name="add")),
@@ -180,11 +182,8 @@ _EARLIER = "it is of an earlier answer, which a client returns as it came"
 _CACHE = "every prefix is cached as long as memory allows"
 _ONE_VALUE = "it has one value, and any other is refused"
 _REFUSED = "the part is refused unless the model reads its kind: tests/server/test_images.py, tests/runtime/media"
-# Where a call is held to its tool's schema, what can't be enforced is refused whether the tool is strict or not.
-NOT_TOLD_APART = "nothing differs so far: a schema that calls can't be held to is refused either way"
 # Inner fields without an effect of their own, with the reason.
 NEUTRAL = {
-    (tools.FunctionDefinition, "strict"): NOT_TOLD_APART,
     (chat.TextPart, "cache_control"): _CACHE,
     (chat.TextPart, "prompt_cache_breakpoint"): _CACHE,
     (chat.FunctionTool, "cache_control"): _CACHE,

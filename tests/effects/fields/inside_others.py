@@ -11,7 +11,7 @@ from sglang_lite.server.openai import responses_items as items
 from sglang_lite.server.openai import responses_request as responses
 from tests.effects.fields.case import Ask, at, differs, refused, reported
 from tests.effects.fields.inside import Inside
-from tests.effects.fields.inside_chat import NOT_TOLD_APART
+from tests.effects.fields.inside_chat import ARGUMENTS, takes_what_can_not_be_enforced
 from tests.effects.fields.openai import ONE, USER, json_like
 
 # --------------------------------------------------------------------------------------------------------- responses
@@ -119,6 +119,8 @@ TOOLS = [
     _in_tools(responses.FunctionTool, "name", given=function(name="adding"), without=function(), empty="add"),
     _in_tools(responses.FunctionTool, "description", given=function(description="Adds."), without=function()),
     _in_tools(responses.FunctionTool, "parameters", given=function(), without=[{"type": "function", "name": "add"}]),
+    _in_tools(responses.FunctionTool, "strict", given=function(parameters=ARGUMENTS, strict=False),
+              without=function(parameters=ARGUMENTS), shows=takes_what_can_not_be_enforced),
     _in_tools(responses.FunctionTool, "allowed_callers", given=function(allowed_callers=["code"]), without=function()),
     *(
         _in_tools(kind, name, given=made(**{name: value}), without=made(), shows=reported(f"tools[0].{name}"))
@@ -251,7 +253,6 @@ BLOCKS = [
                  given=said({"type": "image", "source": {"type": "base64", "data": "aa"}, "transformations": [1]}), without=USER),
 ]  # fmt: skip
 _in_own_tools = partial(Inside, door="CountTokensRequest", outer="tools", shows=COUNT)
-ANY = {"tool_choice": {"type": "any"}, "max_tokens": 80}
 OWN_TOOLS = [
     _in_own_tools(messages.OwnTool, "name", given=own_tool(name="adding"), without=own_tool(), empty="add"),
     _in_own_tools(messages.OwnTool, "input_schema", given=own_tool(), without=own_tool(input_schema={"type": "object"}),
@@ -263,6 +264,8 @@ OWN_TOOLS = [
         for name, value in {"defer_loading": True, "input_examples": [{"n": 1}]}.items()
     ),
 ]  # fmt: skip
+HELD = Inside(messages.OwnTool, "strict", "MessagesRequest", "tools", own_tool(input_schema=ARGUMENTS, strict=True),
+              own_tool(input_schema=ARGUMENTS), refused(word="uniqueItems"))  # fmt: skip
 _in_use = partial(Inside, messages.ToolChoice, door="MessagesRequest", outer="tool_choice", without={"type": "auto"})
 STRICT = own_tool(strict=True)
 TWO_TOOLS = {"tools": [*own_tool(name="sub", strict=True), *STRICT], "max_tokens": 80}
@@ -323,17 +326,18 @@ OLLAMA = [
                    empty=ollama.ToolFunction(name="add", parameters=ONE)),
     _in_chat_tools(ollama.ToolFunction, "name", given=tool(name="adding"), without=tool(), empty="add"),
     _in_chat_tools(ollama.ToolFunction, "description", given=tool(description="Adds."), without=tool()),
+    _in_chat_tools(ollama.ToolFunction, "strict", given=tool(parameters=ARGUMENTS, strict=True),
+                   without=tool(parameters=ARGUMENTS), shows=refused(word="uniqueItems")),
     _in_chat_tools(ollama.ToolFunction, "parameters", given=tool(), without=tool(parameters=None)),
 ]  # fmt: skip
 
-CASES = [*INPUT, *TOOLS, *CHOICES, *OTHERS, *BLOCKS, *OWN_TOOLS, *USES, *THINKS, *OLLAMA]
+CASES = [*INPUT, *TOOLS, *CHOICES, *OTHERS, *BLOCKS, *OWN_TOOLS, HELD, *USES, *THINKS, *OLLAMA]
 
 _EARLIER = "it is of an earlier answer, which a client returns as it came"
 _CACHE = "every prefix is cached as long as memory allows"
 _ONE_VALUE = "it has one value, and any other is refused"
 # Inner fields without an effect of their own, with the reason.
 NEUTRAL = {
-    **{(kind, "strict"): NOT_TOLD_APART for kind in (responses.FunctionTool, messages.OwnTool, ollama.ToolFunction)},
     (items.InputText, "prompt_cache_breakpoint"): _CACHE,
     **{(items.OutputText, name): _EARLIER for name in ("annotations", "logprobs", "parsed")},
     (items.MessageItem, "phase"): _EARLIER,
