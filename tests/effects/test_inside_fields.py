@@ -44,10 +44,12 @@ IMAGE = {"type": "image", "source": {"type": "base64", "data": "aa", "quality": 
 @pytest.mark.parametrize(
     ("door", "fields", "named"),
     [
-        ("ChatRequest", {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ("ChatRequest", {"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ("ChatRequest", {"response_format": {"type": "json_object", "schema": "x"}}, "response_format.schema"),
+        ("ChatRequest", {"response_format": {"type": "json_object", "schema": {"type": 5}}}, "type"),
         ("ChatRequest", {"response_format": {"type": "text", "style": "plain"}}, "response_format.style"),
         ("CompletionRequest", {"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
-        ("ResponsesRequest", {"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ("ResponsesRequest", {"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ("ResponsesRequest", {"image": {"context_compression": "some"}}, "image.context_compression"),
         ("ResponsesRequest", {"image": {"scale": 2}}, "image"),
         ("ResponsesRequest", {"stream": True, "stream_options": {"include_usage": True}}, "include_usage"),

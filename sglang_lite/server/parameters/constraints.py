@@ -12,6 +12,8 @@ from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError
 from sglang_lite.protocol.anything import Json
 
 _JSON_OBJECT = {"type": "object"}
+# Members of a `response_format` beside its type. llama.cpp and Together write a schema without a name.
+_MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
 
 
 def single_constraint(**given: Constraint | None) -> Constraint | None:
@@ -33,12 +35,13 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
     if format is None:
         return None
     kind = format.get("type")
-    if kind in ("text", "json_object", "json_schema"):
-        _check_members(format, ("type", kind) if kind == "json_schema" else ("type",), name)
+    if isinstance(kind, str) and kind in _MEMBERS:
+        _check_members(format, ("type", *_MEMBERS[kind]), name)
     if kind == "text":
         return None
     if kind == "json_object":
-        return json_schema(_JSON_OBJECT)
+        found = format.get("schema")
+        return json_schema(_JSON_OBJECT) if found is None else schema({"schema": found}, name)
     if kind == "json_schema":
         inner = format.get("json_schema")
         if not isinstance(inner, Mapping):

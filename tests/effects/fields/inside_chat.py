@@ -171,6 +171,8 @@ FORMATS = [
         _in_format(name="json_schema.schema", door=door, given=FORMAT, without={"type": "text"}, shows=json_like),
         _in_format(name="type", door=door, given={"type": "json_object"}, without={"type": "text"},
                    shows=lambda ask: ask.text().startswith("{")),
+        _in_format(name="schema", door=door, given={"type": "json_object", "schema": ONE}, without={"type": "json_object"},
+                   shows=json_like),
         _in_format(name="json_schema.strict", door=door, given=form(schema=UNENFORCED, strict=False),
                    without=form(schema=UNENFORCED), shows=takes_what_can_not_be_enforced),
     )
