@@ -253,7 +253,12 @@ def test_what_may_stay_unchecked_is_left_out_inside_another_constraint(name, ins
         with pytest.raises(ConstraintError):
             language_of(make(schema, enforce))
     grammar, _ = compiled(make(schema, "unchecked"))
-    for members, fits in ({"b": "1"}, True), ({"a": allowed, "b": "1"}, True), ({"a": other, "b": "1"}, False), ({"b": "2"}, False):
+    for members, fits in (
+        ({"b": "1"}, True),
+        ({"a": allowed, "b": "1"}, True),
+        ({"a": other, "b": "1"}, False),
+        ({"b": "2"}, False),
+    ):
         if None in members.values():
             continue
         text = "{" + ", ".join(f'"{key}": {value}' for key, value in members.items()) + "}"
