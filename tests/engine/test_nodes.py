@@ -134,6 +134,29 @@ def test_an_address_that_can_not_be_had_or_reached_is_named(config, monkeypatch)
         join(replace(config, dist_init_addr="a..b:5000"), Path(config.model), 1)
 
 
+def test_a_node_waits_for_node_0_as_long_as_it_is_told(config, monkeypatch):
+    monkeypatch.setattr(nodes, "DIST_TIMEOUT_S", 0)
+    tried, connect = threading.Event(), socket.create_connection
+
+    def connect_and_tell(*where):
+        try:
+            return connect(*where)
+        finally:
+            tried.set()
+
+    monkeypatch.setattr(nodes.socket, "create_connection", connect_and_tell)
+    joined = []
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(join, replace(config, dist_timeout=60), Path(config.model), 1)
+        assert tried.wait(60)
+        found = NodeListener(config, Path(config.model), lambda rank, child: joined.append((rank, child)))
+        coming.result(60).release()
+        found.wait(10, lambda: False)
+        found.close()
+    assert [rank for rank, _ in joined] == [1]
+    joined[0][1].connection.release()
+
+
 def test_a_port_behind_the_first_that_is_taken_is_named(config):
     host, port = host_and_port(config.dist_init_addr, GLOO)
     with (

@@ -377,6 +377,22 @@ def test_the_files_of_all_open_requests_are_bounded(running):
         server.stop()
 
 
+def test_the_files_of_a_request_are_bounded(running):
+    images = [png(40, 30), png(30, 40, seed=1)]
+    most = (sum(map(len, images)) - 1) / 2**20
+    server = Running(running[1], allowed_media_domains=("pictures.example",), media_url_max_file_size_mb=most)
+    pages = {f"/{i}.png": sends(image) for i, image in enumerate(images)}
+    content = [{"type": "image_url", "image_url": {"url": f"http://pictures.example{path}"}} for path in pages]
+    try:
+        with web({"pictures.example": "93.184.215.14"}, pages):
+            for count, status in ((1, 200), (2, 400)):
+                body = {"max_tokens": 1, "messages": [{"role": "user", "content": content[:count]}]}
+                answer = httpx2.post(f"{server.url}/v1/chat/completions", json={"model": "default", **body})
+                assert answer.status_code == status, answer.text
+    finally:
+        server.stop()
+
+
 def test_nothing_is_fetched_for_a_model_that_takes_no_or_fewer_images(engine, running, monkeypatch):
     url = "http://pictures.example/a.png"
     content = [{"type": "image_url", "image_url": {"url": f"{url}?{i}"}} for i in range(2)]

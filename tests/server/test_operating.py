@@ -84,6 +84,14 @@ def test_the_command_reads_a_file_of_several_flags(tmp_path, capsys):
     assert "/none/there" in capsys.readouterr().err
 
 
+def test_a_servers_streams_are_told_of_as_seldom_as_it_says():
+    """The engine joins the text: tests/engine/test_paced_streams.py."""
+    parser = CommandParser(prog="serve")
+    flags.add(parser)
+    _, engine, _ = flags.read(parser.parse_args(["--model-path", "a", "--stream-interval-ms", "250"]))
+    assert engine["stream_interval_s"] == 0.25
+
+
 def test_https(engine):
     with serving(engine, ssl_certfile=PEM, ssl_keyfile=KEY) as url:
         address = url.replace("http:", "https:")

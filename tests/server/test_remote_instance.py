@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from typing import Any
 
 import httpx2
@@ -123,6 +124,15 @@ def test_a_seed_whose_weights_change_meanwhile_is_named(seed, bare, folders):
         engine(bare, device="cpu", **of_seed(seed))
     with engine(bare, device="cpu", **of_seed(seed)):  # another one gets them
         pass
+
+
+def test_weights_are_sent_at_the_port_that_is_given(seed, bare):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {f"{SEED}send_weights_group_ports": [taken.getsockname()[1]], "dist_timeout": 5}
+        with pytest.raises(sgl.SglError):
+            engine(bare, device="cpu", **of_seed(seed) | ports)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

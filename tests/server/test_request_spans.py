@@ -1,11 +1,21 @@
 """A server's OpenTelemetry spans, in the SDK's own exporter; and what a collector that is down costs."""
 
+import asyncio
+import contextlib
 import logging
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import httpx2
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -13,8 +23,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import sglang_lite as sgl
 from sglang_lite.lang.trace import spans
+from sglang_lite.server import app
 from sglang_lite.server.request_spans import exported
-from tests.server.conftest import serving
+from sglang_lite.server.settings import ServerSettings
+from tests.server.conftest import SETTINGS, serving
 from tests.waiting import until
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -165,3 +177,55 @@ def test_without_the_exporter_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(sgl.CapabilityError, match=r"sglang-lite\[tracing\]"), exported("localhost:4317", "here"):
         pass
+
+
+class Collector(TraceServiceServicer):
+    """Collector of OpenTelemetry, which keeps the names of spans."""
+
+    def __init__(self):
+        self.names = []
+
+    def Export(self, request, context):
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        self.names += [span.name for scope in scopes for span in scope.spans]
+        return ExportTraceServiceResponse()
+
+
+@pytest.fixture
+def collector():
+    """A collector that listens, and its address."""
+    found, server = Collector(), grpc.server(ThreadPoolExecutor(2))
+    add_TraceServiceServicer_to_server(found, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield found, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_a_server_sends_its_spans_to_the_collector_that_it_is_told(folder, collector, monkeypatch):
+    monkeypatch.setattr("sglang_lite.server.log.configure", lambda settings: None)  # of the whole process
+    monkeypatch.setattr("sglang_lite.server.app.gc.freeze", lambda: None)
+    found, address = collector
+    settings = ServerSettings(port=0, enable_trace=True, otlp_traces_endpoint=address)
+    listening = app.bound("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def run(server, sockets):
+        with _running(server, sockets):
+            asked = {"text": "a", "sampling_params": SHORT}
+            assert httpx2.post(f"{url}/generate", json=asked, timeout=60).status_code == 200
+
+    monkeypatch.setattr(app.HttpServer, "run", run)
+    app.serve(settings, {"model": folder, **SETTINGS, "in_process": True}, lambda line: None, listening)
+    assert "POST /generate" in found.names
+
+
+@contextlib.contextmanager
+def _running(server, sockets):
+    thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()

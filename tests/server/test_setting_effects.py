@@ -1,11 +1,14 @@
 """Settings of a server whose effect a client sees in one answer."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from sglang_lite.server import reader_pool
+from tests.engine import processes
 from tests.server.conftest import serving
 
 DATA = Path(__file__).parent / "data"
@@ -103,3 +106,17 @@ def test_a_certificate_is_spoken_with(engine):
     files = {"ssl_certfile": str(DATA / "localhost.pem"), "ssl_keyfile": str(DATA / "localhost.key")}
     with serving(engine, **files) as url, contextlib.closing(httpx2.Client(verify=False, timeout=20)) as client:
         assert client.get(f"{url.replace('http:', 'https:')}/ping").status_code == 200
+
+
+def test_a_key_may_be_locked_by_a_password(engine):
+    locked = str(DATA / "localhost.locked.key")
+    files = {"ssl_certfile": str(DATA / "localhost.pem"), "ssl_keyfile": locked, "ssl_keyfile_password": "open"}
+    with serving(engine, **files) as url, contextlib.closing(httpx2.Client(verify=False, timeout=20)) as client:
+        assert client.get(f"{url.replace('http:', 'https:')}/ping").status_code == 200
+
+
+def test_large_bodies_have_as_many_processes_as_the_server_says(engine):
+    with serving(engine, large_body_kb=0, body_processes=1) as url, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: asked(url).status_code, range(6)))
+        assert answers == [200] * 6
+        assert len(processes.children(reader_pool.MODULE)) == 1

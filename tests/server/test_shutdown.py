@@ -147,7 +147,7 @@ def test_a_response_that_has_not_ended_fails(engine):
 def test_the_time_of_open_requests_is_limited(engine):
     with contextlib.ExitStack() as stack:
         ending = Ending(engine, stack, ("chat", (), {}), drain_s=1)
-        (chat,) = [each.result(60) for each in ending.open]
+        (chat,) = [each.result(25) for each in ending.open]  # the default is 30 s
         assert told(chat.response)["error"]["code"] == "engine_closed"
 
 

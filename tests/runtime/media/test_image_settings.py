@@ -68,6 +68,17 @@ def test_a_cache_of_one_megabyte_has_room_for_its_features(limited: sgl.Engine) 
     assert limited.config.image_cache_mb == 1
 
 
+def test_features_that_have_no_room_are_computed_again(saved: tuple[Path, Any]) -> None:
+    """Of 20 images of 256 tokens and 256 bytes for each: 16 have room in a megabyte."""
+    images = [png(128, 128, seed=i) for i in range(20)]
+    larger = {"image": {"max_pixels": 128 * 128}}
+    with _engine(saved[0], image_cache_mb=1, mm_process_config=larger) as engine:
+        for image in (*images, images[0]):
+            engine.flush_cache()
+            engine.complete(seen(image), ONE)
+        assert engine.stats()["images_encoded"] == 21
+
+
 def test_a_model_that_reads_images_can_be_without(saved: tuple[Path, Any]) -> None:
     with _engine(saved[0], enable_multimodal=False) as engine:
         assert not engine.reads_images

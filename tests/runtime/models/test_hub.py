@@ -1,5 +1,6 @@
 """Models of a hub, fetched from one on this machine in the hub's layout of addresses."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,21 @@ def test_aliases_are_models_of_up_to_four_billion_weights():
     assert len({alias.hub_id for alias in of_hub}) == len(of_hub)
     assert all(alias.parameters < 4.1e9 for alias in of_hub)
     assert all(isinstance(ALIASES[name], PackagedModel) for name in ("smollm2-135m", "all-minilm-l6-v2"))
+
+
+def test_a_revision_of_a_model_has_its_own_weights(folders, tmp_path, monkeypatch):
+    """Two of them, in the layout of the hub's cache."""
+    model = tmp_path / "models--owner--tiny"
+    for revision, commit, folder in (("main", "a" * 40, folders[0]), ("other", "b" * 40, folders[1])):
+        shutil.copytree(folder, model / "snapshots" / commit)
+        (model / "refs").mkdir(exist_ok=True)
+        (model / "refs" / revision).write_text(commit)
+    ask("http://127.0.0.1:9", tmp_path, monkeypatch)
+    found = [answer(folder) for folder in (folders[1], folders[0])]
+    assert [answer("owner/tiny", revision="other"), answer("owner/tiny")] == found
+    assert found[0] != found[1]
+
+
+def answer(model, **settings):
+    with sgl.Engine(model, in_process=True, dtype="float32", **settings) as engine:
+        return engine.generate("abc", {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True})["output_ids"]
