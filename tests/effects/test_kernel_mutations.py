@@ -81,7 +81,7 @@ NOT_CAPTURED = pytest.mark.skipif(torch.cuda.is_available(), reason="captured gr
 
 # ------------------------------------------------------------------------------------------------- draws from logits
 
-ROWS, SIZE = 96, 24
+ROWS, SIZE = 32, 24
 
 
 def drawn(seed: float = 7, **given: float) -> torch.Tensor:
