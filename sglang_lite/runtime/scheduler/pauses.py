@@ -43,6 +43,7 @@ _WORTH = 8
 _IDLE_WORTH = 4  # pages are taken on an idle device if nobody returns within this multiple of the time to compute them
 _IDLE_SHARE = 0.1  # of all computed tokens that may be computed again because the device was idle
 _AGED_S, _AGED_WORTH = 60.0, 64  # as _SHORT_S and _WORTH, for requests that wait
+_OUTDATED = 32  # entries of ended pauses that are kept in any case; each keeps its program in memory
 _MEASURED = 32  # tokens of a step from which on its time counts
 
 
@@ -257,6 +258,7 @@ class Pauses:
         pause.expected_s = self.now() - pause.began + seconds
         self._count += 1
         heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
+        self._drop_outdated()
 
     def returned(self, branch: ScheduledBranch) -> None:
         """Notes that the branch's next request has come."""
@@ -279,6 +281,20 @@ class Pauses:
             while self._by_rank[place][2] is not pause:
                 place += 1
             del self._by_rank[place]
+            self._drop_outdated()
+
+    def _drop_outdated(self) -> None:
+        """Drops the entries of ended pauses once they are the most. `give_up_late` would meet them only when memory
+        is short."""
+        if len(self._due) + len(self._too_long) > 2 * len(self._pauses) + _OUTDATED:
+            self._due = list({entry[2]: entry for entry in self._due if self._is_current(entry)}.values())
+            heapq.heapify(self._due)
+            self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each]
+
+    def _is_current(self, entry: tuple[float, int, PausedBranch]) -> bool:
+        """True unless the pause has ended, or is due at another time by now."""
+        due, _, pause = entry
+        return self._pauses.get(pause.branch) is pause and pause.due == due
 
     def clear(self) -> None:
         """Ends all pauses."""

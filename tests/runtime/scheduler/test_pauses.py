@@ -1,5 +1,6 @@
 """Programs that pause keep their prefixes, wait whole, and give way in order. On a simulated clock; tokens are counted."""
 
+import gc
 import random
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_lite.program.nodes import Fork, Gen, Text
 from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
-from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, peak_growth
+from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, PausedBranch, peak_growth
 from tests.runtime import scripted
 from tests.runtime.agents import Agent, Simulated, Turn, furthest
 from tests.runtime.scripted import ended
@@ -60,6 +61,14 @@ def test_agents_compute_little_again_in_a_part_of_the_memory_they_need(roomy, sh
     assert engine.computed <= bound * NEEDED
     assert engine.computed <= furthest(roomy[0].accesses, pool)  # what the best cache computes if all come at once
     assert [agent.result.text for agent in agents] == [agent.result.text for agent in roomy[1]]
+
+
+def test_pauses_that_ended_in_roomy_memory_keep_no_program():
+    """Nothing is given up there, so nobody asks whose pause is too long."""
+    engine, _ = played(traces(agents=60, turns=6, first=4, reads=2, writes=1), 10_000)
+    gc.collect()
+    assert sum(type(each) is PausedBranch for each in gc.get_objects()) <= 100
+    engine.check_empty()
 
 
 @pytest.fixture
