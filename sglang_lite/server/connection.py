@@ -26,6 +26,7 @@ from sglang_lite.server.errors import (
     headers_of,
     status_of,
 )
+from sglang_lite.server.http.sockets import limit_unread
 from sglang_lite.server.lingering import Linger, LingeringTransport
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.server.unread_client import UnreadClient
@@ -105,6 +106,7 @@ class ClientConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        limit_unread(transport.get_extra_info("socket"), self._settings.unread_timeout_s)
         transport = cast("asyncio.Transport", LingeringTransport(transport, self._linger, self._is_client_sending))
         super().connection_made(transport)
         self.flow = self._reading = _Reading(transport)

@@ -62,6 +62,8 @@ class ServerSettings:
         max_head_kb: largest address and headers of a request, in KiB.
         max_header_lines: most header lines of a request.
         head_timeout_s: seconds that the address and headers of a request may take to arrive.
+        unread_timeout_s: seconds after which a connection is closed whose client takes nothing of what it was sent.
+            Linux alone.
         max_connections: most connections open at the same time.
         max_connections_per_client: most connections of one client's address open at the same time.
         large_body_kb: size of a body, in KiB, above which another process parses, renders and tokenises it, so that
@@ -122,6 +124,7 @@ class ServerSettings:
     max_head_kb: float = 64.0
     max_header_lines: int = 100
     head_timeout_s: float = 10.0
+    unread_timeout_s: float = 300.0
     max_connections: int = 4096
     max_connections_per_client: int = 1024
     large_body_kb: float = 64.0
@@ -155,8 +158,8 @@ class ServerSettings:
         self._check_ports()
         for name in (
             "max_body_mb", "max_depth", "body_timeout_s", "max_head_kb", "max_header_lines", "head_timeout_s",
-            "max_connections", "max_connections_per_client", "max_open", "max_open_per_key", "program_max_tokens",
-            "program_max_nodes", "program_max_branches", "program_max_s", "body_processes",
+            "unread_timeout_s", "max_connections", "max_connections_per_client", "max_open", "max_open_per_key",
+            "program_max_tokens", "program_max_nodes", "program_max_branches", "program_max_s", "body_processes",
             "media_url_max_file_size_mb", "media_url_max_total_mb",
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
@@ -166,7 +169,8 @@ class ServerSettings:
                 raise ParameterError(name, f"{limit} is not a number greater than 0.")
         for name, most in (
             ("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400),
-            ("body_timeout_s", 86_400), ("head_timeout_s", 86_400), ("large_body_kb", 1024),
+            ("body_timeout_s", 86_400), ("head_timeout_s", 86_400), ("unread_timeout_s", 86_400),
+            ("large_body_kb", 1024),
         ):  # fmt: skip
             if not 0 <= getattr(self, name) <= most:
                 raise ParameterError(name, f"{getattr(self, name)} is not between 0 and {most:,}.")

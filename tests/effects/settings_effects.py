@@ -64,6 +64,7 @@ SEEN = {
     "server.max_body_mb": "tests/server/test_bad_input.py::test_a_body_that_is_too_large_is_not_read",
     "server.body_timeout_s": "tests/server/test_bad_input.py::test_a_body_that_does_not_come_is_given_up",
     "server.head_timeout_s": "tests/server/test_connection.py::test_a_head_that_does_not_come_is_given_up",
+    "server.unread_timeout_s": "tests/server/test_connection.py::test_a_client_that_reads_no_answers_is_given_up",
     "server.max_connections_per_client": "tests/server/test_connection.py::test_connections_over_a_limit_are_told_to_come_again",
     "server.large_body_kb": "tests/server/test_reader_pool.py::test_a_body_above_the_limit_leaves_the_process_and_a_smaller_one_stays",
     "server.max_requests_per_minute": "tests/server/test_quotas.py::test_grpc_calls_are_counted_too",

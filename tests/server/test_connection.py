@@ -363,8 +363,30 @@ def test_a_client_that_ends_its_side_within_a_request_is_told_so(locked):
             assert len(re.findall(rb"HTTP/1.1 [24]", answers)) == before + 1  # 100 is an interim answer
 
 
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_client_that_reads_no_answers_is_given_up(engine, loop):
+    running = Running(engine, loop_factory=loop, unread_timeout_s=0.05, max_connections_per_client=2)
+    try:
+        with slow_reader(running.url) as connection:
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 256)
+            with connected(running.url) as other:
+                other.sendall(GET + b"\r\n")
+                assert other.recv(12) == b"HTTP/1.1 200"
+                until(lambda: answered(running.url, GET + b"Connection: close\r\n\r\n").startswith(b"HTTP/1.1 200"))
+    finally:
+        running.stop()
+
+
+def slow_reader(url):
+    """Connection whose system takes a few kilobytes that nobody reads."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    return connection
+
+
 @pytest.mark.parametrize("name", ["max_head_kb", "max_header_lines", "head_timeout_s", "body_timeout_s",
-                                  "max_connections", "max_connections_per_client"])  # fmt: skip
+                                  "unread_timeout_s", "max_connections", "max_connections_per_client"])  # fmt: skip
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_limit_is_a_number_greater_than_0(name, value):
     with pytest.raises(ParameterError, match=name):

@@ -1,4 +1,4 @@
-"""The socket that a server listens on, and how many it may have open."""
+"""The socket that a server listens on, how many it may have open, and how long one may stay unread."""
 
 from __future__ import annotations
 
@@ -52,3 +52,10 @@ def allow_connections(count: int) -> None:
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limit_unread(connection: socket.socket, seconds: float) -> None:
+    """Makes the system end a connection whose other side takes nothing of what it was sent for so many seconds: it is
+    gone, or it doesn't read. Does nothing where the system has no such limit (all but Linux)."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(seconds * 1000), 1))
