@@ -77,8 +77,9 @@ class RequestMetrics:
             registry=self.registry,
         )  # fmt: skip
         self._used = Counter(
-            "sglang_lite_tokens", "tokens of prompts and answers, as quotas count them", ["key"], registry=self.registry
-        )
+            "sglang_lite_tokens", "tokens of prompts and answers, as quotas count them", ["key", "kind"],
+            registry=self.registry,
+        )  # fmt: skip
         self._response_s = Histogram(
             "sglang_lite_http_response_seconds", "from a request's headers to the end of its response", ["route"],
             buckets=_SLOW, registry=self.registry,
@@ -99,7 +100,7 @@ class RequestMetrics:
         Returns:
             Tokens of answers and prompts: of a prompt with several answers once.
         """
-        tokens = 0
+        prompt = completion = 0
         for event in events:
             if isinstance(event, tuple):  # an event with its place
                 event = event[1]
@@ -107,17 +108,20 @@ class RequestMetrics:
                 event = event.event
             if isinstance(event, Generation | Selection):
                 self._ended(event)
-                tokens += _charged(event)
+                prompt += _charged_prompt(event)
+                completion += event.usage.completion_tokens
             elif isinstance(event, RequestAbortedError):
                 self._counters["aborted"].inc()
                 if event.partial is not None:
                     usage = event.partial.usage
-                    tokens += _charged(event.partial)
+                    prompt += _charged_prompt(event.partial)
+                    completion += usage.completion_tokens
                     self._generated += usage.completion_tokens
                     self._counters["generated"].inc(usage.completion_tokens)
-        if tokens:
-            self._used.labels(_hashed(key)).inc(tokens)
-        return tokens
+        for kind, count in (("prompt", prompt), ("completion", completion)):
+            if count:
+                self._used.labels(_hashed(key), kind).inc(count)
+        return prompt + completion
 
     def responded(self, route: str, method: str, status: int, key: str) -> None:
         """Counts an HTTP response.
@@ -151,9 +155,10 @@ class RequestMetrics:
                 self._times["between"].observe((usage.total_s - usage.first_token_s) / (usage.completion_tokens - 1))
 
 
-def _charged(event: Generation | Selection) -> int:
-    again = isinstance(event, Generation) and event.index > 0  # a further answer to the same prompt
-    return event.usage.completion_tokens + (0 if again else event.usage.prompt_tokens)
+def _charged_prompt(event: Generation | Selection) -> int:
+    """Tokens of the prompt, or 0 for a further answer to the same prompt."""
+    is_further = isinstance(event, Generation) and event.index > 0
+    return 0 if is_further else event.usage.prompt_tokens
 
 
 def _hashed(key: str) -> str:

@@ -108,7 +108,8 @@ def test_the_quota_of_a_key_is_refused_in_each_protocols_form_and_counted(engine
         assert generate(url, "two").status_code == 200
         assert httpx2.get(f"{url}/v1/models", headers={"x-api-key": "one"}).status_code == 200  # runs nothing
         counts = httpx2.get(f"{url}/metrics").text
-        assert 'sglang_lite_tokens_total{key="7692c3ad"} 5.0' in counts
+        assert 'sglang_lite_tokens_total{key="7692c3ad",kind="prompt"} 2.0' in counts
+        assert 'sglang_lite_tokens_total{key="7692c3ad",kind="completion"} 3.0' in counts
         assert 'sglang_lite_over_quota_total{key="7692c3ad"} 4.0' in counts  # SHA-256 of "one"
 
 
