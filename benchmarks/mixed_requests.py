@@ -6,9 +6,11 @@ The server is `sglang-lite serve` in processes of its own, with the default mode
 the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has
 ended and the cache was flushed; `--points` says how often): requests under way, room in use, descriptors, threads and
 memory of the server's processes, all together and by what they are; and the longest wait for `/health`, which is asked
-all the while. "Before" is after each request was made once, and the same mixture for `--warm` seconds. The exit status
-is 1 where an answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience`
-seconds, or something is more at the end than in the middle.
+all the while. "Before" is after each request was made once, and the same mixture for `--warm` seconds. At the end the
+clients' counts of responses (by route, method, status and key) and of tokens are compared with `/metrics`. Requests of
+clients that read their answers have a key of their own, so that its tokens must be the same. The exit status is 1 where
+an answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience` seconds,
+something is more at the end than in the middle, or counts differ.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import httpx2
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from client_counts import ClientCounts, ServerCounts, differences
 from machine import describe
 
 from sglang_lite.compat.sglang.server_process import ServerProcess
@@ -86,6 +89,8 @@ NO_HTTP = [
 KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept open, files that are read once
 KEPT_MB = 64  # of memory that may be more: allocators keep some
 ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
+READING_KEY = "sk-reading"  # of requests whose answers are read to their end, with the tokens that the server counts
+LEAVING_KEY = "sk-leaving"  # the administrator's, of all others: routes that need it are to see hostile bodies, too
 _HEALTH_S = 0.25  # between two looks at it
 _DRAIN_S = 30  # for what was left alone to end
 _ROLES = {"sglang_lite.engine.child.main": "engine", "structured_output.worker": "workers"}  # by what they run
@@ -99,12 +104,19 @@ class Client:
         draw: its requests are a function of this.
         patience: seconds for an answer.
         seen: takes the counts of answers by kind and status.
+        counts: takes the counts that are compared with the server's; `http` has its hooks.
     """
 
     def __init__(
-        self, http: httpx2.AsyncClient, draw: random.Random, patience: float, seen: Counter[tuple[str, str]]
+        self,
+        http: httpx2.AsyncClient,
+        draw: random.Random,
+        patience: float,
+        seen: Counter[tuple[str, str]],
+        counts: ClientCounts,
     ) -> None:
         self._http, self._draw, self._patience, self._seen = http, draw, patience, seen
+        self._counts = counts
 
     async def ask(self, kind: str, request: Callable[[Client], Awaitable[str]]) -> None:
         """Makes a request, and counts its answer."""
@@ -128,6 +140,7 @@ class Client:
     async def post(self, path: str, body: object) -> str:
         """Status of an answer, which is read to its end. An error that a stream ends in counts as one."""
         answer = await self._http.post(path, content=body if isinstance(body, bytes) else json.dumps(body).encode())
+        self._counts.answered(answer.content)
         return f"{answer.status_code}" + (" with an error" if b'data: {"error"' in answer.content else "")
 
     async def leave(self, path: str, body: Mapping[str, Any]) -> str:
@@ -140,9 +153,12 @@ class Client:
 
     async def read_slowly(self, path: str, body: Mapping[str, Any]) -> str:
         """Reads a stream with pauses."""
+        content = b""
         async with self._http.stream("POST", path, json={**body, "stream": True}) as answer:
-            async for _ in answer.aiter_bytes():
+            async for piece in answer.aiter_bytes():
+                content += piece
                 await asyncio.sleep(self._draw.random() * 0.2)
+        self._counts.answered(content)
         return f"{answer.status_code}"
 
     async def send_slowly(self, path: str, body: object) -> str:
@@ -154,7 +170,9 @@ class Client:
                 yield data[at : at + 40]
                 await asyncio.sleep(self._draw.random() * 0.05)
 
-        return f"{(await self._http.post(path, content=pieces())).status_code}"
+        answer = await self._http.post(path, content=pieces())
+        self._counts.answered(answer.content)
+        return f"{answer.status_code}"
 
     async def send_half(self, path: str) -> str:
         """Leaves in the middle of a body."""
@@ -171,6 +189,9 @@ class Client:
         """Sends bytes as they are, and waits for the end of the connection, or closes its own half of it before, or
         breaks it off."""
         url = self._http.base_url
+        words = parts[0].split(b" ")
+        if len(words) > 1:
+            self._counts.sent(words[0].decode("latin-1"), words[1].decode("latin-1"))
         reader, writer = await asyncio.open_connection(url.host, url.port, limit=1 << 24)
         answer = b""
         with contextlib.suppress(ConnectionError):  # it may close before it has all
@@ -227,10 +248,12 @@ class Client:
         first = await self._http.post("/v1/responses", json={"input": self.text(), "max_output_tokens": 4})
         if first.status_code != 200:
             return f"{first.status_code}"
+        self._counts.answered(first.content)
         id = first.json()["id"]
         body = {"input": self.text(), "previous_response_id": id, "max_output_tokens": 4, "stream": True}
         async with self._http.stream("POST", "/v1/responses", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line.startswith("data: ")]
+        self._counts.answered("\n".join(lines))
         last = json.loads(lines[-1].removeprefix("data: "))["response"]["id"]
         again = await self._http.get(f"/v1/responses/{last}?stream=true&starting_after=2")
         listed = await self._http.get(f"/v1/responses/{id}/input_items")
@@ -239,7 +262,8 @@ class Client:
 
 
 def _head(field: str) -> bytes:
-    return f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{field}\r\n\r\n".encode()
+    key = f"Authorization: Bearer {LEAVING_KEY}\r\n"
+    return f"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{key}{field}\r\n\r\n".encode()
 
 
 def _program(client: Client, tokens: int, **more: object) -> dict[str, Any]:
@@ -264,11 +288,12 @@ def _format(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 CALL = {"max_tokens": 120}  # a smaller limit than an answer's shortest text is refused
 REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
     "valid": {
         "chat": lambda c: c.post("/v1/chat/completions", _chat(c)),
-        "chat, streamed": lambda c: c.post("/v1/chat/completions", _chat(c, stream=True)),
+        "chat, streamed": lambda c: c.post("/v1/chat/completions", _chat(c, **STREAMED)),
         "chat, schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format(POINT), **CALL)),
         "chat, tool": lambda c: c.post("/v1/chat/completions", _chat(c, tools=[TOOL], tool_choice="required", **CALL)),
         "completions": lambda c: c.post("/v1/completions", {"prompt": c.text(), "max_tokens": 8, "n": 2}),
@@ -310,7 +335,7 @@ REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
         "aborted by name": Client.abort,
     },
     "slow": {
-        "reads slowly": lambda c: c.read_slowly("/v1/chat/completions", _chat(c)),
+        "reads slowly": lambda c: c.read_slowly("/v1/chat/completions", _chat(c, **STREAMED)),
         "sends slowly": lambda c: c.send_slowly("/v1/chat/completions", _chat(c)),
     },
     "hostile": {
@@ -323,6 +348,16 @@ REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
         "hostile schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format(_bomb(c)))),
     },
 }  # fmt: skip
+
+
+# Requests whose usage is not in their answers as quotas count it, or that need the administrator's key.
+_NOT_COUNTED = {"valid: any route", "valid: decisions", "valid: information"}
+
+
+def _is_counted(kind: str) -> bool:
+    """Tells whether the server's counts of such requests must be those of the clients."""
+    reads = kind.startswith(("valid", "invalid", "slow")) or kind == "aborted: aborted by name"
+    return reads and kind not in _NOT_COUNTED
 
 
 def _is_wrong(status: str) -> bool:
@@ -381,41 +416,104 @@ async def _at_rest(http: httpx2.AsyncClient) -> Mapping[str, Any]:
         await asyncio.sleep(0.2)
 
 
+class Crowd:
+    """Clients with two keys, and what they have seen.
+
+    Args:
+        server: server that they ask.
+        options: the command's.
+
+    Attributes:
+        seen: counts of answers by kind and status.
+        waits: seconds that `/health` took.
+        admin: requests with the administrator's key.
+    """
+
+    def __init__(self, server: ServerProcess, options: argparse.Namespace) -> None:
+        self.seen: Counter[tuple[str, str]] = Counter()
+        self.waits: list[float] = []
+        self._requests = [
+            (f"{group}: {name}", each) for group, named in REQUESTS.items() for name, each in named.items()
+        ]
+        self._counts = ClientCounts(READING_KEY, is_exact=True), ClientCounts(LEAVING_KEY, is_exact=False)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=options.clients)
+        reading, self.admin = self._https = [
+            httpx2.AsyncClient(
+                base_url=server.url, timeout=None, limits=limits, event_hooks=counts.hooks(),
+                headers={"authorization": f"Bearer {counts.key}"},
+            )
+            for counts in self._counts
+        ]  # fmt: skip
+        self._clients = []
+        for i in range(options.clients):
+            draw = random.Random(f"{options.seed} {i}")
+            pair = [
+                Client(http, draw, options.patience, self.seen, counts)
+                for http, counts in zip((reading, self.admin), self._counts)
+            ]
+            self._clients.append((pair[0], pair[1]))
+        self._draws = [random.Random(f"{options.seed} {i} kinds") for i in range(options.clients)]
+
+    async def __aenter__(self) -> Crowd:
+        self._before = ServerCounts((await self.admin.get("/metrics")).text)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for http in self._https:
+            await http.aclose()
+
+    async def ask_each(self) -> None:
+        """Makes each request once."""
+        for kind, request in self._requests:
+            await self._ask(0, kind, request)
+
+    async def work(self, seconds: float) -> None:
+        """Makes requests of random kinds, all clients at once."""
+        end = time.monotonic() + seconds
+
+        async def of_one(number: int) -> None:
+            while time.monotonic() < end:
+                await self._ask(number, *self._draws[number].choice(self._requests))
+
+        async def of_health() -> None:
+            while time.monotonic() < end:
+                began = time.monotonic()
+                await self._clients[0][1].ask("health", lambda _: _status(self.admin, "/health"))
+                self.waits.append(time.monotonic() - began)
+                await asyncio.sleep(_HEALTH_S)
+
+        await asyncio.gather(of_health(), *map(of_one, range(len(self._clients))))
+
+    async def differences(self) -> list[str]:
+        """Returns what the server has counted otherwise, once all has ended."""
+        async with httpx2.AsyncClient(
+            base_url=str(self.admin.base_url)
+        ) as http:  # without hooks: it is not counted yet
+            after = ServerCounts((await http.get("/metrics")).text)
+        return differences(after.minus(self._before), self._counts)
+
+    def totals(self) -> str:
+        """What the clients with the reading key have counted."""
+        counts = self._counts[0]
+        responses, tokens = sum(counts.responses.values()), counts.tokens
+        return f"{responses} responses, {tokens['prompt']} prompt and {tokens['completion']} completion tokens"
+
+    async def _ask(self, number: int, kind: str, request: Callable[[Client], Awaitable[str]]) -> None:
+        reading, leaving = self._clients[number]
+        await (reading if _is_counted(kind) else leaving).ask(kind, request)
+
+
 async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
     """Makes the requests, and prints what came of them. 1 where something was wrong."""
-    seen: Counter[tuple[str, str]] = Counter()
-    requests = [(f"{group}: {name}", each) for group, named in REQUESTS.items() for name, each in named.items()]
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=options.clients)
-    async with httpx2.AsyncClient(base_url=server.url, timeout=None, limits=limits) as http:
-        clients = [
-            Client(http, random.Random(f"{options.seed} {i}"), options.patience, seen) for i in range(options.clients)
-        ]
-        for kind, request in requests:
-            await clients[0].ask(kind, request)
-        waits: list[float] = []
-        draws = [random.Random(f"{options.seed} {i} kinds") for i in range(options.clients)]
-
-        async def work(seconds: float) -> None:
-            end = time.monotonic() + seconds
-
-            async def of_one(client: Client, draw: random.Random) -> None:
-                while time.monotonic() < end:
-                    await client.ask(*draw.choice(requests))
-
-            async def of_health() -> None:
-                while time.monotonic() < end:
-                    began = time.monotonic()
-                    await clients[0].ask("health", lambda _: _status(http, "/health"))
-                    waits.append(time.monotonic() - began)
-                    await asyncio.sleep(_HEALTH_S)
-
-            await asyncio.gather(of_health(), *map(of_one, clients, draws))
-
-        await work(options.warm)
-        held = [_held(server, await _at_rest(http))]
+    async with Crowd(server, options) as crowd:
+        await crowd.ask_each()
+        await crowd.work(options.warm)
+        held = [_held(server, await _at_rest(crowd.admin))]
         for _ in range(options.points):
-            await work(options.seconds / options.points)
-            held.append(_held(server, await _at_rest(http)))
+            await crowd.work(options.seconds / options.points)
+            held.append(_held(server, await _at_rest(crowd.admin)))
+        differing = await crowd.differences()
+    seen, waits = crowd.seen, crowd.waits
     bad = sum(count for (_, status), count in seen.items() if _is_wrong(status))
     print(f"\n{sum(seen.values())} requests of {options.clients} clients; wrong: {bad}")
     for (kind, status), count in sorted(seen.items()):
@@ -430,7 +528,10 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
     leaks = [name for name, most in kept.items() if held[-1][name] > middle[name] + most]
     leaks += [name for name in ("requests under way", "tokens of room in use") if held[-1][name] > middle[name]]
     print(f"\nnot given back: {', '.join(leaks) or 'nothing'}")
-    return int(bool(bad or leaks))
+    print(f"counted otherwise by the server: {len(differing) or 'nothing'}; clients that read all: {crowd.totals()}")
+    for line in differing:
+        print(f"  {line}")
+    return int(bool(bad or leaks or differing))
 
 
 def main() -> int:
@@ -444,7 +545,8 @@ def main() -> int:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     options = parser.parse_args()
     print(describe())
-    settings = {"model": options.model, "max_total_tokens": ROOM, "log_level": "warning"}
+    keys = {"api_key": READING_KEY, "admin_api_key": LEAVING_KEY}
+    settings = {"model": options.model, "max_total_tokens": ROOM, "log_level": "warning", **keys}
     server = ServerProcess(settings, 120.0)
     try:
         return asyncio.run(soak(server, options))

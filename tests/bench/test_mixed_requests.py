@@ -1,4 +1,4 @@
-"""The soak of the server runs, on a model without meaning, and counts what it has seen."""
+"""The soak of the server runs, on a model without meaning, and counts what it has seen, and what the server has."""
 
 import re
 import subprocess
@@ -20,3 +20,6 @@ def test_answers_are_counted_and_all_is_given_back(folder):  # noqa: F811 # the 
     assert refused - {"hostile"} == {"invalid"}
     assert "; wrong: 0\n" in shown
     assert re.search(r"requests under way +0 +0 +0\n +tokens of room in use +0 +0 +0\n", shown)
+    assert re.search(
+        r"counted otherwise by the server: nothing; .* [1-9]\d* prompt and [1-9]\d* completion tokens", shown
+    )
