@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.commands import evaluate, mcp_server, models, quantize, replay, save, warm
+from sglang_lite.commands import evaluate, families, mcp_server, models, quantize, replay, save, warm
 from sglang_lite.commands.parser import CommandParser, add_file, add_model, file_and_function, near
 from sglang_lite.commands.verify import command as verify
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SamplingParams, SglError
@@ -499,6 +499,10 @@ _GROUPS = {
         _Command(
             "models", "show how a model would run, without loading it; list or fetch models with a short name",
             "sglang-lite models smollm2-135m", models.add_flags,
+        ),
+        _Command(
+            "families", "list the model families; write a model's layers as pseudo-code",
+            "sglang-lite families qwen3", families.add_flags,
         ),
         _Command(
             "verify", "compare a model as it runs here with transformers' code, and try what programs do",

@@ -1,0 +1,158 @@
+"""Writes a model's layers as pseudo-code, so that a row of the table of families can be read like a model's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
+
+_COMMENTS_AT = 64  # column
+
+
+def pseudo_code(spec: ModelSpec) -> Iterator[str]:
+    """Yields the lines of a model's pseudo-code, each kind of layer once."""
+    yield _line(0, f"# {spec.architecture}: {len(spec.layers)} layers, hidden states of {spec.hidden_size:,}")
+    scale = "" if spec.embedding_scale == 1 else f" * {spec.embedding_scale:.4g}"
+    yield _line(0, f"x = embedding[token]{scale}", f"{spec.vocab_size:,} tokens")
+    for layer, numbers in _kinds_of_layers(spec.layers):
+        yield _line(0, f"for layer in {_ranges(numbers)}:")
+        for text, comment in _layer_lines(spec, layer):
+            yield _line(1, text, comment)
+    yield _line(0, f"x = {spec.norm}_norm(x)", _norm_notes(spec))
+    head = "embedding.T" if spec.tied_embeddings else "head"
+    logits = f"x @ {head}{' + bias' if spec.head_bias else ''}"
+    if spec.logit_scale != 1:
+        logits = f"({logits}) * {spec.logit_scale:.4g}"
+    yield _line(0, f"logits = {_capped(logits, spec.logit_softcap)}")
+
+
+def _line(depth: int, text: str, comment: str = "") -> str:
+    text = "    " * depth + text
+    return f"{text:{_COMMENTS_AT}}# {comment}" if comment else text
+
+
+def _kinds_of_layers(layers: tuple[LayerSpec, ...]) -> list[tuple[LayerSpec, list[int]]]:
+    """Returns each kind of layer with the numbers of its layers, in order."""
+    kinds: list[tuple[LayerSpec, list[int]]] = []
+    for number, layer in enumerate(layers):
+        numbers = next((numbers for kind, numbers in kinds if kind == layer), None)
+        if numbers is None:
+            kinds.append((layer, [number]))
+        else:
+            numbers.append(number)
+    return kinds
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Returns numbers in words: "0-3, 5", and a step if they have one, as in "0, 2, 4 … 22"."""
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{', '.join(map(str, numbers[:3]))} … {numbers[-1]}"
+    parts = []
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        inside = [number for _, number in run]
+        parts.append(str(inside[0]) if len(inside) == 1 else f"{inside[0]}-{inside[-1]}")
+    return ", ".join(parts)
+
+
+def _norm_notes(spec: ModelSpec) -> str:
+    notes = [f"eps {spec.rms_eps:g}"]
+    if not spec.norm_weight:
+        notes.append("no weights")
+    if spec.norm_bias:
+        notes.append("with biases")
+    if spec.norm_offset:
+        notes.append(f"weights + {spec.norm_offset:g}")
+    return ", ".join(notes)
+
+
+def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a layer, with their comments."""
+    before, after = layer.norms in ("before", "both"), layer.norms in ("after", "both")
+    norm = f"{spec.norm}_norm"
+    yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
+    if isinstance(layer.attention, LatentSpec):
+        yield from _latent_lines(layer.attention)
+    else:
+        yield from _attention_lines(layer.attention, norm)
+    scale = "" if layer.residual_scale == 1 else f" * {layer.residual_scale:.4g}"
+    attended = f"{norm}(a)" if after else "a"
+    if layer.parallel:
+        yield from _feed_forward_lines(layer.feed_forward, "h" if layer.parallel == "one norm" else f"{norm}(x)")
+        yield f"x = x + ({attended} + f){scale}", "attention and feed-forward beside each other"
+        return
+    yield f"x = x + {attended}{scale}", ""
+    yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x")
+    yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
+
+
+def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str, str]]:
+    bias = ", with biases" if attention.qkv_bias else ""
+    sizes = f"{attention.key_size}"
+    if attention.value_size != attention.key_size:
+        sizes = f"{attention.key_size}, values of {attention.value_size}"
+    yield "q, k, v = h @ Wq, h @ Wk, h @ Wv", f"{attention.heads} and {attention.kv_heads} heads of {sizes}{bias}"
+    if attention.clip is not None:
+        yield f"q, k, v = clip(q, {attention.clip:g}), clip(k, …), clip(v, …)", ""
+    if attention.qk_norm:
+        of = {"head": "each head", "heads": "each head, by weights of its own", "whole": "all heads together"}
+        yield f"q, k = {norm}(q), {norm}(k)", f"of {of[attention.qk_norm]}"
+    if attention.rope.kind != "none":
+        notes = f"theta {attention.rope.theta:g}"
+        if attention.rope.rotary_dim not in (None, attention.key_size):
+            notes += f", {attention.rope.rotary_dim} of {attention.key_size} elements"
+        if attention.rope.kind != "default":
+            notes += f", {attention.rope.kind}"
+        yield "q, k = rotate(q, position), rotate(k, position)", notes
+    yield "keys, values = cache(k, v)", ""
+    scores = _capped(f"q @ keys.T * {attention.scale:.4g}", attention.softcap)
+    seen = "earlier tokens and itself" if attention.causal else "all tokens"
+    if attention.window is not None:
+        seen = f"the last {attention.window:,} tokens"
+    yield f"a = softmax({scores}) @ values", seen + (", and a learnt sink" if attention.sinks else "")
+    yield "a = a @ Wo", "with bias" if attention.output_bias else ""
+
+
+def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:
+    bias = ", with biases" if attention.bias else ""
+    heads = f"{attention.heads} heads of {attention.nope_size} + {attention.rope_size}"
+    if attention.query_rank is None:
+        yield "q = h @ Wq", heads
+    else:
+        yield "q = rms_norm(h @ Wq_down) @ Wq_up", f"through {attention.query_rank:,}; {heads}{bias}"
+    yield "c, kr = split(h @ Wkv_down)", f"a latent of {attention.rank} and a key of {attention.rope_size}{bias}"
+    notes = f"theta {attention.rope.theta:g}"
+    if attention.rope.kind != "default":
+        notes += f", {attention.rope.kind}"
+    yield "qr, kr = rotate(q[rope], position), rotate(kr, position)", notes
+    yield "latents, rotated = cache(rms_norm(c), kr)", "all that is cached: keys and values are made of it"
+    yield "keys, values = latents @ Wk_up, latents @ Wv_up", f"values of {attention.value_size}"
+    yield f"a = softmax((q[nope] @ keys.T + qr @ rotated.T) * {attention.scale:.4g}) @ values", ""
+    yield "a = a @ Wo", "with bias" if attention.output_bias else ""
+
+
+def _feed_forward_lines(feed_forward: DenseSpec | ExpertsSpec, source: str) -> Iterator[tuple[str, str]]:
+    if source != "h":
+        yield f"h = {source}", ""
+    if isinstance(feed_forward, DenseSpec):
+        act, bias = feed_forward.activation, ", with biases" if feed_forward.bias else ""
+        inner = f"{act}(h @ gate) * (h @ up)" if feed_forward.gated else f"{act}(h @ up)"
+        yield f"f = ({inner}) @ down", f"through {feed_forward.size:,}{bias}"
+        return
+    of = feed_forward
+    scored = f"{of.scoring}(h @ router{' + bias' if of.router_bias else ''})"
+    groups = f", of the best {of.kept_groups} of {of.groups} groups" if of.groups > 1 else ""
+    chosen = "scores + correction" if of.correction else "scores"
+    yield f"scores = {scored}", f"{of.count} experts"
+    yield f"chosen = top_k({chosen}, {of.top_k})", f"for each token{groups}"
+    weights = "scores[chosen]" + (" / sum" if of.normalise else "") + ("" if of.scale == 1 else f" * {of.scale:g}")
+    bias = ", with biases" if of.bias else ""
+    yield f"f = sum({weights} * expert(h))", f"{of.activation}(gate) * up, through {of.size:,}{bias}"
+    if of.shared_size:
+        gate = "sigmoid(h @ shared_gate) * " if of.shared_gate else ""
+        yield f"f = f + {gate}shared(h)", f"an expert of {of.shared_size:,} for every token"
+
+
+def _capped(text: str, softcap: float | None) -> str:
+    return text if softcap is None else f"{softcap:g} * tanh(({text}) / {softcap:g})"
