@@ -149,7 +149,7 @@ def test_names_in_the_pages_for_readers_of_the_code_are_there():
     for page in (*pages, *(ROOT / "docs/internals").glob("*.md"), ROOT / "CONTRIBUTING.md"):
         if page.name == "files.md":  # sentences of the modules
             continue
-        text = re.sub(r"```.*?```", "", page.read_text().rpartition("**How to add …**")[2], flags=re.DOTALL)
+        text = re.sub(r"```.*?```", "", page.read_text().rpartition("## How to add …")[2], flags=re.DOTALL)
         for code in re.findall(r"`((?![^`\n]*NAME)[^`\n]+)`", text):
             roots = (ROOT, PACKAGE, PACKAGE / "runtime")
             if re.fullmatch(r"[\w/]+/[\w.]+", code):
