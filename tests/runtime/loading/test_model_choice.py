@@ -78,10 +78,11 @@ def test_every_model_is_listed_once_with_what_it_lacks(free_gb, item):
 
 
 def test_needs_are_at_least_what_processes_were_measured_to_take():
-    """Resident GB after requests of 8,192 tokens or nearly as many, on a CPU in bfloat16 (docs/models.md)."""
+    """Resident GB of engines' processes after a request of 8,000 tokens or nearly as many, on a CPU in bfloat16
+    (docs/models.md)."""
     choice = choose_model(HostMachine("cpu", 100 * GB, 2, item=2))
     needed = {fit.name: fit.needed / GB for fit in choice.fitting}
-    measured = {"smollm2-135m": 0.74, "qwen2.5-coder-0.5b": 1.36, "qwen2.5-coder-1.5b": 1.9, "qwen3-0.6b": 2.98}
+    measured = {"smollm2-135m": 0.74, "qwen2.5-coder-0.5b": 1.36, "qwen2.5-coder-1.5b": 1.94, "qwen3-0.6b": 2.98}
     for name, taken in measured.items():
         assert taken <= needed[name] <= taken + 0.6, name
 
