@@ -166,8 +166,7 @@ class EngineCore:
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb, tracked="state" in config.drafters,
         )  # fmt: skip
-        on_cpu = loaded.model.device.type == "cpu"
-        warming = [] if on_cpu else self.compiler.warm_up()  # runs while kernels are compiled
+        warming = self.compiler.warm_up() if self.device.type != "cpu" else []  # while kernels are compiled
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=_computes_last_alone(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
@@ -186,8 +185,7 @@ class EngineCore:
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
                 shared=loaded.shared, file=_step_file(self.runner, self.capacity), stages=loaded.stages,
             )  # fmt: skip
-            if on_cpu:  # warming up takes a second or two of the interpreter, for which no first token is to wait
-                self.loop.when_quiet = self.compiler.warm_up
+            self.loop.recount.when_quiet = self.compiler.warm_up  # seconds of the interpreter, which no token waits for
         except BaseException:
             self.compiler.close()
             raise

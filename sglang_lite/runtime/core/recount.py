@@ -1,11 +1,12 @@
-"""Recount of the KV cache's pages while an engine is idle. A page without an owner is lost until the engine is started
-again: a fault of the engine's, which is told in its counts and in the log.
+"""Recount of the KV cache's pages while an engine is idle, and what waits for its first quiet second. A page without an
+owner is lost until the engine is started again: a fault of the engine's, which is told in its counts and in the log.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from sglang_lite.runtime.kv_cache.check import count_lost_pages
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
@@ -13,9 +14,7 @@ from sglang_lite.runtime.scheduler.scheduler import Scheduler
 logger = logging.getLogger("sglang_lite")
 
 EVERY_S = 60.0
-# Without a command before a recount, which takes milliseconds, and before the loop's `when_quiet`: between two requests
-# neither is in the way.
-QUIET_S = 1.0
+QUIET_S = 1.0  # without a command before a recount, which takes milliseconds: between two requests none is in the way
 
 
 class Recount:
@@ -26,7 +25,10 @@ class Recount:
 
     Attributes:
         lost: number of pages without an owner, as last counted.
+        when_quiet: called once, in the first quiet second; None for nothing.
     """
+
+    when_quiet: Callable[[], object] | None = None
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self.lost = scheduler, 0
@@ -35,10 +37,13 @@ class Recount:
     @property
     def due_s(self) -> float:
         """Seconds for which the loop may wait for a command before it should recount."""
-        return max(self._due - time.monotonic(), QUIET_S)
+        return QUIET_S if self.when_quiet is not None else max(self._due - time.monotonic(), QUIET_S)
 
     def run(self) -> None:
-        """Recounts, and logs what has been lost since the last time."""
+        """Calls `when_quiet`. Recounts, and logs what has been lost since the last time."""
+        if self.when_quiet is not None:
+            self.when_quiet()
+            self.when_quiet = None
         handles = [h for each in self._scheduler.queues.running() if (h := each.handle) is not None]
         before, self.lost = self.lost, count_lost_pages(self._scheduler.store, handles)
         self._due = time.monotonic() + EVERY_S

@@ -20,7 +20,6 @@ from itertools import count
 from pathlib import Path
 
 from sglang_lite.protocol import EngineClosedError, RequestAbortedError, SglError
-from sglang_lite.runtime.core import recount
 from sglang_lite.runtime.core.encoding import Encoding
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
@@ -110,10 +109,7 @@ class StepLoop:
         masks: makes the masks of steps.
         recount: recount of the cache's pages while nothing runs.
         postponed: work that waits until the device computes.
-        when_quiet: called once, when no command has come for a second; None for nothing.
     """
-
-    when_quiet: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -193,8 +189,8 @@ class StepLoop:
             busy = self.busy
             while True:
                 if not busy:
-                    if not self.inbox.wait(self.recount.due_s if self.when_quiet is None else recount.QUIET_S):
-                        self._use_quiet()
+                    if not self.inbox.wait(self.recount.due_s):
+                        self.recount.run()
                         busy = self.busy
                         continue
                     self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
@@ -229,14 +225,6 @@ class StepLoop:
         self.inbox.run()
         _close(self.scheduler)
         self.runner.close()
-
-    def _use_quiet(self) -> None:
-        """Does what waits for a quiet second. It comes before the first recount, and does not delay later ones."""
-        if self.when_quiet is None:
-            self.recount.run()
-        else:
-            self.when_quiet()
-            self.when_quiet = None
 
     @property
     def busy(self) -> bool:

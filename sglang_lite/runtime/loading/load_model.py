@@ -210,10 +210,7 @@ def load_model(
     Raises:
         ModelError: the model is damaged or not supported.
     """
-    files = open_model_files(
-        path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init,
-        encodes_later=not config.in_process,  # the handle encodes prompts, and finds errors in its own tokenizer
-    )  # fmt: skip
+    files = _open_files(config, path)
     spec, tokenizer = files.spec, files.tokenizer
     positions, device = longest_context(config, spec.max_positions), pick_device(config, ranks.parallel)
     _warn_if_gpu_unused(config, device)
@@ -266,6 +263,13 @@ def load_model(
     return LoadedModel(
         config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation, path,
         None if tower is None else files.media, tower, stages=ranks.parallel.pp if kind.fused else 1,
+    )  # fmt: skip
+
+
+def _open_files(config: EngineConfig, path: Path) -> ModelFiles:
+    return open_model_files(
+        path, config.model_impl, config.image_options, tokenizer=not config.skip_tokenizer_init,
+        encodes_later=not config.in_process,  # the handle encodes prompts, and finds errors in its own tokenizer
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -90,10 +90,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str, *, later: b
 
 def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
+    make: Callable[[], Backend]
+    make_continuation: Callable[[], Backend] | None = None
     try:
         tokens, types = _tokens_and_types(metadata, label)
         if kind == "gpt2":
-            make, make_continuation = partial(_gguf_byte_level, metadata, tokens, label), None
+            make = partial(_gguf_byte_level, metadata, tokens, label)
             table = [
                 byte_level_bytes(token) if types[i] == _NORMAL else token.encode() for i, token in enumerate(tokens)
             ]
@@ -144,7 +146,7 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
     )
 
 
-def _with_tokens(make: Callable[[], Backend], added: Sequence[AddedToken], label: str) -> Backend:
+def _with_tokens(make: Callable[[], Backend], added: list[AddedToken], label: str) -> Backend:
     """Makes a backend, with tokens that are found in text before all others."""
     with tokenizer_errors(label):
         backend = make()
@@ -199,7 +201,7 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
 def _sentencepiece_backends(
     metadata: Mapping[str, Any], tokens: list[str], label: str
 ) -> tuple[Callable[[], Backend], Callable[[], Backend] | None]:
-    """What makes the backend for the beginning of a text, and the one for what follows, if they differ."""
+    """Functions that make the backend for the beginning of a text, and the one for what follows, if they differ."""
     scores = metadata["tokenizer.ggml.scores"]
     if str(metadata.get("general.architecture")).startswith("gemma"):
         scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
