@@ -110,9 +110,7 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
                 f"{label}: tokenizer {kind!r} is not supported.", hint="Supported: gpt2 (byte-level), llama."
             )
     except KeyError as error:
-        raise ModelError(
-            f"{label}: the metadata key {error} is missing.", hint="Fetch the file again, or use the HF folder."
-        ) from error
+        raise _missing_key(label, error) from error
     template = metadata.get("tokenizer.chat_template")
     unknown = [i for i, t in enumerate(types) if t == _UNKNOWN]
     named = [
@@ -149,9 +147,17 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
 def _with_tokens(make: Callable[[], Backend], added: list[AddedToken], label: str) -> Backend:
     """Makes a backend, with tokens that are found in text before all others."""
     with tokenizer_errors(label):
-        backend = make()
+        try:
+            backend = make()
+        except KeyError as error:
+            raise _missing_key(label, error) from error
         backend.add_tokens(added)
         return backend
+
+
+def _missing_key(label: str, error: KeyError) -> ModelError:
+    problem = f"{label}: the metadata key {error} is missing."
+    return ModelError(problem, hint="Fetch the file again, or use the HF folder.")
 
 
 def _tokens_and_types(metadata: Mapping[str, Any], label: str) -> tuple[list[str], list[int]]:

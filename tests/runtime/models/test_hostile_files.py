@@ -51,7 +51,7 @@ def write(path, content):
 
 
 def load(path, **options):
-    return load_model(EngineConfig.make(model=str(path), device="cpu", **options), path)
+    return load_model(EngineConfig.make(model=str(path), device="cpu", in_process=True, **options), path)
 
 
 def test_a_context_beyond_the_model_is_refused_before_weights_are_read(folder):
@@ -264,10 +264,14 @@ def gguf_names(tensors):
     return renamed
 
 
-def load_gguf(tmp_path, metadata, tensors):
+def write_gguf(tmp_path, metadata, tensors):
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf_file(metadata, gguf_names(tensors)))
-    return load(path)
+    return path
+
+
+def load_gguf(tmp_path, metadata, tensors):
+    return load(write_gguf(tmp_path, metadata, tensors))
 
 
 def test_the_gguf_file_itself_is_fine(tmp_path, tensors):
@@ -306,6 +310,13 @@ def test_the_gguf_file_itself_is_fine(tmp_path, tensors):
 def test_a_senseless_gguf_file_is_refused_by_its_key(tmp_path, tensors, change, message):
     with pytest.raises(ModelError, match=message):
         load_gguf(tmp_path, {**METADATA, **change}, tensors)
+
+
+def test_an_engine_in_its_own_process_refuses_merges_before_a_text_needs_them(tmp_path, tensors):
+    """That process builds what encodes with the first text; the handle has read the file, too."""
+    path = write_gguf(tmp_path, {**METADATA, "tokenizer.ggml.merges": ["a zz"]}, tensors)
+    with pytest.raises(ModelError, match="the merge 'a zz' is not of tokens of the vocabulary"):
+        sgl.Engine(model=str(path), device="cpu")
 
 
 def test_arrays_of_arrays_of_arrays_end(tmp_path):

@@ -174,7 +174,7 @@ def test_sentencepiece_from_a_gguf():
         ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert' is not supported"),
         ({"tokenizer.ggml.model": None}, "tokenizer None"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x"}, "pre-tokenizer 'x'"),
-        ({"tokenizer.ggml.model": "gpt2"}, "merges"),
+        ({"tokenizer.ggml.model": "gpt2"}, "the metadata key 'tokenizer.ggml.merges' is missing"),
     ],
 )
 def test_tokenizers_that_are_not_supported(change, message):
