@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -463,6 +464,21 @@ def test_several_threads_read_the_same_weights(folder, sharded, dtype, monkeypat
     expected = logits(folder, "auto", dtype=dtype)
     assert logits(folder, "auto", dtype=dtype, load_threads=3) == expected
     assert logits(sharded, "sharded_state", dtype=dtype, load_threads=3) == expected
+
+
+def test_as_many_threads_read_at_the_same_time_as_the_engine_is_told(folder, monkeypatch):
+    """The first parts of tensors wait until three are read at the same time."""
+    monkeypatch.setattr(ranges, "_PIECE", 100)  # bytes
+    together, read, started = threading.Barrier(3), ranges.LocalRanges.read, itertools.count()
+
+    def read_together(*arguments):
+        if threading.current_thread().name.startswith("sglang_lite-weights") and next(started) < 3:
+            together.wait(20)
+        read(*arguments)
+
+    monkeypatch.setattr(ranges.LocalRanges, "read", read_together)
+    with engine(folder, load_threads=3):
+        assert not together.broken
 
 
 @pytest.fixture(autouse=True, scope="module")
