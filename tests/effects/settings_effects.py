@@ -145,15 +145,16 @@ SEEN = {
     "engine.enable_eplb": "tests/runtime/parallel/test_expert_moves.py::test_requests_get_the_same_tokens_while_experts_move",
     "engine.load_threads": "tests/runtime/models/test_load_formats.py::test_as_many_threads_read_at_the_same_time_as_the_engine_is_told",
     "engine.eplb_rebalance_num_iterations": "tests/runtime/parallel/test_expert_moves.py::test_requests_get_the_same_tokens_while_experts_move",
+    "engine.refuse_while_asleep": "tests/runtime/core/test_sleep.py::test_new_requests_are_refused_if_the_engine_is_set_so",
+    "engine.tp_size": "tests/engine/test_ranks.py::test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name",
+    "engine.restart": "tests/engine/test_ranks.py::test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name",
 }
 
 # Settings without such a test so far, each with its reason. The list may only become shorter.
 UNSEEN = {
     "engine.use_ray": "Ray is not installed by `make`",
-    "engine.restart": "a process has to be killed, and is started by another one",
     "engine.stall_timeout_s": "a process has to stand still for as long",
     "engine.load_balance_method": "two engines have to start, each in a process: some eight seconds",
-    "engine.tp_size": "ranks are processes of their own: tests/engine/test_ranks.py",
     "engine.enable_dp_attention": "ranks are processes of their own: tests/runtime/parallel",
     "engine.eplb_algorithm": "its values differ on several machines alone",
     "engine.disable_custom_all_reduce": "sums over NVLink: two GPUs",
@@ -165,5 +166,4 @@ UNSEEN = {
     "engine.compile_processes": "kernels of a GPU are compiled",
     "engine.enable_memory_saver": "on a CPU, memory is given back without it",
     "engine.enable_weights_cpu_backup": "pinned memory of the host, beside a GPU",
-    "engine.refuse_while_asleep": "an engine has to sleep while it is asked",
 }
