@@ -148,21 +148,21 @@ SEEN = {
     "engine.refuse_while_asleep": "tests/runtime/core/test_sleep.py::test_new_requests_are_refused_if_the_engine_is_set_so",
     "engine.tp_size": "tests/engine/test_ranks.py::test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name",
     "engine.restart": "tests/engine/test_ranks.py::test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name",
+    "engine.stall_timeout_s": "tests/engine/child/test_stalls.py::test_a_step_that_stands_still_is_reported_with_where_it_is",
+    "engine.enable_dp_attention": "tests/engine/test_shared_replicas.py::test_replicas_that_share_experts_answer_like_one_engine_and_end_together",
+    "engine.kv_dtype": "tests/runtime/models/test_fp8.py::test_scales_of_a_file_count_before_those_of_the_checkpoint",
 }
 
 # Settings without such a test so far, each with its reason. The list may only become shorter.
 UNSEEN = {
     "engine.use_ray": "Ray is not installed by `make`",
-    "engine.stall_timeout_s": "a process has to stand still for as long",
     "engine.load_balance_method": "two engines have to start, each in a process: some eight seconds",
-    "engine.enable_dp_attention": "ranks are processes of their own: tests/runtime/parallel",
     "engine.eplb_algorithm": "its values differ on several machines alone",
     "engine.disable_custom_all_reduce": "sums over NVLink: two GPUs",
     "engine.cuda_graphs": "a CPU has no graphs to capture",
     "engine.cpu_offload_gb": "weights leave a GPU's memory",
     "engine.offload_group_size": "weights leave a GPU's memory in groups",
     "engine.mem_fraction": "it is a share of a GPU's memory",
-    "engine.kv_dtype": "8-bit keys and values need a GPU",
     "engine.compile_processes": "kernels of a GPU are compiled",
     "engine.enable_memory_saver": "on a CPU, memory is given back without it",
     "engine.enable_weights_cpu_backup": "pinned memory of the host, beside a GPU",
