@@ -104,6 +104,9 @@ class Gateway:
             "retry_max_retries": 12,
             "retry_initial_backoff_ms": 50,
             "retry_max_backoff_ms": 500,
+            # `smg` sends nothing to a server in whose queue eight requests wait. When another server has just died,
+            # that leaves none, and requests are refused (503) instead of tried again.
+            "worker_overload_protection": False,
             "disable_health_check": True,
             "shutdown_grace_period_secs": max(int(settings.drain_s), 1),
             "prometheus_host": "127.0.0.1",
