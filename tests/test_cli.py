@@ -94,7 +94,7 @@ def test_help_lists_each_command_in_its_group_and_each_has_an_example_and_its_de
     groups = re.split(r"^(?=begin:|programs:|models:|options:)", overview, flags=re.MULTILINE)[1:-1]
     names = [name for group in groups for name in re.findall(r"^  (\w+)  ", group, re.MULTILINE)]
     assert len(groups) == 3
-    assert len(names) == len(set(names)) == 19
+    assert len(names) == len(set(names)) == 20
     for name in names:
         text = shown_help(capsys, name)
         assert f"example: sglang-lite {name}" in text

@@ -65,6 +65,7 @@ def _make_example(name: str) -> ModelSpec:
 
 def _read_model(name: str) -> ModelSpec:
     from sglang_lite.runtime.loading.model_files import read_spec
+    from sglang_lite.runtime.models.families import FAMILIES
     from sglang_lite.runtime.models.resolve import resolve
     from sglang_lite.runtime.models.spec import ModelSpec
 
@@ -72,6 +73,6 @@ def _read_model(name: str) -> ModelSpec:
     if not isinstance(spec, ModelSpec):
         raise ModelError(
             f"{name}: its layers are computed by transformers' code, so they are in no table here.",
-            hint="Give a model of a family that `sglang-lite families` lists.",
+            hint=f"Give a model of one of these families: {', '.join(FAMILIES)}.",
         )
     return spec
