@@ -140,23 +140,66 @@ def test_circles_with_annotations_stay_inside_a_package_and_have_at_most_five_fi
     assert sorted(map(sorted, too_wide)) == []
 
 
+@functools.cache
+def known_words():
+    """Every word of the package's files, and the names of all files of ours."""
+    known = set(re.findall(r"\w+", "".join(file.read_text() for file in PACKAGE.rglob("*.py"))))
+    return known | {file.stem for file in (*ROOT.glob("*.toml"), *our_files())}
+
+
+def missing_names(text, roots, path=r"[\w/]+/[\w.]+"):
+    """Returns the files and names that a page writes as code, outside of blocks, and that are not there.
+
+    Args:
+        roots: folders that paths are relative to.
+        path: pattern of what is a path.
+    """
+    missing = []
+    for code in re.findall(r"`((?![^`\n]*NAME)[^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        if re.fullmatch(path, code):
+            missing += [] if any((root / code).exists() for root in roots) else [code]
+        else:
+            missing += [word for word in re.findall(r"[A-Za-z_]\w{3,}", code) if word not in known_words()]
+    return missing
+
+
 def test_names_in_the_pages_for_readers_of_the_code_are_there():
     """Files, and what is written as code outside of blocks."""
-    known = set(re.findall(r"\w+", "".join(file.read_text() for file in PACKAGE.rglob("*.py"))))
-    known |= {file.stem for file in (*ROOT.glob("*.toml"), *our_files())}
     unknown = []
     pages = [ROOT / f"docs/{name}.md" for name in ("architecture", "runtime", "glossary")]
     for page in (*pages, *(ROOT / "docs/internals").glob("*.md"), ROOT / "CONTRIBUTING.md"):
         if page.name == "files.md":  # sentences of the modules
             continue
-        text = re.sub(r"```.*?```", "", page.read_text().rpartition("## How to add …")[2], flags=re.DOTALL)
-        for code in re.findall(r"`((?![^`\n]*NAME)[^`\n]+)`", text):
-            roots = (ROOT, PACKAGE, PACKAGE / "runtime")
-            if re.fullmatch(r"[\w/]+/[\w.]+", code):
-                unknown += [] if any((root / code).exists() for root in roots) else [(page.name, code)]
-            else:
-                unknown += [(page.name, word) for word in re.findall(r"[A-Za-z_]\w{3,}", code) if word not in known]
+        text = page.read_text().rpartition("## How to add …")[2]
+        unknown += [(page.name, name) for name in missing_names(text, (ROOT, PACKAGE, PACKAGE / "runtime"))]
     assert unknown == []
+
+
+# Rooms with a README of one page. docs/internals/README.md lists them.
+ROOMS = (
+    "constraints", "engine", "lang", "lang/backend", "lang/execution", "runtime/core", "runtime/executor",
+    "runtime/kernels", "runtime/kv_cache", "runtime/models", "runtime/scheduler", "runtime/structured_output", "server",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_a_readme_and_what_it_names_is_there(room):
+    """Paths are relative to the room, the package or the repository."""
+    text = (PACKAGE / room / "README.md").read_text(encoding="utf-8")
+    path = r"[\w/]+/[\w.]*|\w+\.(?:cpp|md|py|toml)"
+    commands = [code for code in re.findall(r"`([^`\n]+)`", text) if code.startswith((".venv/bin/python -m", "make "))]
+    for command in commands:
+        assert [part for part in command.split() if "tests/" in part and not (ROOT / part).exists()] == []
+        text = text.replace(f"`{command}`", "")
+    assert missing_names(text, (PACKAGE / room, PACKAGE, ROOT), path) == []
+    assert commands, "how to test the room"
+
+
+def test_the_page_of_rooms_lists_every_readme_of_the_package():
+    page = ROOT / "docs/internals/README.md"
+    listed = re.findall(r"\]\(\.\./\.\./(sglang_lite/[\w/]+README\.md)\)", page.read_text(encoding="utf-8"))
+    found = [file.relative_to(ROOT).as_posix() for file in PACKAGE.rglob("README.md")]
+    assert sorted(listed) == sorted(found) == sorted(f"sglang_lite/{room}/README.md" for room in ROOMS)
 
 
 def test_the_page_on_installing_says_what_each_dependency_is_for():
