@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from sglang_lite.runtime.kernels.huge_pages import empty_bytes
+
 SOURCE = Path(__file__).with_suffix(".cpp")
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _OUTPUTS = 16  # outputs in a register, of which a matrix must have a multiple
@@ -62,7 +64,7 @@ class PackedBlocks:
     def empty(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
         """Matrix whose blocks are still to be written."""
         size = outputs * inputs // BLOCK * KIND_BYTES[kind]
-        return cls(kind, torch.empty(size, dtype=torch.uint8), outputs, inputs)
+        return cls(kind, empty_bytes(size), outputs, inputs)
 
 
 def pack(library: ctypes.CDLL, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None) -> PackedBlocks:

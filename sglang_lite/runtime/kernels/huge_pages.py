@@ -1,0 +1,31 @@
+"""Memory of the host in pages of 2 MiB, for weights that each step reads from one end to the other.
+
+The processor's prefetchers stop at the end of a page, and each page of 4 KiB needs an entry of its own in the
+translation tables. On virtual machines a lookup there takes two walks, so a long read from huge pages is 10 to 20 %
+faster. Linux alone; elsewhere, and where the system has none, ordinary pages serve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+import torch
+
+_HUGE = 2 << 20
+
+
+def empty_bytes(size: int) -> torch.Tensor:
+    """Returns uint8 [size] without values, whose memory is in huge pages as far as whole ones fit.
+
+    The rest is in ordinary pages, so that the tensor takes no more memory than its size.
+    """
+    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size + _HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    data = np.frombuffer(memory, np.uint8)
+    start = -data.ctypes.data % _HUGE
+    with contextlib.suppress(OSError):  # of a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _HUGE * _HUGE)
+    return torch.from_numpy(data[start : start + size])
