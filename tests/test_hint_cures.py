@@ -118,7 +118,7 @@ def test_what_a_hint_advises_works_after_the_mistake(case, tmp_path, tmp_path_fa
             with pytest.raises(sgl.SglError) as caught:
                 exec(case["mistake"], own)
             if case.get("inside"):  # of an error that came over HTTP
-                assert case["hint"] in str(caught.value)
+                assert re.search(".*".join(map(re.escape, case["hint"].split("{}"))), str(caught.value))
             hint = (
                 case["hint"] if case.get("inside") else (caught.value.hint or "").removeprefix(case.get("starts", ""))
             )

@@ -102,6 +102,7 @@ SMALL = {
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model
     "prefill_attention.py": ["--help"],  # it needs a GPU
     "english.py": ["sglang_lite/text"],
+    "gguf_turns.py": ["--help"],  # it needs llama.cpp, which the tests do not install
     "quotes.py": ["--tokens", "2000", "--quotes", "3"],
     "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
