@@ -185,7 +185,8 @@ def test_requests_that_begin_alike_are_shared_out(servers):
     prompts = [f"{'All of them begin like this. ' * 20}But number {i} ends so." for i in range(128)]
     with ThreadPoolExecutor(len(prompts)) as pool:
         [*pool.map(lambda prompt: httpx2.post(servers.url + "/generate", json=asked(prompt, 4), timeout=120), prompts)]
-    assert min(after - count for after, count in zip(counts(), before)) >= 0.3 * len(prompts)
+    # How even it is depends on how fast servers answer; a gateway that only looks for prefixes gives one server all.
+    assert min(after - count for after, count in zip(counts(), before)) >= 0.15 * len(prompts)
 
 
 def submitted(url):
