@@ -45,19 +45,23 @@ class Ours:
 
         from sglang_lite.protocol import SamplingParams
 
-        left, done = len(prompts), threading.Event()
+        left = len(prompts)
+        done = threading.Event()
+        errors: list[Exception] = []
 
         def sink(event: object) -> None:
             nonlocal left
             left -= 1
             if isinstance(event, Exception):
-                raise event
+                errors.append(event)
             if not left:
                 done.set()
 
         for prompt in prompts:
             self.engine.submit(prompt, SamplingParams(max_tokens=new, ignore_eos=True, temperature=0), sink=sink)
         done.wait()
+        if errors:  # not raised in the sink, which would leave this thread waiting
+            raise errors[0]
 
 
 class LlamaCpp:

@@ -213,7 +213,7 @@ class Parameter:
     def _number(self, value: Any, kind: Kind) -> None:
         if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
             problem = f"{shown(value)} is not a {'whole ' * (kind == 'int')}number."
-            raise ParameterError(self.name, problem, hint=_unquoted(self.name, value))
+            raise ParameterError(self.name, problem, hint=_hint_without_quotes(self.name, value))
         if kind == "float":
             _finite(self.name, value)
         if value not in self.range:
@@ -226,7 +226,7 @@ _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}
 
 
-def _unquoted(name: str, value: Any) -> str:
+def _hint_without_quotes(name: str, value: Any) -> str:
     """Hint for a number that was given as text, or ""."""
     text = value.strip() if isinstance(value, str) else ""
     return f"Write it without quotes: {name}={text}." if _NUMBER.fullmatch(text) else ""

@@ -66,7 +66,7 @@ def quantise(
         raise ModelError(f"{folder}: {spec.architecture} is run by transformers' code, so its matrices are not known.")
     matrices, bits = _matrices(spec, group), 4 if to == "int4" else 8
     with new_folder(out) as written:
-        calibrated = {} if texts is None else _calibrated(folder, spec, read_texts(texts), bits, group, written)
+        calibrated = {} if texts is None else _calibrate(folder, spec, read_texts(texts), bits, group, written)
         _write(folder, written, matrices, calibrated, bits, group, progress)
 
 
@@ -131,7 +131,7 @@ def _write(
     (out / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def _calibrated(
+def _calibrate(
     folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int, scratch: Path
 ) -> dict[str, _Packed]:
     """Matrices whose inputs are known, by name, rounded so that their products change little."""

@@ -24,7 +24,7 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
     logits = f"x @ {head}{' + bias' if spec.head_bias else ''}"
     if spec.logit_scale != 1:
         logits = f"({logits}) * {spec.logit_scale:.4g}"
-    yield _line(0, f"logits = {_capped(logits, spec.logit_softcap)}")
+    yield _line(0, f"logits = {_apply_softcap(logits, spec.logit_softcap)}")
 
 
 def _line(depth: int, text: str, comment: str = "") -> str:
@@ -106,7 +106,7 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
             notes += f", {attention.rope.kind}"
         yield "q, k = rotate(q, position), rotate(k, position)", notes
     yield "keys, values = cache(k, v)", ""
-    scores = _capped(f"q @ keys.T * {attention.scale:.4g}", attention.softcap)
+    scores = _apply_softcap(f"q @ keys.T * {attention.scale:.4g}", attention.softcap)
     seen = "earlier tokens and itself" if attention.causal else "all tokens"
     if attention.window is not None:
         seen = f"the last {attention.window:,} tokens"
@@ -154,5 +154,5 @@ def _feed_forward_lines(feed_forward: DenseSpec | ExpertsSpec, source: str) -> I
         yield f"f = f + {gate}shared(h)", f"an expert of {of.shared_size:,} for every token"
 
 
-def _capped(text: str, softcap: float | None) -> str:
+def _apply_softcap(text: str, softcap: float | None) -> str:
     return text if softcap is None else f"{softcap:g} * tanh(({text}) / {softcap:g})"

@@ -290,13 +290,13 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
     start = 0
     for run in alike:
         end = start + stacked_shape(run)[0]
-        product = BlockProduct(library, _packed(library, run), None if bias is None else bias[start:end])
+        product = BlockProduct(library, _pack(library, run), None if bias is None else bias[start:end])
         products.append(product if run[0].order is None else ReorderedInputs(product, run[0].order))
         start = end
     return products[0] if len(products) == 1 else StackedProducts(tuple(products))
 
 
-def _packed(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
+def _pack(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
     """Packs matrices of one format, stacked along their outputs."""
     of_file = [(part.kind, part.data) for part in run if isinstance(part, GgufBlocks) and fits(*part.shape)]
     if len(of_file) == len(run) and (gguf := gguf_library()) is not None:
