@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, compress, pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -380,18 +381,19 @@ def folded(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
     """Returns what a function makes of a node and of its results for the node's children. It is called once for each
     node with children, however many others that is part of.
     """
-    known: dict[int, _T] = {}
+    return _fold(result, {}, node)
 
-    def of(node: Node) -> _T:
-        below = _CHILDREN.get(type(node))
-        if below is None:
-            return result(node, [])
-        found = known.get(id(node))
-        if found is None:
-            found = known[id(node)] = result(node, [*map(of, below(node))])
-        return found
 
-    return of(node)
+def _fold(result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: Node) -> _T:
+    """Folds a node as `folded`, which calls it for each. No closure: that would be a cycle with all of `known`."""
+    children_of = _CHILDREN.get(type(node))
+    if children_of is None:
+        return result(node, [])
+    found = known.get(id(node))
+    if found is None:
+        fold = partial(_fold, result, known)
+        found = known[id(node)] = result(node, [*map(fold, children_of(node))])
+    return found
 
 
 def mapped(node: Node, change: Callable[[Node], Node]) -> Node:

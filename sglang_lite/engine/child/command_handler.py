@@ -203,6 +203,10 @@ def _loaded(
         gc.set_threshold(10_000)  # a step of many rows makes thousands of objects, which end with it
 
 
+def _nothing() -> None:
+    """Does nothing: no submission waits for room."""
+
+
 class _Submission:
     """Submission that the handle has open in this process.
 
@@ -222,7 +226,7 @@ class _Submission:
         self.number, self.request = number, request
         self.expected_ends = request.samples if isinstance(request, GenerateRequest) else 1
         self.ticket: Ticket | None = None
-        self.retry: Callable[[], object]
+        self.retry: Callable[[], object] = _nothing
         self.aborted = self.winds_down = False
 
     @property
@@ -358,6 +362,8 @@ class CommandHandler:
             if submission.aborted:
                 room.leave(submission.retry)
             return
+        # The callback holds the submission: without a cycle both, and the request, are freed when the last event comes.
+        submission.retry = _nothing
         if submission.aborted:
             ticket.abort()
         if submission.winds_down:

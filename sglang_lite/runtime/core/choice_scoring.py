@@ -33,6 +33,10 @@ _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
 _PROMPT = -1  # row of the request for the prompt alone
 
 
+def _ignore(outcome: Selection | SglError) -> None:
+    """Ignores an outcome after the first."""
+
+
 class ChoiceScoring:
     """Scoring of the choices of a selection.
 
@@ -217,7 +221,12 @@ class ChoiceScoring:
         self._ended = True
         if isinstance(outcome, SglError):
             self._abort()
-        self._sink(outcome)
+        sink = self._sink
+        # Requests and sink hold this object: without a cycle all are freed now, not when the collector runs.
+        self._prompt = None
+        self._requests = []
+        self._sink = _ignore
+        sink(outcome)
 
     def _selection(self) -> Selection:
         count = len(self._choices)

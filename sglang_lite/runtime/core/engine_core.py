@@ -519,6 +519,7 @@ def _fail_on_error(
         yield
     except Exception as error:
         failure = error if isinstance(error, SglError) else kind(f"{problem}: {error!r}")
+        error.__traceback__ = None  # its frames hold the error: a cycle with the requests
         for request in requests:
             loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 

@@ -129,6 +129,10 @@ class DraftProgress:
     rest: int = 0
 
 
+def _ignore(event: Event) -> None:
+    """Ignores an event after the last one."""
+
+
 class OutputBuilder:
     """Assembler of one request's output.
 
@@ -198,8 +202,12 @@ class OutputBuilder:
 
     def send(self, event: Event) -> None:
         """Passes an event to the sink. Logs an exception of the sink, so that other requests continue."""
+        sink = self.sink
+        if not isinstance(event, Delta):
+            # The last event. A sink often holds the request, and a cycle would keep both until the collector runs.
+            self.sink = _ignore
         try:
-            self.sink(event)
+            sink(event)
         except Exception:  # raised by the caller's code
             logger.exception("the sink of request %d failed", self._request_id)
 

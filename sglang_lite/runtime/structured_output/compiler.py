@@ -215,6 +215,7 @@ class Compiler:
             error = EngineClosedError("the engine is closed.")
         elif not isinstance(error, SglError):
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
+        error.__traceback__ = None  # its frames hold the future, and all that the compiling has made
         self.cache.keep_error(key, future, error)
         future.set_exception(error)
 
