@@ -157,7 +157,7 @@ _HOMES = {
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
 _MODULES = ("errors", "grammar", "testing")
-# Modules whose names can be imported from here, but are not shown by `dir`: they are in sgl.errors and sgl.testing,
+# Modules whose names can be imported from here, but are not listed by `dir`: they are in sgl.errors and sgl.testing,
 # `program.trace().graph()` returns a Graph, and `function` an SglFunction.
 _NOT_SHOWN = ("errors", "lang.function", "lang.symbolic.graph", "testing.server")
 
@@ -179,8 +179,10 @@ __all__ = [  # a literal, for type checkers
 
 
 def _near(name: str) -> str:
-    """The end of the message for a name that does not exist: the one that was probably meant, if any is like it."""
-    if name.startswith("_"):  # what pytest and others ask of all that they see, by the thousand
+    """Returns the end of the message for a name that does not exist: the name that was probably
+    meant, if one is similar.
+    """
+    if name.startswith("_"):  # pytest and others look up thousands of these
         return ""
     import difflib
 

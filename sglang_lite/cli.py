@@ -1,4 +1,4 @@
-"""Command line `sglang-lite`."""
+"""The command line `sglang-lite`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from sglang_lite.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status. An error of this package is printed as one line on stderr, with
-    status 1; an interrupt has status 130. Signs that a terminal lacks are printed as `?`."""
+    """Runs a command and returns the exit status. An error of this package is printed as one line
+    on stderr, with status 1; an interrupt has status 130. Characters that a terminal lacks are
+    printed as `?`.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -53,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str, CommandParser]]:
-    """Parser of the command line, and that of each command. `arguments` are those that will be parsed."""
+    """Builds the parser of the command line and those of the commands. `arguments` are those that
+    will be parsed.
+    """
     listed = "\n\n".join(
         "\n".join([f"{group}:", *(f"  {each.name:12} {each.does}" for each in commands)])
         for group, commands in _GROUPS.items()
@@ -94,7 +98,7 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _packages_missing(error: ModuleNotFoundError) -> SystemExit:
-    """Exit with the message that the packages of a server are missing."""
+    """Makes the SystemExit with the message that the packages of a server are missing."""
     return SystemExit(f"sglang-lite: {error}. A server needs more packages: pip install 'sglang-lite[server]'")
 
 
@@ -176,7 +180,9 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Prints the variables of each run as JSON, of rows a line each. Returns exit status 1 if a run has failed."""
+    """Prints the variables of each run as JSON; for rows, one line per run. Returns exit status 1
+    if a run has failed.
+    """
     from sglang_lite.commands.run_file import arguments_of, program_in, results
     from sglang_lite.engine.engine import Engine
 
@@ -232,7 +238,9 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    """Prints findings about programs. Returns exit status 0 without findings, 1 with findings, 2 after an error."""
+    """Reports findings about programs. Returns exit status 0 without findings, 1 with findings, 2
+    after an error.
+    """
     from sglang_lite.lint import lint
     from sglang_lite.lint.report import Prices, written
 
@@ -303,7 +311,7 @@ def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
     return parse(text)
 
 
-# Readers of constraint files by file name ending; the first ending that fits counts, so longer ones come first.
+# Readers of constraint files by file name ending. The first matching ending wins, so longer ones come first.
 _KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
     ".tag.json": _structural_tag,
     ".json": _json_schema,
@@ -346,7 +354,9 @@ def _grammar(options: argparse.Namespace) -> int:
 def _with(
     run: Callable[[argparse.Namespace], int], *flags: Callable[[argparse.ArgumentParser], object]
 ) -> Callable[[argparse.ArgumentParser], None]:
-    """Function that adds flags to the parser of a command, and the function that runs it."""
+    """Returns a function that adds flags to a command's parser and sets the function that runs the
+    command.
+    """
 
     def add_flags(parser: argparse.ArgumentParser) -> None:
         for add in flags:
@@ -375,7 +385,9 @@ def _add_grammar(grammar: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Command as help lists it: its name, what it does, and a line that shows it in use; and what adds its flags."""
+    """Command in the form that help lists: its name, what it does, and an example. Also has the
+    function that adds its flags.
+    """
 
     name: str
     does: str

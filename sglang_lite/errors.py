@@ -1,4 +1,4 @@
-"""Exceptions that this package raises on purpose, and locations in the user's program."""
+"""Exceptions that this package raises deliberately, and locations in the user's program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 def shown(value: object) -> str:
-    """Short representation of a value for error messages."""
+    """Returns a short representation of a value for error messages."""
     try:
         return reprlib.repr(value)
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
@@ -18,7 +18,7 @@ def shown(value: object) -> str:
 
 
 def with_article(word: str) -> str:
-    """Word, quoted or not, after "a" or "an"."""
+    """Puts "a" or "an" before a word, which may be quoted."""
     return f"{'an' if word.lstrip(chr(39))[:1] in tuple('aeioAEIO') else 'a'} {word}"
 
 
@@ -35,13 +35,13 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Call to a provider from which an error comes.
+    """The call to a provider that an error comes from.
 
     Attributes:
         provider: name of the provider.
         model: name of the model.
-        request_id: id of the request or of its answer, for the provider's support; None if it is not known.
-        node: name of the node that made the call; None if it is not known.
+        request_id: id of the request or of its answer, for the provider's support; None if unknown.
+        node: name of the node that made the call; None if unknown.
     """
 
     provider: str
@@ -51,27 +51,30 @@ class Origin:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Origin | None:  # JSON
-        """Call that returned an answer with this metadata, or None if the answer is not a provider's."""
+        """Returns the call that returned an answer with this metadata, or None if the answer is not
+        a provider's.
+        """
         return cls(meta["provider"], str(meta.get("model")), meta.get("id")) if "provider" in meta else None
 
 
 class SglError(Exception):
-    """Base of all exceptions that this package raises on purpose.
+    """Base of all exceptions that this package raises deliberately.
 
     Args:
-        message: description of the problem, which names the parameter, file, JSON Pointer or variable.
+        message: description of the problem, which names the parameter, file, JSON Pointer or
+            variable.
         hint: advice for the reader, or an empty string.
-        where: location in the user's program, or None if it is not known.
+        where: location in the user's program, or None if unknown.
 
     Attributes:
         retryable: whether the same operation may succeed later.
         origin: call to a provider that failed or whose answer was invalid; None for other errors.
-        usage: usage of a call that failed after it was answered; None if it is not known.
+        usage: usage of a call that failed after it was answered; None if unknown.
     """
 
     retryable: bool = False
     origin: Origin | None = None
-    usage: Any = None  # a protocol.Usage: records know errors, and errors no records
+    usage: Any = None  # a protocol.Usage; records import errors, so errors can't import records
 
     def __init__(self, message: str, *, hint: str = "", where: Location | None = None) -> None:
         super().__init__(message)
@@ -83,7 +86,7 @@ class SglError(Exception):
         return restored(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restored, (type(self), self.args, self.__dict__)  # not by constructors, which differ
+        return restored, (type(self), self.args, self.__dict__)  # not through constructors, which differ
 
     def __str__(self) -> str:
         text = self.message
@@ -97,7 +100,7 @@ class SglError(Exception):
 def restored(
     kind: type[SglError], args: tuple[Any, ...], attributes: Mapping[str, Any]
 ) -> SglError:  # depends on the kind of error
-    """Error with these attributes, made without a call of its constructor."""
+    """Creates an error with these attributes without calling its constructor."""
     error = kind.__new__(kind, *args)
     error.args = args  # OSError's __new__ does not set them
     error.__dict__.update(attributes)
@@ -105,7 +108,9 @@ def restored(
 
 
 class ParameterError(SglError, ValueError):
-    """Raised if a parameter of a public function has a value that can't be honoured, before anything runs."""
+    """Raised before anything runs if a parameter of a public function has a value that can't be
+    honoured.
+    """
 
     def __init__(self, parameter: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
         super().__init__(f"{parameter}: {problem}", hint=hint, where=where)
@@ -148,7 +153,8 @@ class DownloadError(ModelError):
 
 
 class CapabilityError(SglError):
-    """Raised if a program needs a feature that its backend does not have, before the first call that would need it.
+    """Raised if a program needs a feature that its backend lacks, before the first call that would
+    need it.
 
     Attributes:
         parameter: parameter, or location in a request, that needs the feature; None for other causes.
@@ -167,13 +173,15 @@ class ProgramError(SglError):
 
 
 class UnknownVariableError(ProgramError, KeyError):
-    """Raised if a program has no variable of the requested name."""
+    """Raised if a program has no variable with the requested name."""
 
     __str__ = SglError.__str__  # KeyError would print the repr of the message
 
 
 class TraceError(ProgramError):
-    """Raised while tracing, if the body of a program decides by a value that only a run has, or does not end."""
+    """Raised while tracing if the body of a program branches on a value that only a run has, or
+    does not end.
+    """
 
 
 class CompileError(TraceError):
@@ -201,14 +209,15 @@ class ValueValidationError(SglError, ValueError):
 
 
 class TruncatedError(ValueValidationError):
-    """Raised if a limit cut an answer before its value was whole. See `gen(shortened=…)`.
+    """Raised if a limit cut an answer before its value was complete. See `gen(shortened=…)`.
 
     Attributes:
-        text: the answer: a shorter value if brackets alone could close it, else the text as it was cut.
-        value: what is known of the value: of the requested type if it is one, else plain data; None if nothing is
-            known. Each number, string … in it is as the model wrote it.
+        text: the answer: a shorter value if closing brackets could complete it, else the text as it
+            was cut.
+        value: the known part of the value: of the requested type if possible, else plain data; None
+            if nothing is known. Each number, string … in it is as the model wrote it.
         left_out: JSON Pointers of the first values that are missing; "" if there is no value.
-        max_tokens: a limit that is likely to suffice, or None if it is not known.
+        max_tokens: a limit that is likely to suffice, or None if unknown.
     """
 
     def __init__(
@@ -274,15 +283,17 @@ class RequestAbortedError(BackendError):
     """Raised if a request is aborted before it has finished.
 
     Attributes:
-        partial: result so far, with the finish reason "abort"; of a selection only its usage; None of a program, whose
-            generations and selections have their own.
+        partial: result so far, with the finish reason "abort"; for a selection, only its usage;
+            None for a program, whose generations and selections have their own.
     """
 
     partial: Any = None  # a protocol.Generation, as above
 
 
 class OverloadedError(BackendError):
-    """Raised if a request is refused because of a queue or memory limit; a later retry may succeed."""
+    """Raised if a request is rejected because of a queue or memory limit. A later retry may
+    succeed.
+    """
 
     retryable = True
 
@@ -310,5 +321,7 @@ class BatchError(ProgramError):
 
 
 def shown_address(url: str) -> str:
-    """An address without what may be secret in it: its name and password, query and fragment."""
+    """Removes the parts of an address that may be secret: its name and password, query and
+    fragment.
+    """
     return re.sub(r"^([^:/?#]*://)[^/?#]*@", r"\1", re.split("[?#]", url, maxsplit=1)[0])

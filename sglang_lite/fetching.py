@@ -1,5 +1,6 @@
-"""Files at addresses of the web, fetched within bounds: up to a size and a time, and from public addresses alone, so
-that nobody reads through this machine what only it can reach."""
+"""Fetches files from web addresses within bounds: up to a size and a time, and only from public
+addresses, so that nobody can read through this machine what only it can reach.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +19,24 @@ from sglang_lite.errors import shown_address
 from sglang_lite.protocol import CapabilityError, ParameterError, SglError
 
 _REDIRECTS = 5
-_CONNECT_S = 5.0  # for a host to accept a connection: until then nothing stops a fetch
+_CONNECT_S = 5.0  # for a host to accept a connection; until then nothing can stop a fetch
 _CHUNK = 1 << 16
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "sglang-lite"}
 _MOVED = (301, 302, 303, 307, 308)
 _UNICAST6 = ipaddress.ip_network("2000::/3")  # all others of IPv6 are private, or stand for addresses of IPv4
-# Those that are global by their numbers and yet lead to what only this machine reaches: tunnels of IPv6, and where
+# Networks that look global but lead to hosts that only this machine can reach: IPv6 tunnels, and the addresses where
 # Azure's and Oracle's hosts answer their guests.
 _INSIDE = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32", "168.63.129.16/32", "192.0.0.0/24")))
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBounds:
-    """Bounds of what is fetched.
+    """Bounds of a fetch.
 
     Attributes:
-        domains: hosts that may be asked; "*" for all.
-        most_bytes: size of all files that are fetched together.
-        seconds: time for all of them, without the look-up of names.
+        domains: hosts that may be contacted; "*" for all.
+        most_bytes: maximum total size of the fetched files.
+        seconds: time for all of them, excluding name look-ups.
     """
 
     domains: tuple[str, ...] = ("*",)
@@ -44,7 +45,7 @@ class FetchBounds:
 
 
 class FetchEnd:
-    """End of a fetch: when its time is over, or before, when another thread stops it.
+    """Deadline of a fetch, which another thread may also stop early.
 
     Args:
         seconds: time from now on.
@@ -57,19 +58,19 @@ class FetchEnd:
         self._handle: socket.socket | None = None
 
     def stop(self) -> None:
-        """Ends the fetch. Called on any thread."""
+        """Ends the fetch. May be called on any thread."""
         with self._lock:
             self._stopped = True
             if self._handle is not None:
                 _cut(self._handle)
 
     def left_s(self) -> float:
-        """Seconds that are left; 0.0 if the fetch is to end."""
+        """Returns the remaining seconds, or 0.0 if the fetch should end."""
         return 0.0 if self._stopped else max(self._until - time.monotonic(), 0.0)
 
     @contextmanager
     def cutting(self, handle: socket.socket) -> Iterator[None]:
-        """Context in which the end cuts a connection, however slowly the other side sends."""
+        """Closes the connection at the deadline, even if the peer trickles data."""
         timer = threading.Timer(self.left_s(), _cut, (handle,))
         timer.daemon = True
         timer.start()
@@ -87,15 +88,16 @@ class FetchEnd:
 
 
 def fetch(urls: Iterable[str], bounds: FetchBounds, where: str, end: FetchEnd | None = None) -> dict[str, bytes]:
-    """Content of each address. Blocks; the environment's proxies are not used.
+    """Fetches the content of each address. Blocks; the environment's proxies are not used.
 
     Args:
-        where: parameter that has the addresses, for errors.
-        end: end of all that is fetched; None for the bounds' seconds from now on.
+        where: parameter that contains the addresses, for errors.
+        end: deadline of the whole fetch; None for the bounds' seconds from now on.
 
     Raises:
         CapabilityError: a host, or one that it redirects to, is not among the domains.
-        ParameterError: an address is invalid or not public, or the file can't be read within the bounds.
+        ParameterError: an address is invalid or not public, or the file can't be read within the
+            bounds.
     """
     found: dict[str, bytes] = {}
     left, end = bounds.most_bytes, end or FetchEnd(bounds.seconds)
@@ -128,7 +130,7 @@ def _content(url: str, bounds: FetchBounds, most_bytes: int, end: FetchEnd, wher
 
 
 def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
-    """Parts of an address that may be fetched."""
+    """Splits an address into its parts, after checking that it may be fetched."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -148,12 +150,13 @@ def _parts(url: str, bounds: FetchBounds, where: str) -> SplitResult:
 
 @contextmanager
 def _connected(parts: SplitResult, end: FetchEnd, where: str) -> Iterator[http.client.HTTPConnection]:
-    """Connection to the host of an address, at an address that was looked up once and is public."""
+    """Connects to the host of an address. The host's address is looked up once and must be public.
+    """
     secure, host = parts.scheme == "https", parts.hostname
     assert host is not None, "an address without a host is refused before"
     port = parts.port or (443 if secure else 80)
     raw = _socket(host, port, end, parts.geturl(), where)
-    with raw.dup() as handle, end.cutting(handle):  # the same connection, which another thread can end safely
+    with raw.dup() as handle, end.cutting(handle):  # a duplicate, which another thread can shut down safely
         connection = http.client.HTTPConnection(host, port)
         try:
             connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
@@ -205,7 +208,7 @@ def _body(
         if len(content) > most_bytes:
             problem = f"is too large: {bounds.most_bytes:,} bytes are the limit, for all files of a request together."
             raise _error(url, problem, where, "Send smaller ones.")
-    if not end.left_s():  # cut, which some answers can't be told from their end
+    if not end.left_s():  # cut off; some answers look complete then
         raise TimeoutError
     if response.length:
         raise http.client.IncompleteRead(bytes(content), response.length)

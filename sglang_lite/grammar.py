@@ -79,7 +79,7 @@ _ONCE = "that an object has a name which is not listed once"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report on which parts of a constraint are enforced.
+    """Which parts of a constraint are enforced.
 
     Attributes:
         refused: all reasons why the constraint is refused, each as (JSON Pointer into the schema, reason); the pointer
@@ -104,7 +104,8 @@ class Report:
 
 
 def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) -> Report:
-    """Reports which parts of a constraint, a JSON schema or a Python type are enforced.
+    """Checks which parts of a constraint, a JSON schema or a Python type are enforced, and reports
+    them.
 
     Args:
         constraint: constraint, JSON schema or Python type.
@@ -117,7 +118,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
         BackendError: packages that models need are not installed.
     """
     known = as_constraint(constraint)
-    _engine(*_tokens(model))  # loaded before the time is measured
+    _engine(*_tokens(model))  # load it before measuring the time
     began = time.perf_counter()
     refused: tuple[tuple[str, str], ...] = ()
     checked: tuple[tuple[str, str], ...] = ()
@@ -154,13 +155,15 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
 def explain(
     constraint: ConstraintLike | Sequence[str], backend: str | Path | Engine | Backend | None = None
 ) -> ConstraintExplanation:
-    """Explains how a generation would be held to a constraint, before any call: by which grammar engine or strategy of
-    a provider, what is refused, what is only checked in the finished value, and what limits there are.
+    """Explains, before any call, how a generation would be held to a constraint: by which grammar
+    engine or strategy of a provider, what is refused, what is only checked in the finished value,
+    and what limits there are.
 
     Args:
-        constraint: constraint, JSON schema or Python type, as for `gen(type=…)`; or a list of texts, as for `select`.
-        backend: backend that would be asked, or a model whose engine would be, as in `check`; None for one token per
-            byte.
+        constraint: constraint, JSON schema or Python type, as for `gen(type=…)`; or a list of
+            texts, as for `select`.
+        backend: backend to explain, or a model whose engine to explain, as in `check`; None for one
+            token per byte.
 
     Raises:
         ConstraintError: the value is not a constraint.
@@ -194,7 +197,9 @@ def explain(
 
 
 def _limits(constraint: Constraint) -> Iterator[str]:
-    """Yields in what generated texts are held to more than a constraint says, or end elsewhere."""
+    """Yields in which ways generated texts are held to more than a constraint says, or end
+    elsewhere.
+    """
     if isinstance(constraint, Number):
         yield "at most 19 digits" if constraint.kind == "integer" else "as many digits as max_tokens permits"
         yield "the first token that does not continue the number ends it, and is not part of it"
@@ -221,15 +226,18 @@ def _enforced_and_remarks(constraint: Constraint) -> tuple[tuple[str, ...], tupl
 
 
 def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None) -> bool:
-    """True if a constraint's masks allow the text token by token to its end, and its value is valid.
+    """Returns True if a constraint's masks allow the text token by token to its end, and its value
+    is valid.
 
-    For a JSON schema, the text may have any blanks, order of members and spelling of numbers: its value is rewritten in
-    the style of generated text, and the result is matched. JSON inside another constraint has to be in that style.
+    For a JSON schema, the text may have any whitespace, order of members and spelling of numbers:
+    its value is rewritten in the style of generated text, and the result is matched. JSON inside
+    another constraint must be in that style.
 
     Args:
         constraint: constraint, JSON schema or Python type.
         text: complete text.
-        model: name or path of a model, or an engine, whose tokens the text is split into; None for one token per byte.
+        model: name or path of a model, or an engine, whose tokens the text is split into; None for
+            one token per byte.
 
     Raises:
         ConstraintError: the constraint is invalid or can't be enforced.
@@ -251,7 +259,8 @@ def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | 
 
 
 def validate(constraint: ConstraintLike, text: str) -> UserValue:
-    """Value of a finished text: an instance of a Python type, the JSON value for a schema, else the text itself.
+    """Returns the value of a finished text: an instance of a Python type, the JSON value for a
+    schema, or otherwise the text itself.
 
     Args:
         constraint: constraint, JSON schema or Python type.
@@ -269,7 +278,8 @@ def validate(constraint: ConstraintLike, text: str) -> UserValue:
 
 
 def complete(constraint: ConstraintLike, text: str = "") -> Completion:
-    """Possible continuations of a text: the characters that are forced, and those that may follow them.
+    """Returns the possible continuations of a text: the characters that are forced, and those that
+    may follow them.
 
     Args:
         constraint: constraint, JSON schema or Python type.
@@ -290,14 +300,15 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
 
 
 def describe(constraint: ConstraintLike) -> str:
-    """Description of the required form of a text, to be added to a prompt: `sgl.describe(T)`. With masks alone, a model
-    is forced into a form that it may not expect.
+    """Describes the required form of a text, for a prompt: `sgl.describe(T)`. With masks but no
+    description, a model is forced into a form that it may not expect.
 
-    For a type or schema, the text has the names of members (with `?` if they may be left out), types, limits,
-    docstrings and descriptions. It depends on nothing else, so that prompts which begin with it share it in the cache.
+    For a type or schema, the text has the names of members (with `?` if they may be left out),
+    types, limits, docstrings and descriptions. It depends on nothing else, so prompts that begin
+    with it share it in the cache.
 
     Args:
-        constraint: constraint, JSON schema or Python type, as `gen` takes it.
+        constraint: constraint, JSON schema or Python type, as for `gen`.
 
     Raises:
         ConstraintError: the constraint is invalid.
@@ -333,7 +344,9 @@ def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGramma
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
-    """Compiled grammar of a constraint: the one that a given Engine would use in a generation, else llguidance's."""
+    """Compiles the grammar of a constraint: with the given Engine as it would for a generation, or
+    else with llguidance.
+    """
     if model is None or isinstance(model, str | Path):
         with within_limits("the constraint"):
             return _grammar(_engine(*_tokens(model)), constraint)
@@ -341,7 +354,9 @@ def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> Comp
 
 
 def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | None]:
-    """Tokenizer of a model and the size of its vocabulary; (None, None) for one token per byte."""
+    """Returns the tokenizer of a model and the size of its vocabulary, or (None, None) for one
+    token per byte.
+    """
     if model is None:
         return None, None
     if not isinstance(model, str | Path):
@@ -366,8 +381,9 @@ def _tokenizer_at(path: Path) -> Tokenizer:
 
 
 def _ruled_matcher(constraint: Constraint) -> Matcher | None:
-    """Byte matcher that also enforces requirements which no grammar expresses, such as distinct member names; None if
-    the constraint has none."""
+    """Returns a byte matcher that also enforces requirements which no grammar expresses, such as
+    distinct member names. Returns None if the constraint has none.
+    """
     from sglang_lite.runtime.structured_output.ruled_grammar import RuledGrammar
 
     grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None

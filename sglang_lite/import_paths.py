@@ -1,4 +1,4 @@
-"""Import paths that child processes take over."""
+"""Import paths that child processes inherit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 
 
 def import_paths() -> list[str]:
-    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory, or dropped if that is
-    gone."""
+    """Returns the entries of this process's `sys.path`. An empty entry is replaced by the working
+    directory, or dropped if that no longer exists.
+    """
     paths = []
     for path in sys.path:
         with contextlib.suppress(OSError):

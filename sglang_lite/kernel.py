@@ -1,4 +1,4 @@
-"""Output in a notebook's kernel: HTML below the cell, which can be replaced, and progress bars of it."""
+"""Output in a notebook's kernel: replaceable HTML below the cell, and progress bars."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 from sglang_lite.markup import Markup, element, fragment
 
-_AT_ONCE = 20  # number of updates before some may be left out: those of a short run are all seen
-_INTERVAL_S = 0.1  # then the least time between two of them
+_AT_ONCE = 20  # number of updates before some may be left out, so that all of a short run are seen
+_INTERVAL_S = 0.1  # minimum time between two updates after that
 
 
 def in_kernel() -> bool:
-    """True if this process is a notebook's kernel, and no terminal or script."""
+    """Returns True if this process is a notebook's kernel, and not a terminal or a script."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class Output:
-    """Place below a cell, for HTML that replaces what was there."""
+    """Place below a cell for HTML that replaces what was there before."""
 
     def __init__(self) -> None:
-        self._handle: Any = None  # IPython's, which has no types here: it is no dependency
+        self._handle: Any = None  # IPython's; untyped, because IPython is not a dependency
         self._count, self._shown_at = 0, 0.0
 
     def show(self, content: Markup) -> None:
-        """Shows HTML."""
+        """Displays HTML."""
         ipython = importlib.import_module("IPython.display")
         html = ipython.HTML(content)
         if self._handle is None:
@@ -41,13 +41,16 @@ class Output:
         self._shown_at = time.monotonic()
 
     def show_soon(self, make: Callable[[], Markup]) -> None:
-        """Shows HTML, unless something was shown just before. The last content must be shown with `show`."""
+        """Displays HTML, unless something was displayed just before. The last content must be
+        displayed with `show_html`.
+        """
         if self._count < _AT_ONCE or time.monotonic() - self._shown_at >= _INTERVAL_S:
             self.show(make())
 
 
 def progress_bar(below: Callable[[], Markup] = fragment, **options: Any) -> Any:  # of tqdm, as it returns one
-    """tqdm's progress bar: on standard error, or in a notebook below the cell, where HTML can follow it until its end.
+    """Creates a tqdm progress bar: on standard error, or in a notebook below the cell, where HTML
+    can follow it until it ends.
 
     Args:
         below: function that makes this HTML.

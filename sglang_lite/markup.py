@@ -1,5 +1,6 @@
-"""HTML of objects in notebooks. Whatever is put into an element is escaped, unless it is an element itself, so texts of
-programs, models and users stay text."""
+"""HTML of objects in notebooks. Everything put into an element is escaped, unless it is an element
+itself, so texts of programs, models and users stay text.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +21,30 @@ _STYLE: Final = (
 
 
 class Markup(str):
-    """Text that is HTML already, with everything in it escaped."""
+    """Text that is already HTML, with everything in it escaped."""
 
     __slots__ = ()
 
 
 def printable(text: str) -> str:
-    """Text with control characters other than line ends and tabs, and lone surrogates, replaced by a visible sign."""
+    """Replaces control characters other than line ends and tabs, and lone surrogates, by a visible
+    sign.
+    """
     encodable = text.encode("utf-8", "replace").decode()
     return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in encodable)
 
 
 def escaped(content: object) -> Markup:
-    """Content of an element or attribute: HTML as it is, anything else as text."""
+    """Escapes the content of an element or attribute. HTML stays as it is; anything else becomes
+    text.
+    """
     return content if isinstance(content, Markup) else Markup(html.escape(printable(str(content))))
 
 
 def element(tag: str, *content: object, **attributes: object) -> Markup:
-    """Element with content, and attributes unless they are None; `class_` is `class`, `stroke_width` is
-    `stroke-width`."""
+    """Builds an element with content and with those attributes that are not None. `class_` stands
+    for `class`, `stroke_width` for `stroke-width`.
+    """
     given = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escaped(value)}"'
         for name, value in attributes.items()
@@ -48,12 +54,12 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
 
 
 def cut(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Text of at most `longest` characters, with a sign where something is left out."""
+    """Shortens a text to `longest` characters, with an ellipsis if something is left out."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
-    """Table whose long cells are cut, and have the whole text where the pointer rests; of many rows the first ones."""
+    """Builds a table of the first rows. Long cells are cut, with the whole text as a tooltip."""
     lines = [*rows]
     body = [element("tr", *map(_cell, line)) for line in lines[:_MAX_ROWS]]
     more = len(lines) - len(body)
@@ -69,16 +75,18 @@ def _cell(content: object) -> Markup:
 
 
 def facts(title: str, named: Mapping[str, object]) -> Markup:
-    """Title, and a table with a row for each name and its value."""
+    """Builds a title and a table with a row for each name and its value."""
     rows = [element("tr", element("th", name), _cell(value)) for name, value in named.items()]
     return fragment(element("b", title), element("table", *rows))
 
 
 def meter(share: float) -> Markup:
-    """Bar of a share between 0 and 1, with the share in percent."""
+    """Builds a bar for a share between 0 and 1, with the share in percent."""
     return Markup(element("meter", f"{share:.1%}", value=f"{share:.4f}") + escaped(f" {share:.1%}"))
 
 
 def fragment(*content: object, scope: str | None = None) -> Markup:
-    """Whole HTML of an object in a notebook. `scope` is a further class, for its own styles."""
+    """Builds the complete HTML of an object in a notebook. `scope` is an additional class for its
+    own styles.
+    """
     return element("div", element("style", Markup(_STYLE)), *content, class_=f"sglang-lite {scope or ''}".strip())

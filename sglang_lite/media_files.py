@@ -1,6 +1,8 @@
-"""Videos and sounds in files: their formats, and their frames and samples, decoded within bounds by PyAV.
+"""Videos and sounds in files: their formats, and their frames and samples, decoded within bounds by
+PyAV.
 
-A file is read from memory, in one of a few formats that its first bytes tell: libav never looks for other files.
+A file is read from memory, in one of a few formats recognized by its first bytes. libav never looks
+for other files.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 50 * 2**20
 MAX_SECONDS = 3600
-_LOUDEST = 1_000_000  # sample of a file in floating point; an encoder's sums of squares must be finite
+_LOUDEST = 1_000_000  # largest sample in a floating-point file; an encoder's sums of squares must be finite
 MAX_FRAME_PIXELS = 16 * 10**6  # of one frame: 4,000 x 4,000
-MAX_PIXELS = 40 * 10**9  # of all frames: decoded in some minutes
-# libav's name of a format: where its files have which bytes, and its media types of videos and of sounds.
+MAX_PIXELS = 40 * 10**9  # of all frames, which takes a few minutes to decode
+# By libav's name of a format: the offset and the bytes that identify its files, and its video and audio media types.
 _FORMATS = {
     "mov": (4, (b"ftyp", b"moov", b"mdat", b"wide"), "video/mp4", "audio/mp4"),
     "matroska": (0, (b"\x1a\x45\xdf\xa3",), "video/webm", "audio/webm"),
@@ -36,21 +38,21 @@ _FORMATS = {
     "ogg": (0, (b"OggS",), "", "audio/ogg"),
     "mp3": (0, (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "", "audio/mpeg"),
 }
-# Options for WAV files, of which so many bytes are taken at once, and samples that are: other threads that compute may
-# run between two frames, and a compressed sound has some 40 a second. In 16 bits, libav would look for DTS in a whole
-# file.
+# Options for WAV files, and the numbers of bytes and samples that are processed together. Computing threads may
+# run between two frames, and a compressed sound has about 40 per second. In 16 bits, libav would search the whole file
+# for DTS.
 _WAV, _JOINED = {"max_size": str(2**16), "max_probe_packets": "1"}, 2**18
 _KNOWN = {"video": "MP4, MOV, WEBM, MKV and AVI", "audio": "WAV, FLAC, OGG, MP3, M4A and WEBM"}
 
 
 @dataclass(frozen=True, slots=True)
 class VideoHeader:
-    """Size of a video.
+    """Dimensions of a video.
 
     Attributes:
-        frames: number of its frames.
-        fps: frames in a second.
-        width, height: pixels of a frame as it is shown.
+        frames: number of frames.
+        fps: frames per second.
+        width, height: pixels of a frame as displayed.
     """
 
     frames: int
@@ -60,19 +62,20 @@ class VideoHeader:
 
 
 def media_type(data: bytes, kind: MediaKind) -> str:
-    """Media type of a video or a sound, by its first bytes.
+    """Returns the media type of a video or a sound, by its first bytes.
 
     Raises:
-        ParameterError: it has none of the known formats.
+        ParameterError: the file has none of the known formats.
     """
     return _format(data, kind)[1]
 
 
 def video_header(video: Media) -> VideoHeader:
-    """Size of a video. Decodes its first frame.
+    """Reads the dimensions of a video. Decodes its first frame.
 
     Raises:
-        ParameterError: it is none, has no frames, is damaged, or is beyond a bound; or the package av is missing.
+        ParameterError: the file is not a video, has no frames, is damaged or exceeds a bound; or
+            the package av is missing.
     """
     with _opened(video, "video") as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -98,12 +101,12 @@ def video_header(video: Media) -> VideoHeader:
 
 
 def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterator[Picture]:
-    """Frames of a video as they are shown, in RGB.
+    """Yields frames of a video as displayed, in RGB.
 
     Args:
         video: the video.
-        header: its `video_header`.
-        indices: their numbers in the video, ascending.
+        header: `video_header` of the video.
+        indices: numbers of the frames in the video, ascending.
 
     Raises:
         ParameterError: it is damaged.
@@ -111,7 +114,7 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
     left, number, frame, pixels = deque(indices), -1, None, 0
     with _opened(video, "video") as (container, stream):
         for number, frame in enumerate(container.decode(stream)):
-            pixels += frame.width * frame.height  # a later one may be larger than the first
+            pixels += frame.width * frame.height  # later frames may be larger than the first
             if pixels > MAX_PIXELS:
                 raise _error("video", f"has more than {MAX_PIXELS:,} pixels in all.", "Cut it, or scale it down.")
             while left and left[0] == number:
@@ -128,22 +131,24 @@ def frames(video: Media, header: VideoHeader, indices: Sequence[int]) -> Iterato
 
 
 def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]:
-    """Samples of a sound, the mean of all channels: float32, most of them between -1 and 1.
+    """Decodes the samples of a sound as the mean of all channels: float32, most of them between -1
+    and 1.
 
     Args:
         sound: the sound.
-        rate: samples in a second, to which it is resampled.
-        most_seconds: length from which on it is refused.
+        rate: samples per second to resample to.
+        most_seconds: maximum length; longer sounds are refused.
 
     Raises:
-        ParameterError: it is none, is empty, damaged or too long; or the package av is missing.
+        ParameterError: the file is not a sound, or is empty, damaged or too long; or the package av
+            is missing.
     """
     parts = list[Any]()
     with _opened(sound, "audio") as (container, stream):
         import av
         import numpy as np
 
-        decoded = _within(container.decode(stream), most_seconds)  # before they are resampled: a low rate makes many
+        decoded = _within(container.decode(stream), most_seconds)  # before resampling, which may create many samples
         # A joined file may change its form.
         for _, alike in groupby(decoded, lambda each: (each.format.name, each.layout.name, each.rate)):
             resampler, joined = av.AudioResampler(format="flt", rate=rate), av.AudioFifo()
@@ -156,7 +161,7 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
                 parts += map(_mean, resampler.resample(rest))
     if not any(map(len, parts)):
         raise _error("audio", "has no samples.", "Send another file.")
-    found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]  # one more if it was rounded up
+    found: NDArray[np.float32] = np.concatenate(parts)[: int(rate * most_seconds)]  # rounding may have added one
     if not np.isfinite(found).all():
         raise _error("audio", "has samples that are no numbers.", "Save it again.")
     if max(-found.min(), found.max()) > _LOUDEST:
@@ -167,7 +172,9 @@ def samples(sound: Media, rate: int, most_seconds: float) -> NDArray[np.float32]
 
 
 def sample_count(sound: Media, rate: int, most_seconds: float) -> int:
-    """Number of the `samples` of a sound. Those that have this rate are only counted, whatever they are."""
+    """Counts the `decode_samples` of a sound. If the sound already has this rate, its samples are
+    counted without being converted or checked.
+    """
     with _opened(sound, "audio") as (container, stream):
         count = 0
         for frame in _within(container.decode(stream), most_seconds):
@@ -181,7 +188,7 @@ def sample_count(sound: Media, rate: int, most_seconds: float) -> int:
 
 
 def wav_of(heard: NDArray[np.float32], rate: int) -> Media:
-    """Sound of samples of one channel, float32, as a WAV file that has the same."""
+    """Encodes the samples of one channel, float32, losslessly as a WAV file."""
     data = heard.astype("<f4").tobytes()
     head = b"RIFF", 36 + len(data), b"WAVEfmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data)
     return Media(struct.pack("<4sI8sIHHIIHH4sI", *head) + data, "audio/wav")
@@ -189,7 +196,7 @@ def wav_of(heard: NDArray[np.float32], rate: int) -> Media:
 
 @contextmanager
 def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # container and stream of av
-    """Container with the first stream of a kind."""
+    """Opens a file and yields its container and its first stream of a kind."""
     try:
         import av
     except ImportError:
@@ -220,7 +227,7 @@ def _opened(media: Media, kind: MediaKind) -> Iterator[tuple[Any, Any]]:  # cont
 
 
 def _format(data: bytes, kind: MediaKind) -> tuple[str, str]:
-    """libav's name of a file's format, and the media type."""
+    """Returns libav's name of a file's format, and the media type."""
     for name, (start, beginnings, *types) in _FORMATS.items():
         found = types[kind == "audio"]
         if found and data.startswith(beginnings, start):
@@ -230,8 +237,9 @@ def _format(data: bytes, kind: MediaKind) -> tuple[str, str]:
 
 
 def _check_tables(data: bytes, kind: MediaKind) -> None:
-    """Refuses an MP4 with more samples of equal size than bytes, for which libav would take any memory (ISO/IEC
-    14496-12, 8.7.3 and 8.8.8)."""
+    """Rejects an MP4 with more samples of equal size than bytes, for which libav would allocate any
+    amount of memory (ISO/IEC 14496-12, 8.7.3 and 8.8.8).
+    """
     start = count = 0
     while start < len(data):
         size = _number(data, start)
@@ -253,7 +261,7 @@ def _number(data: bytes, at: int, size: int = 4) -> int:
 
 
 def _count(container: Any, stream: Any, most: int) -> int:
-    """Number of a stream's packets with a frame; one more than `most` if there are more."""
+    """Counts a stream's packets that contain a frame, up to one more than `most`."""
     count = 0
     for packet in container.demux(stream):
         count += packet.size > 0
@@ -263,7 +271,7 @@ def _count(container: Any, stream: Any, most: int) -> int:
 
 
 def _within(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
-    """Frames of a sound. Raises ParameterError where it becomes too long."""
+    """Yields the frames of a sound. Raises ParameterError where it becomes too long."""
     seconds = 0.0
     for frame in frames:
         seconds += frame.samples / max(frame.rate, 1)
@@ -274,7 +282,8 @@ def _within(frames: Iterable[Any], most_seconds: float) -> Iterator[Any]:
 
 
 def _mean(frame: Any) -> NDArray[np.float32]:
-    """Mean of the channels of a frame, which has them side by side: PyAV can't read more than 8 planes."""
+    """Averages the channels of a frame, which are interleaved: PyAV can't read more than 8 planes.
+    """
     mean: NDArray[np.float32] = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(1)
     return mean
 

@@ -1,4 +1,4 @@
-"""Random ids of requests and answers. The ids are not secrets: access is controlled by API keys alone."""
+"""Random ids of requests and answers. The ids are not secrets: only API keys control access."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import random
 import secrets
 
-# Seeded from the system only once: each such call releases the GIL, which another thread may then keep for a while.
+# Seeded from the system only once: each such call releases the GIL, which another thread may then hold for a while.
 _source = random.Random(secrets.randbits(256))
 
 
 def random_id() -> str:
-    """Random id: 128 bits as 32 hexadecimal digits."""
+    """Returns a random id: 128 bits as 32 hexadecimal digits."""
     return f"{_source.getrandbits(128):032x}"
 
 

@@ -1,7 +1,8 @@
-"""Batches on a Ray cluster: each actor has an engine, and rows that share a long text go to the same actor.
+"""Batches on a Ray cluster: each actor has an engine, and rows that share a long text go to the
+same actor.
 
-`program.run_batch(rows, cluster=RayOptions(engine={"model": …}))`. Depends on the language's batches; engines are only
-described by their settings here.
+`program.run_batch(rows, cluster=RayOptions(engine={"model": …}))`. Depends on the language's
+batches; here, engines are only described by their settings.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from sglang_lite.wire.failure import as_error, as_failure
 
 logger = logging.getLogger("sglang_lite")
 
-_LANES = 2  # groups of rows under way at an actor, so that it is not idle between two groups
-_FEWEST = 8  # minimum size to which groups are split, so that computing a shared prefix pays
+_LANES = 2  # simultaneous groups of rows at an actor, so that it is not idle between two groups
+_FEWEST = 8  # minimum size of split groups, so that computing a shared prefix pays off
 _DRIVERS = {  # options of a batch that are not passed to actors
     "backend", "cluster", "checkpoint", "version", "skip_damaged", "secret", "progress_bar", "generator_style",
     "ordered", "on_error", "num_threads",
@@ -37,14 +38,18 @@ _DRIVERS = {  # options of a batch that are not passed to actors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """Options of a batch on a Ray cluster, whose engines are started for the batch and ended with it.
+    """Options of a batch on a Ray cluster. Its engines are started for the batch and end with it.
 
     Attributes:
-        engine: keywords of each actor's `Engine`, or a function without arguments that makes its backend.
-        actors: number of actors; None for one per GPU of the cluster, or one per node if the cluster has no GPUs.
+        engine: keywords of each actor's `Engine`, or a function without arguments that creates its
+            backend.
+        actors: number of actors; None for one per GPU of the cluster, or one per node if the
+            cluster has no GPUs.
         num_cpus: number of CPUs that Ray reserves for each actor.
-        num_gpus: number of GPUs that Ray reserves for each actor; None for 1 if the cluster has GPUs, else 0.
-        start_timeout_s: maximum time in seconds for the start of an actor: waiting for resources and loading the model.
+        num_gpus: number of GPUs that Ray reserves for each actor; None for 1 if the cluster has
+            GPUs, else 0.
+        start_timeout_s: maximum time in seconds for the start of an actor: waiting for resources
+            and loading the model.
 
     Raises:
         ParameterError: an option has an invalid value.
@@ -75,17 +80,17 @@ class RayOptions:
                 raise ParameterError(name, f"{value!r:.60} is not a number of at least 0.", hint="Give 0 or more.")
 
     def identity(self) -> object:
-        """Data that the answers depend on; a checkpoint is only valid for the same data."""
+        """Returns data that the answers depend on. A checkpoint is only valid for the same data."""
         if isinstance(self.engine, Mapping):
             return "sglang_lite.ray", sorted((name, str(value)) for name, value in self.engine.items())
         return "sglang_lite.ray", self.engine.__module__, self.engine.__qualname__
 
     def rows(self, given: UserValue) -> UserValue:
-        """Items of a batch: the rows of a Ray Dataset, or other items unchanged."""
+        """Returns the items of a batch: the rows of a Ray Dataset, or other items unchanged."""
         return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
 
     def pool(self, program: BaseProgram, plan: BatchPlan, report: Report, *, until_released: bool) -> ActorPool:
-        """Pool of actors that run the items of a batch whose outcomes are not known yet.
+        """Creates a pool of actors that run the items of a batch whose outcomes are not known yet.
 
         Raises:
             CapabilityError: Ray is not installed.
@@ -94,9 +99,9 @@ class RayOptions:
 
 
 def groups(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
-    """Groups rows by the longest text among their arguments that several rows share, but not all: for example, a
-    document with several questions. Rows without a shared text form one group. Groups are in the order of their first
-    rows.
+    """Splits rows into groups by the longest text among their arguments that several rows share,
+    but not all: for example, a document with several questions. Rows without a shared text form one
+    group. Groups are in the order of their first rows.
 
     Args:
         rows: index and arguments of each row.
@@ -117,11 +122,13 @@ def groups(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
 
 
 class ActorPool:
-    """Pool (lang/batches/body_pool.py) whose items run on Ray actors. A thread supervises each actor.
+    """Pool (lang/batches/body_pool.py) whose items run on Ray actors. A thread supervises each
+    actor.
 
     Args:
         report: called with each row's index and outcome.
-        until_released: whether a row is under way until `release` is called for it; rows are then run in their order.
+        until_released: whether a row occupies room until `release` is called for it; rows then run
+            in their order.
     """
 
     def __init__(
@@ -140,7 +147,7 @@ class ActorPool:
         self._tried: Counter[int] = Counter()  # number of actors that died with a row
         self._waiting: deque[list[int]] = deque()
         self._room = 0
-        self._seats = 0  # supervising threads whose actor runs or may still start
+        self._seats = 0  # supervising threads whose actor is running or may still start
         self._actors: set[Any] = set()
         self._bell = threading.Condition()
         self._over = False
@@ -168,7 +175,7 @@ class ActorPool:
             ).start()
 
     def stop(self) -> None:
-        """Starts no further rows, and kills the actors."""
+        """Ends the pool: starts no more rows, and kills the actors."""
         with self._bell:
             self._over = True
             actors, self._actors = self._actors, set()
@@ -177,7 +184,7 @@ class ActorPool:
             self._ray.kill(actor)
 
     def release(self) -> None:
-        """Makes room for another row, if rows are under way until they are released."""
+        """Makes room for another row, if rows occupy room until they are released."""
         with self._bell:
             self._room += 1
             self._bell.notify_all()
@@ -185,7 +192,7 @@ class ActorPool:
     # ---------------------------------------------------------------------------------------- an actor's threads
 
     def _supervise(self, kind: Any, task: Any, max_rows: int) -> None:
-        """Starts and supervises an actor, and a second one if the first dies."""
+        """Runs and supervises an actor, and a second one if the first dies."""
         error: Exception = BackendError("it was stopped.")
         for _ in range(2):
             with self._bell:
@@ -215,7 +222,7 @@ class ActorPool:
             self._finish(index, _no_actor(error))
 
     def _feed(self, actor: Any, max_rows: int) -> None:
-        """Gives groups of rows to an actor until none are left or the actor has died."""
+        """Sends groups of rows to an actor until none are left or the actor has died."""
         exceptions = self._ray.exceptions
         while rows := self._take(actor, max_rows):
             items = [(index, self._items[index]) for index in rows]
@@ -231,8 +238,9 @@ class ActorPool:
                 return
 
     def _take(self, actor: Any, max_rows: int) -> list[int]:
-        """Indices of the next rows; waits until rows and room are there. Empty if no rows are left or the actor has
-        died."""
+        """Returns the indices of the next rows, after waiting until there are rows and room.
+        Returns an empty list if no rows are left or the actor has died.
+        """
         with self._bell:
             while self._unfinished and actor in self._actors and not (self._waiting and self._room):
                 self._bell.wait()
@@ -256,7 +264,9 @@ class ActorPool:
         self._report(index, outcome)
 
     def _requeue(self, actor: Any, rows: list[int], error: Exception) -> None:
-        """Queues the unfinished rows of a dead actor again. Rows whose actor has died for the second time fail."""
+        """Requeues the unfinished rows of a dead actor. Rows whose actor has died for the second
+        time fail.
+        """
         with self._bell:
             self._actors.discard(actor)
             rows = [index for index in rows if index in self._unfinished]
@@ -290,9 +300,9 @@ class _Actor:
         return True
 
     def run(self, rows: list[tuple[int, Item]]) -> Iterator[tuple[int, str, Any]]:
-        """Runs rows, and yields the index and outcome of each as it finishes."""
+        """Executes rows, and yields the index and outcome of each as it finishes."""
         items = [list(args) if args else kwargs for _, (args, kwargs) in rows]
-        with equal_items_are_meant():  # or the driver has warned
+        with equal_items_are_meant():  # otherwise the driver has already warned
             outcomes = self._program.run_batch(
                 items, backend=self._backend, generator_style=True, ordered=False, on_error="return", **self._settings
             )
@@ -304,15 +314,16 @@ _Sent = bytes | tuple[Callable[..., UserValue], int | None, dict[str, UserValue]
 
 
 def program_as_data(program: SglFunction) -> _Sent:
-    """Data of a program for an actor. A program of the script that runs is sent as its code, which no actor can import;
-    others by their name."""
+    """Converts a program to data for an actor. A program of the running script, which no actor can
+    import, is sent as its code. Others are sent by name.
+    """
     if program.func.__module__ != "__main__":
         return pickle.dumps(program)
     return program.func, program.num_api_spec_tokens, program.bind_arguments, program.untrusted_arguments
 
 
 def as_program(data: _Sent) -> SglFunction:
-    """Program from the data of `program_as_data`."""
+    """Restores a program from the data of `program_as_data`."""
     if isinstance(data, bytes):
         found: SglFunction = pickle.loads(data)
         return found
@@ -320,7 +331,9 @@ def as_program(data: _Sent) -> SglFunction:
 
 
 def _data(outcome: Outcome) -> tuple[str, Any]:
-    """Kind and data of an outcome that can be sent to another process: "state", "failure" or "error"."""
+    """Converts an outcome to its kind ("state", "failure" or "error") and data that can be sent to
+    another process.
+    """
     if not isinstance(outcome, Exception):
         try:
             return "state", saved_run(outcome.branch, outcome.ret_value, again=False)

@@ -1,4 +1,6 @@
-"""Mark of service threads: everything waits for an engine's loop, so its thread must never block on a program."""
+"""Mark of service threads. Everything waits for an engine's loop, so its thread must never block on
+a program.
+"""
 
 from __future__ import annotations
 

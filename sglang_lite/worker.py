@@ -1,5 +1,7 @@
-"""Entry point for torchrun: `torchrun … -m sglang_lite.worker --model M --tp-size 8` is `sglang-lite serve` with these
-flags, and a rank in each of torchrun's processes. That of rank 0 has the server; each sees one GPU."""
+"""Entry point for torchrun. `torchrun … -m sglang_lite.worker --model M --tp-size 8` is
+`sglang-lite serve` with these flags, and one rank in each of torchrun's processes. The process of
+rank 0 has the server; each process sees one GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from sglang_lite.cli import main
 
 
 def arguments(environment: dict[str, str]) -> list[str]:
-    """Flags that tell a process of torchrun its place, by the variables that torchrun sets. Ports follow its own.
+    """Returns flags that give a process its place, from the variables that torchrun sets. Ports
+    follow torchrun's own.
 
     Raises:
         SystemExit: a variable is missing.
@@ -26,7 +29,7 @@ def arguments(environment: dict[str, str]) -> list[str]:
 
 
 def visible(environment: dict[str, str]) -> str:
-    """Number of the GPU that the process sees, among those that its machine's processes may see."""
+    """Returns the number of the process's GPU, among those that the machine's processes may see."""
     local, gpus = int(environment.get("LOCAL_RANK", "0")), environment.get("CUDA_VISIBLE_DEVICES")
     return str(local) if gpus is None else (*gpus.split(","), *[""] * local)[local]
 

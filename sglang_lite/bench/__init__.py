@@ -1,2 +1,3 @@
-"""`sglang-lite bench`: measures the runtime with random weights of a real model's shape, and compares it with the
-hardware's limit and with peers (vllm, sglang)."""
+"""`sglang-lite bench`: measures the runtime with random weights in a real model's shape, and
+compares it with the hardware's limit and with peers (vllm, sglang).
+"""

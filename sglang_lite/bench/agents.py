@@ -1,8 +1,10 @@
-"""Agents: programs of many turns that wait for tools in between, in memory for all or for a part of them.
+"""Agents: programs of many turns that wait for tools in between, with memory for all or only some
+of them.
 
-The shape is that of published traces of coding agents (vLLM's: a median of 43 turns and 142,000 tokens in, 444 out,
-with subagents in 44 %), with fewer turns and a 30th of the tokens, so that a run takes seconds: 64 agents of 8 turns,
-of which 28 start a subagent of 3 turns while they wait. Lengths and times of tools are log-normal.
+The shape is that of published traces of coding agents (vLLM's: a median of 43 turns and 142,000
+tokens in, 444 out, with subagents in 44 %), with fewer turns and a 30th of the tokens, so that a
+run takes seconds: 64 agents of 8 turns, 28 of which start a subagent of 3 turns while they wait.
+Lengths and times of tools are log-normal.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingPara
 from sglang_lite.runtime.loading.load_model import LoadedModel
 
 _TURNS = 8  # of an agent
-TOOL_S = 0.7  # middle of the times in a tool, in seconds
-TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, over those that fit
+TOOL_S = 0.7  # median time in a tool, in seconds
+TIMES_MEMORY = (0.7, 1.0, 2.0, 4.0)  # tokens of all agents, relative to those that fit
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """A turn: tokens that are read, tokens that are generated, seconds in a tool, and a subagent that is waited for."""
+    """A turn: tokens that are read, tokens that are generated, seconds in a tool, and a subagent to
+    wait for.
+    """
 
     reads: int
     writes: int
@@ -41,7 +45,7 @@ class AgentsMeasured:
 
     Attributes:
         seconds: time until all have ended.
-        again: prompt tokens computed, over those that are needed.
+        again: prompt tokens computed, relative to those that are needed.
         programs: number of programs, subagents included.
     """
 
@@ -51,7 +55,7 @@ class AgentsMeasured:
 
 
 def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]]:
-    """Turns of each agent.
+    """Draws the turns of each agent.
 
     Args:
         count: number of agents.
@@ -75,7 +79,7 @@ def agents(count: int = 64, *, scale: float = 1.0) -> list[tuple[AgentTurn, ...]
 
 
 def flattened(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
-    """Turns of an agent, and of its subagents."""
+    """Yields the turns of an agent and those of its subagents."""
     yield turns
     for turn in turns:
         if turn.subagent:
@@ -83,16 +87,18 @@ def flattened(turns: tuple[AgentTurn, ...]) -> Iterator[tuple[AgentTurn, ...]]:
 
 
 def working_set(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
-    """Tokens of all agents and subagents at their ends."""
+    """Returns the total number of tokens of all agents and subagents when they end."""
     return sum(turn.reads + turn.writes for each in all_turns for own in flattened(each) for turn in own)
 
 
 def run_agents(engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as_program: bool) -> AgentsMeasured:
-    """Runs agents that begin at the same time, in an engine of this process whose cache is empty at first.
+    """Executes agents that start at the same time, in an engine of this process with an initially
+    empty cache.
 
     Args:
         all_turns: turns of each agent.
-        as_program: whether each is one open program; else each turn is a request with the whole text before it.
+        as_program: whether each agent is one open program; otherwise each turn is a request with
+            all text before it.
 
     Raises:
         RuntimeError: one has failed.
@@ -128,8 +134,9 @@ def run_agents(engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as
 
 
 def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) -> Iterator[str]:
-    """Yields lines of a table: agents in engines of different sizes, as programs and as requests. Where the device has
-    no room for all, also as programs of an engine whose host keeps what doesn't fit ("tiers").
+    """Yields lines of a table: agents in engines of different sizes, as programs and as requests.
+    If the device has no room for all of them, also as programs of an engine whose host keeps the
+    rest ("tiers").
 
     Args:
         scale: factor of all token counts.
@@ -154,7 +161,9 @@ def measure_agents(loaded: LoadedModel, *, scale: float = 1.0, count: int = 64) 
 
 
 class _Agent(ABC):
-    """An agent that plays its turns one after another; each begins some time after the one before has ended."""
+    """An agent that plays its turns one after another. Each turn begins some time after the
+    previous one has ended.
+    """
 
     def __init__(self, engine: Engine, turns: tuple[AgentTurn, ...], number: int, ended: Callable[..., None]) -> None:
         self.engine, self.turns, self.number, self.ended = engine, turns, number, ended
@@ -166,7 +175,7 @@ class _Agent(ABC):
 
     @abstractmethod
     def play(self, turn: AgentTurn) -> None:
-        """Starts a turn. Calls `played` at its end."""
+        """Starts a turn, at whose end `finish_turn` is called."""
 
     def close(self) -> None:
         """Ends the agent."""

@@ -1,5 +1,6 @@
-"""Lower bound on the time of one or several GPUs: all weights, keys and values are read once a step, all products run
-at the measured rate, and sums over GPUs at that of their links."""
+"""Lower bound on the time of one or several GPUs: all weights, keys and values are read once per
+step, all products run at the measured rate, and sums over GPUs at the rate of their links.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ class Rates:
     """Measured rates of GPUs that share each layer.
 
     Attributes:
-        bytes_per_s: bytes per second of a large copy on the device, read and written; of all GPUs.
-        flops_per_s: floating-point operations per second of a large bfloat16 product; of all GPUs.
+        bytes_per_s: bytes per second of a large copy on the device, read and written, of all GPUs
+            together.
+        flops_per_s: floating-point operations per second of a large bfloat16 product, of all GPUs
+            together.
         gpus: number of GPUs.
         link_bytes_per_s: bytes per second of a large copy from one GPU to another.
     """
@@ -31,7 +34,7 @@ class Rates:
 
 
 def measure(gpus: int = 1) -> Rates:
-    """Measures the rates on the first GPU, and on its link to the second if there are to be several."""
+    """Measures the rates on the first GPU and, if there are several, on its link to the second."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
     copy, link = 2 * source.nbytes / _seconds(lambda: target.copy_(source)), math.inf
@@ -56,9 +59,10 @@ def _seconds(run: object) -> float:
 
 
 def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
-    """Minimum seconds for a workload: all prompts are computed, then each step generates one token for each row. A step
-    reads each row's keys and values once, and a shared prefix once for all rows. Several GPUs sum the hidden states of
-    all tokens twice a layer, for which each sends its part to the others, and the sum of another part.
+    """Returns the minimum seconds for a workload: all prompts are computed, then each step
+    generates one token per row. A step reads each row's keys and values once, and a shared prefix
+    once for all rows. Several GPUs sum the hidden states of all tokens twice per layer, for which
+    each sends its part to the others, and the sum of another part.
 
     Args:
         bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.
@@ -102,8 +106,9 @@ def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16
 
 
 def _feed_forward_weights(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
-    """Number of weights of a feed-forward that `rows` rows read. For experts, the expected number with a uniform
-    router."""
+    """Returns the number of weights of a feed-forward that `rows` rows read. For experts, this is
+    the expected number with a uniform router.
+    """
     if isinstance(spec, DenseSpec):
         return spec.weight_elements(hidden)
     return spec.weight_elements(hidden, spec.count * (1 - (1 - spec.top_k / spec.count) ** rows))

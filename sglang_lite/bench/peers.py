@@ -1,5 +1,6 @@
-"""Times of vllm and sglang for the same workloads. Each runs in a process of its own, because it takes the whole GPU
-and does not release it cleanly."""
+"""Times of vllm and sglang for the same workloads. Each runs in its own process, because it
+occupies the whole GPU and does not release it cleanly.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +44,17 @@ class PeerResults:
 
 
 def installed() -> list[str]:
-    """Names of the peers that can be imported. Does not import them."""
+    """Returns the names of the peers that can be imported, without importing them."""
     return [name for name in _ENGINES if find_spec(name)]
 
 
 def measure_peer(
     name: str, shape: str, workloads: Sequence[str], repeat: int, *, fp8: bool = False, limit: float
 ) -> PeerResults:
-    """Runs workloads through a peer, with random weights. Its logs go to stderr.
+    """Measures workloads with a peer that has random weights. Its logs go to stderr.
 
     Args:
-        name: name of the peer, one of `installed()`.
+        name: name of the peer, one of `installed_peers()`.
         shape: name of the model's shape, one of SHAPES.
         workloads: names of workloads, from WORKLOADS; each runs once more beforehand, to warm up.
         repeat: number of measured runs of each workload.
@@ -78,7 +79,7 @@ def measure_peer(
             failure = f"not done after {limit:.0f} s"
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
+                os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
             process.wait()
         figures = dict(json.loads(line) for line in results.read_text().splitlines())
         return PeerResults(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
@@ -116,14 +117,14 @@ _ENGINES = {"vllm": _vllm, "sglang": _sglang}
 
 
 def _settings(fp8: bool) -> dict[str, Any]:
-    """Settings whose names are the same for both peers."""
+    """Returns settings whose names are the same for both peers."""
     numbers = {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"} if fp8 else {}
     return {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", **numbers}
 
 
 def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
     def emptied() -> None:
-        # Refused for a moment after the last result, until the step that follows has been processed.
+        # Refused for a moment after the last result, until the following step has been processed.
         if not any(flush() for _ in range(1000)):
             raise RuntimeError("the prefix cache can't be emptied")
 
@@ -137,7 +138,7 @@ def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> 
 
 
 def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
-    """Entry point of the peer's process. Writes its version, its times and a failure as lines of JSON."""
+    """Runs the peer's process. Writes its version, its times and a failure as lines of JSON."""
 
     def write_result(name: str, value: object) -> None:
         with Path(folder, _RESULTS_FILE).open("a") as file:

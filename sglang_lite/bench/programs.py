@@ -1,4 +1,5 @@
-"""Workloads written as programs, to measure the cost of the language compared to plain requests."""
+"""Workloads written as programs, to measure the cost of the language compared with plain requests.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def _fork(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]
 
 
 def _batch(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
-    """Runs one program for each prompt, all at once."""
+    """Runs one program per prompt, all at the same time."""
     items = [{"shared": shared, "own": text, "new": count} for text, count in zip(own, work.output_lengths)]
     states: list[ProgramState] = _shot.run_batch(
         items, backend=backend, temperature=work.temperature, num_threads=len(items)

@@ -1,5 +1,6 @@
-"""Report of a benchmark: runs the workloads, and prints their times next to the hardware's minimum, their times as
-programs, and the times of peers."""
+"""Report of a benchmark: runs the workloads and prints their times next to the hardware's minimum,
+their times as programs, and the times of peers.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +38,18 @@ def report(
 
     Args:
         shape: name of the model's shape, one of SHAPES.
-        names: names of workloads, from WORKLOADS; each runs once more beforehand, which is reported separately.
+        names: names of workloads, from WORKLOADS; each runs once more beforehand, which is reported
+            separately.
         repeat: number of measured runs of each workload after that.
         fp8: whether weights, keys and values have 8 bits.
-        model_impl: implementation of the model, as in `load_shape`; peers are measured only for "native".
-        parallel: GPUs that share each layer. Peers are measured on one alone.
+        model_impl: implementation of the model, as in `load_shape`; peers are measured only for
+            "native".
+        parallel: GPUs that share each layer. Peers are only measured on a single GPU.
         file: path of a JSON file to write everything to, or None.
 
     Raises:
-        ParameterError: no GPU is available and the shape is not for CPUs, there are fewer GPUs, they can't share the
-            shape's layers, or the file can't be written.
+        ParameterError: no GPU is available and the shape is not for CPUs, there are too few GPUs,
+            they can't share the shape's layers, or the file can't be written.
     """
     gpu = torch.cuda.is_available()
     _check_shape(shape, gpu=gpu)
@@ -65,7 +68,8 @@ def report(
 
 
 def report_agents(shape: str, *, fp8: bool = False) -> None:
-    """Measures agents that wait for tools, in memory for all or for a part of them, and prints a table.
+    """Measures agents that wait for tools, with memory for all or only some of them, and prints a
+    table.
 
     Args:
         shape, fp8: as in `report`.
@@ -127,21 +131,21 @@ def _engine(shape: str, fp8: bool, settings: Mapping[str, Any]) -> Iterator[Engi
         with Engine.of(load_shape(shape, fp8=fp8, model_impl=settings["model_impl"])) as engine:
             yield engine
         return
-    with TemporaryDirectory() as folder:  # ranks read a model's config by themselves
+    with TemporaryDirectory() as folder:  # each rank reads the model's config itself
         write_model(Path(folder), shape)
         with Engine(folder, load_format="dummy", **settings) as engine:
             yield engine
 
 
 def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
-    """Number formats in which a shape is measured."""
+    """Describes the number formats in which a shape is measured."""
     if not fp8:
         return "bfloat16" if gpu else "as the CPU computes"
     return "8-bit weights, bfloat16 latents" if SHAPES[shape].latent else "8-bit weights, keys and values"
 
 
 def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
-    """Measures a workload: once, then `repeat` times, alternating between requests and program."""
+    """Measures a workload once, then `repeat` times, alternating between requests and program."""
     forms: list[Callable[[], Measured]] = [partial(run, engine, work)]
     if name in PROGRAMS:
         forms.append(partial(run_as_program, engine, name, work))
@@ -187,13 +191,14 @@ def _print_row(row: Row) -> None:
 def compare(
     shape: str, ours: Mapping[str, tuple[float, float]], repeat: int, *, fp8: bool = False, patience: float = 1200.0
 ) -> dict[str, PeerResults]:
-    """Measures the installed peers, prints a table of their times next to ours, and returns their measurements. Prints
-    nothing if no peer is installed.
+    """Measures the installed peers, prints a table of their times next to ours, and returns their
+    measurements. Prints nothing if no peer is installed.
 
     Args:
         ours: median seconds and minimum seconds of this runtime, by workload.
         repeat, fp8: as in `report`.
-        patience: seconds that a peer may take to start. In addition, it has ten times our seconds for the workloads.
+        patience: seconds that a peer may take to start. In addition, it gets ten times our seconds
+            for the workloads.
     """
     limit = patience + 10 * (repeat + 1) * sum(seconds for seconds, _ in ours.values())
     peers = {name: measure_peer(name, shape, list(ours), repeat, fp8=fp8, limit=limit) for name in installed()}

@@ -73,7 +73,7 @@ _SPLIT = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
 
 
 def hf_config(name: str) -> dict[str, object]:
-    """`config.json` that a model of this shape would have on the Hugging Face hub."""
+    """Returns the `config.json` that a model of this shape would have on the Hugging Face hub."""
     spec = SHAPES[name]
     family = spec.architecture
     attention, feed_forward = spec.layers[0].attention, spec.layers[0].feed_forward
@@ -106,8 +106,9 @@ def hf_config(name: str) -> dict[str, object]:
 
 
 def write_model(folder: Path, name: str) -> None:
-    """Writes what an engine reads of a model of this shape, but weights: its config, and a tokenizer whose tokens are
-    meaningless words."""
+    """Writes what an engine reads of a model of this shape, except weights: its config, and a
+    tokenizer whose tokens are meaningless words.
+    """
     (folder / "config.json").write_text(json.dumps(hf_config(name)))
     words = {_word(i).replace(" ", "\u0120"): i for i in range(SHAPES[name].vocab_size)}
     backend = Backend(models.BPE(words, [], ignore_merges=True))
@@ -121,15 +122,15 @@ def load_shape(
     name: str, *, fp8: bool = False, model_impl: str = "native", quantization: str | None = None,
     deterministic: bool = False, config: EngineConfig | None = None,
 ) -> LoadedModel:  # fmt: skip
-    """Model of a shape on the first GPU, or on the CPU if no GPU is available, with a tokenizer whose tokens are
-    meaningless words.
+    """Creates a model of a shape on the first GPU, or on the CPU if no GPU is available, with a
+    tokenizer whose tokens are meaningless words.
 
     Args:
-        fp8: whether weights, keys and values, but not latents, have 8 bits; bfloat16 if not.
+        fp8: whether weights, keys and values (but not latents) have 8 bits instead of bfloat16.
         model_impl: "native", or "transformers" for the code of that package instead of ours.
-        quantization: as of `EngineConfig`; "gguf" for matrices in blocks of Q4_K.
-        deterministic: as of `EngineConfig`, which the engine must be given, too.
-        config: settings of the engine, whose kernels are compiled ahead; None for those of the defaults.
+        quantization: as in `EngineConfig`; "gguf" for matrices in blocks of Q4_K.
+        deterministic: as in `EngineConfig`; must also be set for the engine.
+        config: settings of the engine whose kernels are compiled ahead; None for the defaults.
     """
     if model_impl == "transformers":
         return _by_transformers(name)
@@ -160,7 +161,7 @@ def load_shape(
 
 
 def _by_transformers(name: str) -> LoadedModel:
-    """Model of a shape that runs the code of transformers."""
+    """Creates a model of a shape that runs the code of transformers."""
     from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
     spec, device = SHAPES[name], torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -171,7 +172,7 @@ def _by_transformers(name: str) -> LoadedModel:
 
 
 def tokenizer(size: int) -> Tokenizer:
-    """Tokenizer with `size` tokens, each of which is one word."""
+    """Creates a tokenizer with `size` tokens, each of which is one word."""
     words = [_word(i) for i in range(size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [], ignore_merges=True))
     backend.pre_tokenizer = _SPLIT
@@ -179,11 +180,13 @@ def tokenizer(size: int) -> Tokenizer:
 
 
 def text_from_ids(ids: Iterable[int]) -> str:
-    """Text that the tokenizer encodes to these ids."""
+    """Returns the text that the tokenizer encodes to these ids."""
     return "".join(map(_word, ids))
 
 
 def _word(i: int) -> str:
-    """Word of a token: a blank and four letters. Text is split into these words before it is encoded."""
+    """Returns the word of a token: a space and four letters. Text is split into these words before
+    it is encoded.
+    """
     letters = "abcdefghijklmnopqrstuvwxyz"
     return " " + "".join(letters[i // 26**place % 26] for place in (3, 2, 1, 0))

@@ -1,5 +1,6 @@
-"""Time from the start of a process to an engine's first token, measured in a process of its own, as users experience
-it."""
+"""Time from the start of a process to an engine's first token, measured in a separate process, as
+users experience it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Started:
 
 
 def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values of settings have many types
-    """Starts a process that makes an engine of a shape with random weights and generates one token.
+    """Measures how long a process takes to start an engine of a shape with random weights and
+    generate one token.
 
     Args:
         shape: name of the model's shape, one of SHAPES.
@@ -56,7 +58,7 @@ def first_token(shape: str, settings: Mapping[str, Any]) -> Started:  # values o
 
 
 def _cached() -> int:
-    """Number of kernels in Triton's cache."""
+    """Counts the kernels in Triton's cache."""
     if not find_spec("triton"):
         return 0
     import triton

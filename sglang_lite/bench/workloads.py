@@ -1,4 +1,6 @@
-"""Workloads: random token ids as prompts, generated greedily or at temperature 0.6, without an early end."""
+"""Workloads: prompts of random token ids, with output generated greedily or at temperature 0.6,
+without an early end.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from sglang_lite.protocol import Generation, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts of a benchmark, and the tokens to generate for them.
+    """Prompts of a benchmark and the tokens to generate for them.
 
     Attributes:
         prefix_length: number of tokens that all prompts begin with.
-        suffix_lengths: number of further tokens, for each prompt.
-        output_lengths: number of tokens to generate, for each prompt.
+        suffix_lengths: number of additional tokens of each prompt.
+        output_lengths: number of tokens to generate for each prompt.
         cached: True if the shared tokens are in the cache at the start.
         temperature: sampling temperature.
     """
@@ -32,7 +34,8 @@ class Workload:
     temperature: float = 0.0
 
     def scaled_down(self, factor: int) -> Workload:
-        """Workload with the same number of prompts, and token counts divided by `factor`."""
+        """Returns a workload with the same number of prompts, and token counts divided by `factor`.
+        """
 
         def less(counts: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(max(count // factor, 1) for count in counts)
@@ -70,7 +73,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds from the first submission to the last result, and the number of steps in between."""
+    """Seconds from the first submission to the last result, and the number of steps."""
 
     seconds: float
     steps: int
@@ -81,8 +84,8 @@ def prepare(
     generate: Callable[[list[list[int]], tuple[int, ...], float], object],
     flush: Callable[[], object],
 ) -> list[list[int]]:
-    """Prompts of a workload. Prepares the cache of the engine that is to run them: it holds only the shared tokens if
-    the workload is `cached`, else nothing.
+    """Returns the prompts of a workload and prepares the engine's cache: it holds only the shared
+    tokens if the workload is `cached`, otherwise nothing.
 
     Args:
         generate: function of prompts, tokens to generate for each, and a temperature.

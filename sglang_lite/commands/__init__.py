@@ -1,1 +1,1 @@
-"""Commands of `sglang-lite` that are more than a call: each a file."""
+"""Commands of `sglang-lite` that need more than a call, one file each."""

@@ -44,7 +44,7 @@ class Dialogue:
     schema: JsonSchema | None = None
 
     def messages(self) -> list[dict[str, str]]:
-        """Turns in the form of chat APIs."""
+        """Returns the turns in the form of chat APIs."""
         turns = (("system", self.system), *self.turns) if self.system else self.turns
         return [{"role": role, "content": text} for role, text in turns]
 
@@ -58,7 +58,9 @@ def _answer(s: ProgramState, conversation: Dialogue) -> None:
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines of standard input; of a terminal they can be edited, with those before at the arrow keys."""
+    """Yields lines of standard input. In a terminal they can be edited, and earlier lines are
+    available with the arrow keys.
+    """
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
@@ -80,7 +82,8 @@ def chat(
     max_tokens: int,
     temperature: float,
 ) -> Dialogue:
-    """Takes questions and commands, a line each, and writes answers as they come, until the end of the lines or /quit.
+    """Reads questions and commands, one per line, and writes answers as they arrive, until the end
+    of the lines or /quit.
 
     Args:
         backend: backend of the answers; None for the default one.
@@ -105,7 +108,9 @@ def chat(
 
 
 def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
-    """Conversation after a command. Raises SglError if it can't be done; the conversation then stays as it is."""
+    """Executes a command and returns the resulting conversation. Raises SglError if that fails; the
+    conversation then stays as it is.
+    """
     command, _, rest = text.partition(" ")
     rest = rest.strip()
     if command == "/system":
@@ -128,14 +133,16 @@ def _commanded(conversation: Dialogue, text: str, out: TextIO) -> Dialogue:
 
 
 def _answered(conversation: Dialogue, text: str, out: TextIO, answer: Callable[[Dialogue], ProgramState]) -> Dialogue:
-    """Conversation with a question and its answer; an answer that was interrupted counts as far as it came."""
+    """Answers a question and returns the conversation with both. An interrupted answer is kept as
+    far as it arrived.
+    """
     asked = replace(conversation, turns=(*conversation.turns, ("user", text)))
     state = answer(asked)
     pieces = []
     try:
         for piece in state.text_iter("answer"):
             pieces.append(piece)
-            print(printable(piece), end="", file=out, flush=True)  # no escape sequences of a model
+            print(printable(piece), end="", file=out, flush=True)  # no escape sequences from the model
     except KeyboardInterrupt:
         state.cancel()
         print(" (stopped)", end="", file=out)

@@ -1,4 +1,4 @@
-"""`sglang-lite completion`: scripts by which shells complete commands and flags."""
+"""`sglang-lite completion`: scripts that let shells complete commands and flags."""
 
 from __future__ import annotations
 

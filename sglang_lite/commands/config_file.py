@@ -12,7 +12,9 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 class ConfigFile(argparse.Action):
-    """Flag that names a YAML file with flags by their names, with `_` or `-`. Those of the command line win."""
+    """Flag that names a YAML file with flags by name, with `_` or `-`. Flags on the command line
+    take precedence.
+    """
 
     def __call__(
         self,
@@ -38,7 +40,7 @@ class ConfigFile(argparse.Action):
         for name, value in given.items():
             found = _parsed(parser, name, value)
             for dest, each in vars(found).items():
-                if each is None or each == parser.get_default(dest):  # which no flag has set: the command itself
+                if each is None or each == parser.get_default(dest):  # not set by a flag
                     continue
                 if dest in told:
                     parser.error(f"--config: {name} and {told[dest]} are one setting. Give one of them")
@@ -50,11 +52,11 @@ class ConfigFile(argparse.Action):
 
 
 def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace:
-    """Parses a line of the file. Exits with a message if it says nothing that there is."""
+    """Parses a line of the file. Exits with a message if the line is no known flag."""
     abbreviates, parser.allow_abbrev = parser.allow_abbrev, False
     try:
         found, unknown = parser.parse_known_args([*_flags(name, value)])
-        # A switch that has no opposite is off already.
+        # A switch without an opposite is already off.
         unknown = [flag for flag in unknown if not (flag.startswith("--no-") and _knows(parser, f"--{flag[5:]}"))]
         if unknown:
             parser.refuse(unknown)
@@ -64,7 +66,7 @@ def _parsed(parser: CommandParser, name: str, value: Json) -> argparse.Namespace
 
 
 def _flags(name: str, value: Json) -> Iterator[str]:
-    """Yields the flags that say the same."""
+    """Yields the equivalent command-line flags."""
     flag = name.replace("_", "-")
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, bool):

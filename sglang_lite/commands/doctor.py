@@ -35,20 +35,21 @@ _TOKENS: Final = 64  # number of tokens whose generation is timed
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Something that was looked at, what was found, and what to do about it ("" for nothing)."""
+    """Something that was checked, what was found, and what to do about it ("" for nothing)."""
 
     about: str
     found: str
     advice: str = ""
 
     def as_text(self) -> str:
-        """One line, and one more for the advice."""
+        """Returns one line, and a second one with the advice, if any."""
         return f"{self.about:12} {self.found}" + (f"\n{'':12} -> {self.advice}" if self.advice else "")
 
 
 def diagnoses() -> Iterator[Diagnosis]:
-    """Yields what was found, each thing as soon as it was looked at. If the default model is there, the last one is a
-    measurement, which takes as long as an engine's start."""
+    """Yields each finding as soon as it was made. If the default model has been fetched, the last
+    one is a measurement, which takes as long as starting an engine.
+    """
     advice = _PLATFORMS.get(sys.platform, "")
     yield Diagnosis(
         "package", f"sglang-lite {__version__}, Python {platform.python_version()}, {platform.platform()}", advice
@@ -91,7 +92,7 @@ def _cache() -> Diagnosis:
     folder = cache_folder()
     around = next((each for each in (folder, *folder.parents) if each.exists()), folder)
     try:
-        tempfile.TemporaryFile(dir=around).close()  # permissions say less: of containers, read-only disks
+        tempfile.TemporaryFile(dir=around).close()  # permissions say too little in containers and on read-only disks
     except OSError:
         return Diagnosis("cache", f"{folder} can't be written", "Set SGLANG_LITE_CACHE to a folder that can.")
     free = shutil.disk_usage(around).free
@@ -122,7 +123,7 @@ def _machine() -> Iterator[Diagnosis]:
 
 
 def _model() -> Diagnosis:
-    """The model that is proposed to this machine."""
+    """Diagnoses which model is proposed for this machine."""
     from sglang_lite.runtime.loading.model_choice import choose_model, gigabytes, measure_machine
 
     choice = choose_model(measure_machine())
@@ -133,7 +134,7 @@ def _model() -> Diagnosis:
 
 
 def _speed() -> Diagnosis:
-    """Speed of the default model, if it is there."""
+    """Measures the speed of the default model, if it has been fetched."""
     from sglang_lite.engine.engine import Engine
 
     name = next(iter(ALIASES))

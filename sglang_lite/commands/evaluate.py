@@ -1,4 +1,4 @@
-"""`sglang-lite eval`: how right a program is on labelled rows."""
+"""`sglang-lite eval`: measures how often a program is right on labelled rows."""
 
 from __future__ import annotations
 

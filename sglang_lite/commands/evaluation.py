@@ -1,4 +1,6 @@
-"""Evaluation of a program on labelled rows: its runs, what becomes of each row, and the scores."""
+"""Evaluates a program on labelled rows: runs it, records the result of each row, and computes the
+scores.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ class _Row:
         number: number of its line.
         columns: its arguments and labels.
         arguments: arguments of the program.
-        result: variables of its run; `error` alone if it has failed.
-        sure: confidence in the value of each calibration, by the value's path.
-        judged: score by each judge, by FILE[:FUNCTION].
+        result: variables of its run; only `error` if it has failed.
+        sure: confidence in each value that is checked for calibration, by the value's path.
+        judged: scores by judge (FILE[:FUNCTION]).
     """
 
     number: int
@@ -56,15 +58,17 @@ def evaluate(
     file: str, data: Path, asked: Sequence[Metric], *, model: str | None, seed: int | None, out: Path | None,
     page: Path | None,
 ) -> int:  # fmt: skip
-    """Prints a table of scores, and which rows failed. Returns exit status 1 if a row is broken or its run has failed.
+    """Prints a table of scores and the rows that failed. Returns exit status 1 if a row is broken
+    or its run has failed.
 
     Args:
         file: FILE[:FUNCTION] of the program.
         data: JSON Lines file with arguments of the program and labels.
-        asked: metrics.
-        model: a model, as for Engine; None for the backend that the file has set, or the default model.
-        seed: seed of the draws.
-        out: file of results, from which a stopped evaluation goes on.
+        asked: the metrics.
+        model: a model, as for Engine; None for the backend that the file sets, or the default
+            model.
+        seed: seed of the runs.
+        out: file of results, from which a stopped evaluation continues.
         page: HTML file to write.
 
     Raises:
@@ -97,10 +101,10 @@ def evaluate(
 
 
 def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list[_Row], dict[int, str]]:
-    """Rows of a file, and what is wrong with the others, by the number of their line.
+    """Reads the rows of a file. Also returns what is wrong with the others, by line number.
 
     Raises:
-        ParameterError: the file can't be read, or no row is right.
+        ParameterError: the file can't be read, or no row is valid.
     """
     try:
         lines = file.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
@@ -113,7 +117,7 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
         try:
             columns = json.loads(line.decode())
             if not isinstance(columns, dict):
-                raise ValueError("it is not a JSON object.")  # as the decoder's own
+                raise ValueError("it is not a JSON object.")  # like the decoder's own errors
             arguments = {name: value for name, value in columns.items() if name in program.signature.parameters}
             program.signature.bind(**program.bound((), arguments, ""))
             for label in labels:
@@ -132,24 +136,25 @@ def _rows(file: Path, program: SglFunction, labels: Sequence[str]) -> tuple[list
 
 
 def _identity(program: str, model: str | None, seed: int | None) -> dict[str, Json]:
-    """Settings and code that results depend on, beside their row's arguments."""
+    """Returns the settings and code on which results depend, in addition to their row's arguments.
+    """
     file, function = file_and_function(program)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {"program": f"{file.name}:{function or ''}", "sha256": digest, "model": model, "seed": seed}
 
 
 def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> FileIO:
-    """Opens a file of results, whose lines are what was evaluated, then what became of a row each. Rows of the data get
-    the results that it has.
+    """Opens a file of results. Its first line identifies the evaluation, and each further line has
+    the result of a row. Copies these results to the rows of the data.
 
     Raises:
-        ParameterError: the file can't be read and written, or is of another evaluation.
+        ParameterError: the file can't be read and written, or belongs to another evaluation.
     """
     by_row = {(row.number, _json(row.arguments)): row for row in rows}
     with contextlib.ExitStack() as stack:
         try:
             out = stack.enter_context(file.open("r+b" if file.exists() else "w+b", buffering=0))
-            if sys.platform != "win32":  # whose Python has no such locks
+            if sys.platform != "win32":  # Python has no such locks there
                 import fcntl
 
                 fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +178,7 @@ def _kept(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]) -> Fil
             raise ParameterError(
                 "--out", f"{file} has results of another program, model or seed.", hint="Give another file."
             )
-        out.seek(-len(cut), 2)  # a line that was being written when the run was stopped
+        out.seek(-len(cut), 2)  # drops a line that was incomplete when the run was stopped
         out.truncate()
         if not lines:
             _append(out, identity)
@@ -186,7 +191,7 @@ def _append(out: FileIO, line: Mapping[str, Json]) -> None:
 
 
 def _keep(out: FileIO | None, row: _Row) -> None:
-    """Writes what has become of a row so far. A row that has failed is to be tried again."""
+    """Writes the result of a row so far. A failed row is left out, so that it is tried again."""
     if out is not None and not row.failed:
         known = {"line": row.number, "arguments": row.arguments, "result": row.result, "sure": row.sure}
         judged = {name: (_key(name, row), score) for name, score in row.judged.items()}
@@ -194,7 +199,7 @@ def _keep(out: FileIO | None, row: _Row) -> None:
 
 
 def _key(judge: str, row: _Row) -> str:
-    """Digest of what a judge's score depends on, beside the row's result."""
+    """Returns a digest of what a judge's score depends on, in addition to the row's result."""
     return hashlib.sha256(file_and_function(judge)[0].read_bytes() + _json(row.columns).encode()).hexdigest()[:16]
 
 
@@ -206,7 +211,7 @@ def _play(
     program: SglFunction, rows: Sequence[_Row], asked: Sequence[Metric], backend: BackendLike | None, seed: int | None,
     out: FileIO | None,
 ) -> None:  # fmt: skip
-    """Runs a program for rows, which get their results."""
+    """Runs a program on rows and stores their results."""
     sure = [each.value for each in asked if each.kind == "calibration"]
     with equal_items_are_meant():
         outcomes = program.run_batch(
@@ -226,8 +231,9 @@ def _play(
 
 
 def _confidence(state: ProgramState, path: str) -> float | None:
-    """Confidence of the model in a variable, or in a member of its value; of a selection, the choice's share. None if
-    the run has none."""
+    """Returns the model's confidence in a variable or in a member of its value; for a selection,
+    the choice's share. Returns None if the run has none.
+    """
     name, *members = path.split(".")
     try:
         selection = state.selection(name)
@@ -246,11 +252,12 @@ def _confidence(state: ProgramState, path: str) -> float | None:
 def _judge(
     judge: SglFunction, name: str, rows: Sequence[_Row], backend: BackendLike | None, out: FileIO | None
 ) -> None:
-    """Lets a program score the results of rows. Its arguments are columns of a row and variables of its run, by name;
-    what its body returns, or its variable `score`, is the score.
+    """Lets a program score the results of rows. Its arguments are columns of a row and variables of
+    its run, by name. The score is the return value of its body, or its variable `score`.
 
     Raises:
-        ParameterError: the program asks for what a row does not have, or gives no score from 0 to 1.
+        ParameterError: the program needs arguments that a row does not have, or gives no score from
+            0 to 1.
     """
     items = []
     for row in rows:
@@ -304,14 +311,14 @@ def _lacks(metric: Metric, row: _Row) -> bool:
 def _right(metric: Metric, row: _Row) -> bool:
     try:
         return not row.failed and metrics.right(metric, row.result or {}, row.columns)
-    except LookupError:  # its run took a way that sets no such variable
+    except LookupError:  # its run took a path that sets no such variable
         return False
 
 
 def _page(
     title: str, scores: Sequence[Score], asked: Sequence[Metric], rows: Sequence[_Row], broken: Mapping[int, str]
 ) -> str:
-    """HTML page of an evaluation."""
+    """Renders the HTML page of an evaluation."""
     checked = [each for each in asked if each.kind in ("exact", "accuracy")]
     wrong = {row.number: [each.name for each in checked if not _right(each, row)] for row in rows}
     ordered = sorted(rows, key=lambda row: -len(wrong[row.number]))

@@ -41,14 +41,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _make_example(name: str) -> ModelSpec:
-    """Returns a model of a family, in the sizes of transformers' default config."""
+    """Returns a model of a family with the sizes of transformers' default config."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto
 
     from sglang_lite.runtime.models.families import FAMILIES
     from sglang_lite.runtime.models.read_config import spec_from_config
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # remarks on its own defaults
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it comments on its own defaults
     model_types = {
         architecture: model_type
         for names in (

@@ -1,4 +1,4 @@
-"""`sglang-lite mcp`: programs of a file as tools of a server that speaks the Model Context Protocol."""
+"""`sglang-lite mcp`: serves the programs of a file as tools over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def _prints_elsewhere(_: MCPServer) -> AsyncIterator[None]:
-    """Sends what bodies print to standard error, once the protocol has taken standard output."""
+    """Redirects the output of bodies to standard error, because the protocol uses standard output.
+    """
     with redirect_stdout(sys.stderr):
         yield
 
@@ -53,15 +54,15 @@ async def _prints_elsewhere(_: MCPServer) -> AsyncIterator[None]:
 def server_of(
     name: str, programs: dict[str, SglFunction], backend: BackendLike | None, lifespan: Lifespan | None = None
 ) -> MCPServer:
-    """MCP server whose tools are programs. A tool's arguments are those of the program that `bind` has not given, by
-    its annotations; its result is the variables of a run as JSON, and `return` for the value that the body has
-    returned.
+    """Builds an MCP server whose tools are programs. A tool's arguments are those of the program
+    that are not given by `bind`, with their annotations. Its result is the variables of a run as
+    JSON, with `return` for the value that the body has returned.
 
     Args:
         name: name of the server.
         programs: programs by name.
         backend: backend of the runs; None for the default one.
-        lifespan: context of the server's life, as MCPServer takes it; None for none.
+        lifespan: lifespan context for MCPServer; None for none.
 
     Raises:
         ParameterError: the package `mcp` is not installed.

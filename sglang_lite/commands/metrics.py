@@ -1,4 +1,6 @@
-"""Metrics of an evaluation: how right the results of a program are, by the labels of its rows."""
+"""Metrics of an evaluation: how often the results of a program are right, according to the labels
+of its rows.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Metric:
 
     Attributes:
         kind: "exact", "accuracy", "calibration" or "judge".
-        value: where in a result the judged value is: the name of a variable and of members in it, with dots between;
-            of a judge, FILE[:FUNCTION] of its program.
+        value: where the value is in a result: the names of a variable and of members in it, joined
+            by dots; for a judge, FILE[:FUNCTION] of its program.
         label: name of the column with the right value; empty for a judge.
     """
 
@@ -44,8 +46,9 @@ class Score:
 
     Attributes:
         metric: the metric's name.
-        value: mean of the rows' scores, from 0 to 1; of a calibration the expected calibration error.
-        low, high: interval of 95 % of a mean; None for a calibration.
+        value: mean of the rows' scores, from 0 to 1; for a calibration, the expected calibration
+            error.
+        low, high: 95 % interval of a mean; None for a calibration.
         rows: number of rows.
     """
 
@@ -57,8 +60,9 @@ class Score:
 
 
 def parse(text: str) -> Metric:
-    """Metric of a flag: `exact:VALUE=COLUMN`, `accuracy:VALUE=COLUMN`, `calibration:VALUE=COLUMN`, or
-    `judge:FILE[:FUNCTION]`. Without `=COLUMN`, the column has the value's name.
+    """Parses the metric of a flag: `exact:VALUE=COLUMN`, `accuracy:VALUE=COLUMN`,
+    `calibration:VALUE=COLUMN`, or `judge:FILE[:FUNCTION]`. Without `=COLUMN`, the column has the
+    value's name.
 
     Raises:
         ParameterError: the text has another form.
@@ -78,7 +82,7 @@ def parse(text: str) -> Metric:
 
 
 def value_at(result: Mapping[str, Json], path: str) -> Json:
-    """Value in a result at names with dots between.
+    """Returns the value in a result at names joined by dots.
 
     Raises:
         LookupError: there is none.
@@ -97,8 +101,8 @@ def value_at(result: Mapping[str, Json], path: str) -> Json:
 
 
 def right(metric: Metric, result: Mapping[str, Json], columns: Mapping[str, Json]) -> bool:
-    """True if a result has the right value: "exact" compares as JSON; the others pass over case and space in texts, and
-    take a number for its text.
+    """Returns True if a result has the right value. "exact" compares as JSON. The others ignore
+    case and whitespace in texts, and treat a number like its text.
 
     Raises:
         LookupError: the result has no such value.
@@ -121,7 +125,9 @@ def _plain(value: Json) -> str:
 
 
 def mean(metric: str, scores: Sequence[float]) -> Score:
-    """Mean of scores from 0 to 1, with Wilson's interval (Wilson 1927), which is exact enough for few rows."""
+    """Computes the mean of scores from 0 to 1, with Wilson's interval (Wilson 1927), which is
+    accurate enough for few rows.
+    """
     n, p, z = len(scores), math.fsum(scores) / len(scores), 1.96
     d = 1 + z * z / n
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / d
@@ -130,8 +136,9 @@ def mean(metric: str, scores: Sequence[float]) -> Score:
 
 
 def calibration(metric: str, judged: Iterable[tuple[float, bool]]) -> Score:
-    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599) of confidences and whether each value was right,
-    in ten bins of equal width."""
+    """Computes the expected calibration error (Guo et al. 2017, arXiv:1706.04599) from confidences
+    and whether each value was right, in ten bins of equal width.
+    """
     bins: list[list[tuple[float, bool]]] = [[] for _ in range(_BINS)]
     for confidence, was_right in judged:
         bins[min(int(confidence * _BINS), _BINS - 1)].append((confidence, was_right))
@@ -141,7 +148,7 @@ def calibration(metric: str, judged: Iterable[tuple[float, bool]]) -> Score:
 
 
 def written(scores: Sequence[Score]) -> str:
-    """Table of scores, as text."""
+    """Formats scores as a text table."""
     lines = [("metric", "score", "95 % interval", "rows"), *map(cells, scores)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "".join(
@@ -151,7 +158,7 @@ def written(scores: Sequence[Score]) -> str:
 
 
 def cells(score: Score) -> tuple[str, str, str, str]:
-    """Cells of a score's line."""
+    """Returns the cells of a score's line."""
     if score.low is None or score.high is None:
         return score.metric, f"{score.value:.3f}", "", str(score.rows)
     return score.metric, f"{score.value:.1%}", f"{score.low:.1%} to {score.high:.1%}", str(score.rows)

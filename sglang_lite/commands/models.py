@@ -1,4 +1,6 @@
-"""`sglang-lite models`: lists and fetches models with a short name, and describes any model without loading it."""
+"""`sglang-lite models`: lists and fetches models with a short name, and describes any model without
+loading it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from sglang_lite.runtime.host.installed import check_installed
 if TYPE_CHECKING:
     from sglang_lite.runtime.loading.model_choice import ModelChoice, ModelFit
 
-_LISTED_TOKENS = 8192  # tokens for which the list has the memory of keys and values
+_LISTED_TOKENS = 8192  # tokens for which the list shows the memory of keys and values
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +62,8 @@ def _list_all() -> int:
 
 
 def _list_fitting(*, as_json: bool) -> int:
-    """
+    """Prints the models that fit this machine.
+
     Raises:
         BackendError: what measures a machine is not installed.
         ModelError: no model fits.

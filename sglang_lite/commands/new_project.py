@@ -1,4 +1,4 @@
-"""`sglang-lite init`: a folder with a program, its test and rows of data."""
+"""`sglang-lite init`: creates a folder with a program, its test and rows of data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_lite.runtime.host.installed import NEEDED, is_installed
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Writes the files of a new project, and returns their paths. Overwrites nothing.
+    """Writes the files of a new project and returns their paths. Overwrites nothing.
 
     Raises:
         ParameterError: one of the files exists, or the folder can't be written.
@@ -30,8 +30,9 @@ def write_project(folder: Path) -> list[Path]:
 
 
 def proposed_model() -> str | None:
-    """Returns the name of the model that is proposed to this machine beside the default one; None if there is none, or
-    no engine is installed."""
+    """Returns the name of the model that is proposed for this machine. Returns None if it is the
+    default one, if there is none, or if no engine is installed.
+    """
     if not all(map(is_installed, NEEDED)):
         return None
     from sglang_lite.runtime.loading.model_choice import choose_model, measure_machine  # imports torch

@@ -1,4 +1,6 @@
-"""Parser of command lines that refuses in one line, with what was probably meant."""
+"""Parser of command lines that reports errors in one line, with a suggestion of what was probably
+meant.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,29 @@ from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose errors are one line: argparse shows all flags before it, for `serve` a hundred lines."""
+    """Parser whose errors are one line. (argparse shows all flags first, for `serve` a hundred
+    lines.)
+    """
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}{'' if message[-1] in '.?' else '.'} See {self.prog} --help.\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exits with status 2 and a message that suggests the flag which was probably meant."""
+        """Exits with status 2 and a message that suggests the flag that was probably meant."""
         flags = re.findall(r"--[\w-]+", self.format_help())
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near(unknown[0].partition('=')[0], flags)}")
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """End of a message about an unknown word: the known one that was probably meant, if one is like it."""
+    """Returns the end of a message about an unknown word: the known word that was probably meant,
+    if one is similar.
+    """
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 def file_and_function(text: str) -> tuple[Path, str | None]:
-    """File and name of a program, from FILE[:FUNCTION]."""
+    """Splits FILE[:FUNCTION] into the file and the name of a program."""
     file, _, function = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
     return Path(file or text), function or None
 

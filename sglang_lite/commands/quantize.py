@@ -1,4 +1,4 @@
-"""`sglang-lite quantize`: a model written in few bits."""
+"""`sglang-lite quantize`: writes a model with weights of few bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`sglang-lite replay`: an engine's steps computed again, and what comes out of each layer written to files."""
+"""`sglang-lite replay`: recomputes an engine's steps, and writes the output of each layer to files.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
     runner = make_runner(loaded.model, capacity, config, loaded.compiling, links=links)
     for record in records:
         forward = runner.forward(record)
-    if records:  # drawing waits for the other ranks, which have written their files then
+    if records:  # sampling waits for the other ranks, which have then written their files
         runner.sample(forward, Draws(np.zeros(1, dtype=np.int64))).read()
     runner.close()
     print(f"{len(records):,} steps written to {options.out}")

@@ -1,4 +1,6 @@
-"""`sglang-lite run`: a program of a file, with arguments from the command line or rows of a file."""
+"""`sglang-lite run`: runs a program of a file, with arguments from the command line or rows of a
+file.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 def program_in(file: Path, function: str | None) -> SglFunction:
-    """The program of a file, which is imported.
+    """Imports a file and returns its program.
 
     Args:
         function: name of the program, if the file has several.
@@ -37,8 +39,8 @@ def program_in(file: Path, function: str | None) -> SglFunction:
 
 
 def arguments_of(program: SglFunction, given: Sequence[str]) -> dict[str, Json]:
-    """Arguments of a program by name, from texts `name=value`. A value is JSON if it can be read as such, and the
-    parameter is not annotated as `str`; else it is text.
+    """Parses a program's arguments from texts `name=value`. A value is JSON if it can be read as
+    such and the parameter is not annotated as `str`; otherwise it is text.
 
     Raises:
         ParameterError: a text has no `=`, or a name is given twice.
@@ -68,11 +70,11 @@ def results(
     backend: BackendLike | None,
     seed: int | None,
 ) -> Iterator[dict[str, UserValue]]:
-    """Yields what `plain_result` makes of each run.
+    """Yields the `plain_result` of each run.
 
     Args:
         arguments: arguments of the run, or of all runs.
-        rows: JSON Lines file with the further arguments of each run; None for one run.
+        rows: JSON Lines file with additional arguments of each run; None for one run.
 
     Raises:
         ParameterError: arguments don't fit the program, or the file can't be read.
@@ -86,8 +88,9 @@ def results(
 
 
 def plain_result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
-    """Variables of a run as plain data, with `return` for the value that the body has returned; `error` alone if
-    the run has failed."""
+    """Returns the variables of a run as plain data, with `return` for the value that the body has
+    returned. If the run has failed, returns only `error`.
+    """
     if isinstance(outcome, Exception):
         name = "" if isinstance(outcome, SglError) else f"{type(outcome).__name__}: "
         return {"error": f"{name}{outcome}"}
@@ -96,7 +99,7 @@ def plain_result(outcome: ProgramState | Exception) -> dict[str, UserValue]:
 
 
 def _plain(value: UserValue) -> Any:
-    """Value as JSON data; text for what has no form in JSON."""
+    """Converts a value to JSON data. Values without a JSON form become text."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

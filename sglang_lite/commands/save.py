@@ -1,4 +1,4 @@
-"""`sglang-lite save`: a model in the files that each rank reads for itself."""
+"""`sglang-lite save`: writes a model into files that each rank reads for itself."""
 
 from __future__ import annotations
 

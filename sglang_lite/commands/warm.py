@@ -1,4 +1,4 @@
-"""`sglang-lite warm`: a model is loaded once, so that what it compiles is there."""
+"""`sglang-lite warm`: loads a model once, so that everything it compiles is cached."""
 
 from __future__ import annotations
 

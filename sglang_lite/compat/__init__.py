@@ -1,1 +1,3 @@
-"""Compatibility with other packages. Imported by the modules at those packages' module paths, and lazily by name."""
+"""Compatibility with other packages. Imported by the modules at those packages' paths, and lazily
+by name.
+"""

@@ -1,4 +1,4 @@
-"""Limits of tokens that suffice for the values of a constraint."""
+"""Token limits that are high enough for the values of a constraint."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from sglang_lite.constraints.kinds import language_of
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import Constraint, ConstraintError
 
-_MINIMUM = 1_024  # tokens, if the texts have no greatest length
-_TIMES_SHORTEST = 8  # tokens for a byte of the shortest text
-_MAXIMUM = 16_384  # tokens: texts that may be longer count as endless
+_MINIMUM = 1_024  # tokens, if the texts have no maximum length
+_TIMES_SHORTEST = 8  # tokens per byte of the shortest text
+_MAXIMUM = 16_384  # tokens; longer texts count as unbounded
 
 
 @memoized
 def answer_limit(constraint: Constraint) -> int | None:
-    """Returns a number of tokens that suffices for all texts of a constraint if they have a greatest length, else for
-    most. None if the constraint can't be enforced."""
+    """Returns a number of tokens that is enough for every text of a constraint if their length is
+    bounded, else for most of them. Returns None if the constraint can't be enforced.
+    """
     try:
         language = language_of(constraint)
         most = most_bytes(language.rules, language.start)

@@ -1,6 +1,8 @@
-"""Incremental matching of a text against a constraint: whether the text can continue, and whether it is complete.
+"""Incremental matching of a text against a constraint: whether the text can continue, and whether
+it is complete.
 
-Uses llguidance with one token per byte. Token masks for a model's vocabulary are made in the runtime.
+Uses llguidance with one token per byte. The runtime computes the token masks for a
+model's vocabulary.
 """
 
 from __future__ import annotations
@@ -26,33 +28,33 @@ from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 # {1,5000} & [^ ]+).
 _LEXER_FUEL, STEP_FUEL = 20_000_000, 10_000_000
 _STEP_ITEMS = 500_000
-# A lexer keeps all states that texts have reached, of all requests. A document that is quoted from has some 1.6 of them
-# for each of its characters.
+# A lexer keeps every state that any request's text has reached. A quoted document has about 1.6 states
+# per character.
 _LEXER_STATES = 250_000
-# Limits of the Earley items in a row. Each new item is searched for in its row, so a character's work grows at least
-# with the square of the row. A grammar accounts for as many items as it has alternatives; the rest are readings of the
-# text so far, of which an ambiguous grammar adds more with each character. (Of 686 real schemas, one has more than 500
+# Limits of the Earley items in a row. Each new item is looked up in its row, so a character's work grows at least
+# with the square of the row. A grammar needs as many items as it has alternatives. The rest are parses of the
+# text so far, and an ambiguous grammar adds more with each character. (Of 686 real schemas, one has more than 500
 # items in a row, none more than 1,000.)
 _WAYS = 1_000
 _ROW_ITEMS = 50_000
 PARSER_BYTES = 50  # memory of a parser per character of its grammar
-_BETWEEN_MASKS = 100  # bytes of a text for which a mask's work is allowed
+_BETWEEN_MASKS = 100  # bytes of text consumed per mask; each mask renews the work limit
 _MAX_FORCED, _MAX_SLOWLY_FORCED = 10_000, 200  # bytes of look-ahead
-_LONG = 10_000  # characters of forced text, above which spelling it would block the loop for milliseconds
-_SHORT = 100  # characters of forced text up to which finding it is not tried
+_LONG = 10_000  # characters of forced text above which spelling it out would block the loop for milliseconds
+_SHORT = 100  # forced text of up to this many characters is not measured
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MAX_SHOWN = 12  # characters listed in a message as possible continuations
 
 
 def grammar_text(language: Language, longest_forced: int) -> str:
-    """Grammar of a language in llguidance's variant of Lark.
+    """Returns the grammar of a language in llguidance's variant of Lark.
 
-    It turns forced tokens off, so that any tokens may spell text without a choice of characters, if that text is very
-    long or takes much work to find.
+    If the forced text is very long or expensive to find, the grammar turns forced tokens off,
+    and text without a choice of characters may be spelled by any tokens.
 
     Args:
         language: the language.
-        longest_forced: most characters that it forces.
+        longest_forced: length in characters of the longest text that it forces.
 
     Raises:
         ConstraintError: the language can't be enforced.
@@ -62,14 +64,15 @@ def grammar_text(language: Language, longest_forced: int) -> str:
 
 
 def _grammar(language: Language, longest_forced: int) -> tuple[str, bool]:
-    """Text of a language's grammar, and whether what it forces takes much work to find."""
+    """Returns the text of a language's grammar, and whether its forced text is expensive to find.
+    """
     text = to_lark(split_into_lexemes(language))
     return text, longest_forced > _SHORT and _forces_slowly(text)
 
 
 def _forces_slowly(text: str) -> bool:
-    """Returns True if the forced text at the start of a grammar takes more work than a mask may. llguidance does not
-    limit that work before the first mask.
+    """Returns True if finding the forced text at the start of a grammar takes more work than a mask
+    may. llguidance does not limit that work before the first mask.
 
     Raises:
         ConstraintError: the first byte alone takes too much work.
@@ -87,7 +90,7 @@ def _forces_slowly(text: str) -> bool:
 
 
 def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """llguidance matcher at the start of a grammar.
+    """Returns an llguidance matcher at the start of a grammar.
 
     Args:
         text: grammar in llguidance's variant of Lark.
@@ -103,7 +106,7 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _limits(text: str) -> LLParserLimits:
-    """Limits of llguidance's work for a grammar, by the number of its alternatives."""
+    """Limits llguidance's work for a grammar, according to its number of alternatives."""
     rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal is always one item
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
     return LLParserLimits(
@@ -118,22 +121,23 @@ def _limits(text: str) -> LLParserLimits:
 
 
 def substring_characters(text: str) -> int:
-    """Number of characters that a grammar's text spends on sources whose substrings it allows."""
+    """Counts the characters of a grammar's text that belong to sources of substrings."""
     return sum(len(line) for line in text.split("\n") if "%regex {" in line)
 
 
 def matcher_error(matcher: LLMatcher) -> ConstraintError:
-    """ConstraintError with the reason why a matcher has failed."""
+    """Returns a ConstraintError with the reason a matcher failed."""
     return ConstraintError(f"llguidance: {error_reason(matcher)}")
 
 
 def lexer_has_failed(matcher: LLMatcher) -> bool:
-    """True if a matcher has failed because of the lexer that it shares with its copies, which then all fail."""
+    """Returns True if a matcher failed in its lexer. Its copies share the lexer, so they all fail.
+    """
     return matcher.is_error() and "lexer error" in matcher.get_error()
 
 
 def error_reason(matcher: LLMatcher) -> str:
-    """Reason why a matcher has failed, or "" if the matcher has not failed."""
+    """Returns the reason a matcher failed, or "" if it has not failed."""
     if not matcher.is_error():
         return ""
     error = matcher.get_error()
@@ -157,18 +161,18 @@ def error_reason(matcher: LLMatcher) -> str:
 def _start(constraint: Constraint) -> _Start:
     language = language_of(constraint)
     text, slow = _grammar(language, ShortestTexts(language.rules).longest_forced)
-    return _Start(NO_FORCING + text, slow)  # forcing would only slow masks of bytes down
+    return _Start(NO_FORCING + text, slow)  # forcing would only slow down byte masks
 
 
 class _Start:
-    """Compiled constraint.
+    """A compiled constraint.
 
     Args:
         text: its grammar.
-        slow: whether forced text takes much work to find.
+        slow: whether its forced text is expensive to find.
 
     Attributes:
-        slow: the argument.
+        slow: see the argument.
         size: approximate memory in bytes.
     """
 
@@ -179,7 +183,9 @@ class _Start:
         self._matcher = start(text, _bytes())
 
     def matcher(self) -> Any:
-        """Returns a matcher at the start, whose lexer has not failed for another text."""
+        """Returns a matcher at the start of the grammar, with a working lexer even if the shared
+        one failed on another text.
+        """
         matcher = self._matcher.deep_copy()
         matcher.compute_bitmask()
         if lexer_has_failed(matcher):
@@ -197,7 +203,7 @@ class Completion:
         follows: ASCII characters, in order, that may follow `forced`.
         beyond_ascii: True if non-ASCII characters may follow `forced`.
         ends: True if the text may end after `forced`.
-        complete: True if the text may end before `forced`.
+        complete: True if the text may end here, without `forced`.
     """
 
     forced: str
@@ -213,15 +219,16 @@ def _bytes() -> LLTokenizer:
 
 
 class ByteMatcher:
-    """Matcher of a growing text against a constraint.
+    """Matches a growing text against a constraint.
 
     Args:
-        constraint: constraint to match, compiled here unless its compiled form is cached.
+        constraint: constraint to match. It is compiled here unless its compiled form is
+            cached.
 
     Attributes:
         text: text matched so far.
         matcher: llguidance matcher after `text`.
-        slow: whether forced text takes much work to find.
+        slow: whether forced text is expensive to find.
 
     Raises:
         ConstraintError: the constraint can't be enforced.
@@ -235,7 +242,7 @@ class ByteMatcher:
         self.matcher, self.slow = first.matcher(), first.slow
 
     def copy(self) -> ByteMatcher:
-        """Independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
         twin = object.__new__(ByteMatcher)
         twin.constraint, twin.text, twin.matcher = self.constraint, self.text, self.matcher.deep_copy()
         twin.slow = self.slow
@@ -245,7 +252,7 @@ class ByteMatcher:
         """Appends a text.
 
         Raises:
-            ConstraintError: no text of the constraint continues like this; the matcher is unchanged.
+            ConstraintError: no text of the constraint continues like this. The matcher is unchanged.
         """
         at, accepted = self._try_push(text)
         if accepted is not None:
@@ -258,7 +265,7 @@ class ByteMatcher:
         self.text += text
 
     def filter(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Filters texts, keeping those that `push` would accept.
+        """Returns the texts that `push` would accept.
 
         Raises:
             ConstraintError: `push` would accept none of the texts.
@@ -271,7 +278,7 @@ class ByteMatcher:
         return found
 
     def end(self) -> None:
-        """Checks that the text is complete.
+        """Checks that the text is complete and, for a JSON schema, valid.
 
         Raises:
             ConstraintError: the text is not complete.
@@ -286,8 +293,8 @@ class ByteMatcher:
             parse_json(self.constraint, self.text)
 
     def completion(self) -> Completion:
-        """Possible continuations of the text. Forced text is followed for at most 10,000 bytes, or 200 where finding it
-        takes much work.
+        """Returns the possible continuations of the text. Forced text is followed for at most
+        10,000 bytes, or 200 if it is expensive to find.
         """
         at, forced = self.matcher.deep_copy(), bytearray()
         most = _MAX_SLOWLY_FORCED if self.slow else _MAX_FORCED
@@ -321,7 +328,9 @@ class ByteMatcher:
 
 
 def _forced(at: Any, *, slow: bool) -> bytes:
-    """Bytes that every continuation begins with, or b"" if there is a choice; if `slow`, one byte at most."""
+    """Returns the bytes that every continuation begins with, or b"" if there is a choice. If
+    `slow`, returns at most one byte.
+    """
     if at.is_stopped() or at.is_accepting():
         return b""
     if not slow and (found := bytes(at.compute_ff_bytes())):
@@ -331,7 +340,7 @@ def _forced(at: Any, *, slow: bool) -> bytes:
 
 
 def _mask(at: Any) -> int:
-    """Bytes that may follow, as bits."""
+    """Returns the bytes that may come next, as a bit mask."""
     mask = int.from_bytes(at.compute_bitmask(), "little") & ((1 << 256) - 1)
     if at.is_error():
         raise matcher_error(at)
@@ -339,7 +348,7 @@ def _mask(at: Any) -> int:
 
 
 def _consume(at: Any, data: bytes) -> int:
-    """Consumes bytes as far as they are allowed, and returns their number."""
+    """Consumes the longest allowed prefix of some bytes and returns its length."""
     count: int = at.try_consume_tokens(list(data))
     if at.is_error():
         raise matcher_error(at)
@@ -347,7 +356,9 @@ def _consume(at: Any, data: bytes) -> int:
 
 
 def _next(at: Any, *, slow: bool) -> str:
-    """Sentence for an error message that lists possible continuations, or "" if they are too many."""
+    """Returns a sentence for an error message that lists the possible continuations, or "" if there
+    are too many.
+    """
     if at.is_stopped():
         return " It is complete."
     forced = _forced(at, slow=slow).decode("utf-8", "ignore")

@@ -20,7 +20,9 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # named like the record classes
-    """Constraint of a grammar's text: `Ebnf` (GBNF) if a rule is defined with `::=`, else `Lark`."""
+    """Returns the constraint for a grammar's text: `Ebnf` (GBNF) if a rule is defined with `::=`,
+    else `Lark`.
+    """
     if not isinstance(text, str):
         raise ConstraintError(f"Grammar: {text!r:.60} is not a text.")
     return Ebnf(text) if _GBNF_RULE.search(text) else Lark(text)
@@ -48,7 +50,7 @@ def as_constraint(source: ConstraintLike) -> Constraint:
 
 
 def type_of(source: ConstraintLike) -> ValueType | None:
-    """Reader and constraint of the Python type given as a constraint, or None if `source` is not a Python type.
+    """Returns the reader and constraint of a Python type, or None if `source` is not a Python type.
 
     Raises:
         ConstraintError: `source` is not a type that can be generated.
@@ -57,10 +59,10 @@ def type_of(source: ConstraintLike) -> ValueType | None:
 
 
 def check_syntax(constraint: Constraint) -> Constraint:
-    """Returns a constraint unchanged after checking the syntax of a regex or grammar.
+    """Checks the syntax of a regex or grammar and returns the constraint unchanged.
 
     Raises:
-        ConstraintError: the regex or grammar is not valid; the message shows the place.
+        ConstraintError: the regex or grammar is not valid. The message shows where.
     """
     match constraint:
         case Regex(text):

@@ -1,4 +1,6 @@
-"""Descriptions of constraints for prompts: shapes of JSON with notes on further rules, regexes, grammars."""
+"""Descriptions of constraints for prompts: the shape of JSON with notes on further rules, or the
+regex or grammar itself.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ _TYPES: Mapping[Any, str] = {
 
 _NO_SCHEMAS: Final = frozenset(("$defs", "definitions", "enum", "const", "default", "examples"))
 _ALTERNATIVES: Final = frozenset(("anyOf", "oneOf", "allOf", "$ref", "const", "enum"))
-_OFTEN: Final = 2  # uses up to which an object is described in each place, which small models understand better
+_OFTEN: Final = 2  # up to this many uses, an object is described in each place; small models understand that better
 
 
 def description(constraint: Constraint, annotation: object = None) -> str:
-    """Description of a constraint in words.
+    """Describes a constraint in words.
 
     Args:
         constraint: constraint to describe.
@@ -66,8 +68,8 @@ class _Shape:
 
     Attributes:
         lines: lines of the form.
-        notes: further things to say of the value, which its surroundings have a place for.
-        is_union: True for alternatives, which need parentheses beside an `&`.
+        notes: further remarks about the value, for the surrounding form to place.
+        is_union: True for alternatives, which need parentheses next to an `&`.
     """
 
     lines: list[_Line]
@@ -75,7 +77,9 @@ class _Shape:
     is_union: bool = False
 
     def with_notes(self) -> list[_Line]:
-        """Lines with the notes: in parentheses behind a single line, as a comment behind the first of several."""
+        """Returns the lines with the notes: in parentheses after a single line, or as a comment
+        after the first of several.
+        """
         if not self.notes:
             return self.lines
         (code, comment), *rest = self.lines
@@ -89,7 +93,7 @@ def _comment(*notes: str) -> str:
 
 
 def _joined(parts: Sequence[list[_Line]], between: str) -> list[_Line]:
-    """Lines of several parts, the last line of each before the first of the next."""
+    """Joins several parts: the last line of each runs on into the first line of the next."""
     found = list(parts[0])
     for (code, comment), *rest in parts[1:]:
         last, before = found[-1]
@@ -99,8 +103,9 @@ def _joined(parts: Sequence[list[_Line]], between: str) -> list[_Line]:
 
 
 class _Describer:
-    """Describer of a schema. A subschema that refers to itself, or that is referred to often, is described once, with
-    a name."""
+    """Describes a schema. A subschema that is recursive or often referenced is described once,
+    under a name.
+    """
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -117,10 +122,11 @@ class _Describer:
         return "\n".join(parts)
 
     def _least(self) -> str:
-        """Returns the object that says least: its members are null or left out wherever they may be. "" for a schema
-        without a member that may be null.
+        """Returns the shortest object: each member is null or left out wherever possible. Returns
+        "" if no member may be null.
 
-        With it and null first a model of 1.5B invents fewer of the values that a text doesn't state (docs/typing.md).
+        A 1.5B model that sees it, and null first, invents fewer of the values that a text doesn't
+        state (docs/typing.md).
         """
         schema = self._schema
         if "#" in self._names or not isinstance(schema, dict) or schema.keys() & _ALTERNATIVES:
@@ -156,7 +162,7 @@ class _Describer:
         shapes += [self._union(schema[keyword]) for keyword in ("anyOf", "oneOf") if keyword in schema]
         for each in schema.get("allOf", ()):
             shape = self._described(each)
-            if isinstance(each, dict) and not each.keys() & SHAPE:  # it has no form, only limits
+            if isinstance(each, dict) and not each.keys() & SHAPE:  # it has only limits, no form
                 notes += shape.notes
             else:
                 shapes.append(shape)
@@ -169,13 +175,13 @@ class _Describer:
         return _Shape(lines, list(dict.fromkeys(notes)), is_union=len(shapes) == 1 and shapes[0].is_union)
 
     def _union(self, schemas: Sequence[Any]) -> _Shape:
-        schemas = sorted(schemas, key=lambda each: not _is_null(each))  # what comes first is chosen more often
+        schemas = sorted(schemas, key=lambda each: not _is_null(each))  # models choose the first alternative more often
         decimals = decimal_notes(schemas)
         if decimals is not None:
             return _Shape([("number", "")], decimals)
         shapes = [self._described(each) for each in schemas]
         known = [shape for shape in shapes if shape.lines != [("null", "")]]
-        if len(known) == 1:  # then all notes are about that one
+        if len(known) == 1:  # then all notes are about it
             return _Shape(_joined([shape.lines for shape in shapes], " | "), known[0].notes, is_union=len(shapes) > 1)
         parts: list[list[_Line]] = []
         for shape in shapes:
@@ -213,7 +219,7 @@ class _Describer:
         found = []
         for name in dict.fromkeys((*members, *required)):
             each = members.get(name, True)
-            must = name in required or self._may_be_null(each)  # null says as much as leaving it out
+            must = name in required or self._may_be_null(each)  # null means the same as omission
             found.append(self._member(f"{dumped(name)}{'' if must else '?'}", each))
         more = schema.get("additionalProperties", not members)
         if more is not False and (more is not True or not found):
@@ -256,16 +262,20 @@ def _written(lines: Iterable[_Line]) -> str:
 
 
 def _items(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Schemas of an array's first items, and the schema of the rest, which is False if no further items are allowed."""
+    """Returns the schemas of an array's first items, and the schema of the remaining ones, which is
+    False if none are allowed.
+    """
     first, rest = schema.get("prefixItems", []), schema.get("items", True)
-    if isinstance(rest, list):  # form of drafts before 2020-12
+    if isinstance(rest, list):  # as in drafts before 2020-12
         first, rest = rest, schema.get("additionalItems", True)
     return first, False if schema.get("maxItems") == len(first) else rest
 
 
 def _names(schema: Any) -> dict[str, str]:
-    """Names of the subschemas that are described once, by reference, in the order of their first use: those that refer
-    to others, so that a description is never longer than its schema, and those that are used often."""
+    """Names the subschemas that are described once and referenced by name, in the order of their
+    first use. These are the ones used more than once that contain references themselves, so that a
+    description is never longer than its schema, and the objects that are used often.
+    """
     counts = {"#": 1}
     composed: set[str] = set()
     queue = [("#", schema)]
@@ -287,7 +297,7 @@ def _names(schema: Any) -> dict[str, str]:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Yields the references in a schema, each as often as it is there, without those in its definitions."""
+    """Yields every occurrence of a reference in a schema, except those in its definitions."""
     queue = [schema]
     for each in queue:
         if isinstance(each, list):
@@ -303,7 +313,9 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _pointed(schema: Any, reference: str) -> Any:
-    """Part of a schema that a JSON Pointer reference within it names, or True for any other reference."""
+    """Returns the part of a schema that a local JSON Pointer reference points to, or True for any
+    other reference.
+    """
     if reference == "#":
         return schema
     if not reference.startswith("#/"):
@@ -318,5 +330,5 @@ def _pointed(schema: Any, reference: str) -> Any:
 
 
 def _steps(reference: str) -> list[str]:
-    """Names and numbers that a JSON Pointer reference leads through."""
+    """Returns the unescaped steps of a JSON Pointer reference."""
     return [step.replace("~1", "/").replace("~0", "~") for step in reference.removeprefix("#/").split("/")]

@@ -1,4 +1,4 @@
-"""Conversion of any constraint record, however nested, to its language."""
+"""Converts any constraint record, however nested, to its language."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ _START = "start"
 
 
 def language_of(constraint: Constraint) -> Language:
-    """Language of the texts that a constraint allows; JSON in the style in which it is generated.
+    """Returns the language of the texts that a constraint allows. JSON is in the style in which it
+    is generated.
 
     Raises:
         ConstraintError: the constraint is not valid, no text satisfies it, or it can't be enforced.
@@ -116,8 +117,8 @@ def _body(constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref
 
 
 def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
-    """Rules of a structural tag: free text without triggers, interrupted by tags, each of which starts at the first
-    trigger in the remaining text.
+    """Returns the rules of a structural tag: free text without triggers, interrupted by tags, each
+    of which starts at the first trigger in the remaining text.
     """
     triggers = list(dict.fromkeys(constraint.triggers))
     if not triggers or "" in triggers:
@@ -159,7 +160,9 @@ def _inner(constraint: Constraint) -> Language:
 
 
 def _joined(outer: Language, inner: dict[str, Language]) -> Language:
-    """Adds inner languages to an outer one, each under the rule name that the outer language refers to."""
+    """Adds inner languages to an outer one, each under the rule name that the outer one uses for
+    it.
+    """
     rules, sealed = dict(outer.rules), set(outer.sealed)
     for name, language in inner.items():
         own = renamed(language, f"{name}.")

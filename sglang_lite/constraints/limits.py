@@ -1,5 +1,5 @@
-"""Conversion of Python's own limits (recursion depth, size of numbers) into ConstraintErrors: a constraint that is
-within its limits as written may exceed Python's while it is compiled.
+"""Reports Python's own limits (recursion depth, size of numbers) as ConstraintErrors. A constraint
+within its own limits may still exceed Python's while it is compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_lite.protocol import ConstraintError, SglError
 
 @contextmanager
 def within_limits(kind: str) -> Iterator[None]:
-    """Converts errors about Python's own limits inside the block into ConstraintErrors.
+    """Converts errors about Python's own limits, raised inside the block, into ConstraintErrors.
 
     Args:
         kind: name of what is compiled in the block, for error messages.

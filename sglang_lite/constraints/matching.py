@@ -13,8 +13,8 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def matches(constraint: Constraint, text: str) -> bool:
-    """Returns True if a constraint allows a text. JSON may have any whitespace and any order of members, unless it is
-    part of another constraint.
+    """Returns True if a constraint allows a text. JSON may have any whitespace and any member
+    order, unless it is part of another constraint.
 
     Raises:
         ConstraintError: the constraint is not valid or can't be enforced.
@@ -31,7 +31,8 @@ def matches(constraint: Constraint, text: str) -> bool:
 
 
 def validate(constraint: Constraint, text: str) -> UserValue:
-    """Value of a finished text: the parsed JSON for a JSON schema, else the text itself.
+    """Returns the value of a finished text: the parsed JSON for a JSON schema, else the text
+    itself.
 
     Raises:
         ValueValidationError: the constraint does not allow the text.
@@ -45,8 +46,8 @@ def validate(constraint: Constraint, text: str) -> UserValue:
 
 
 def may_contain(constraint: Constraint, text: str) -> bool | None:
-    """Returns True if some text that a constraint allows contains `text`, or None if the constraint is not a regular
-    language or is too large to decide.
+    """Returns whether a constraint allows some text that contains `text`, or None if the constraint
+    is not a regular language or is too large to decide.
 
     Raises:
         ConstraintError: the constraint is not valid or can't be enforced.

@@ -1,5 +1,5 @@
-"""Memoized functions whose results share one cache. The cache is bounded by bytes, not entries: constraints differ in
-size by six orders of magnitude.
+"""Memoized functions that share one cache. It is bounded by bytes, not entries, because the sizes
+of constraints differ by six orders of magnitude.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 MAX_BYTES = 48 << 20
-LARGE = 1 << 20  # bytes of a result whose computation took much more memory, which the allocator would keep
+LARGE = 1 << 20  # bytes of a result that took much more memory to compute, which the allocator would keep
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class BoundedCache:
-    """Least-recently-used cache, bounded by the bytes of its entries. The newest entry stays even if it exceeds the
-    bound.
+    """Least-recently-used cache, bounded by the bytes of its entries. The newest entry is kept even
+    if it exceeds the bound.
 
     Args:
         max_bytes: maximum total size of the entries in bytes.
@@ -68,7 +68,7 @@ _cache = BoundedCache(MAX_BYTES)
 
 
 def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Memoizes a function of hashable arguments in the shared cache; errors are not cached."""
+    """Memoizes a function of hashable arguments in the shared cache. Errors are not cached."""
 
     @wraps(function)
     def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -88,8 +88,8 @@ def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def size_of(value: object) -> int:
-    """Approximate memory of a value in bytes. An object with a `size` attribute reports its own size, which may grow
-    later.
+    """Estimates the memory of a value in bytes. An object with a `size` attribute reports its own
+    size, which may grow later.
     """
     total, seen = 0, set[int]()
     stack: list[Any] = [value]
@@ -127,8 +127,8 @@ def size_of(value: object) -> int:
 
 @cache
 def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
-    """Number of fields of a record or dataclass and a function that reads them, or None if a class has no fields or
-    reports its own `size`.
+    """Returns the number of fields of a record or dataclass and a function that reads them, or None
+    if a class has no fields or reports its own `size`.
     """
     names: Any = (
         [field.name for field in fields(kind)] if is_dataclass(kind) else getattr(kind, "__struct_fields__", ())
@@ -137,13 +137,13 @@ def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
 
 
 def clear() -> None:
-    """Drops all entries of the shared cache and returns freed memory to the system."""
+    """Drops all entries of the shared cache and returns the freed memory to the system."""
     _cache.clear()
     trim()
 
 
 def trim() -> None:
-    """Returns freed memory to the system, if the allocator is glibc's, which keeps freed memory until asked."""
+    """Returns freed memory to the system if the allocator is glibc's, which otherwise keeps it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -154,8 +154,8 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Bytes that native code of this process has allocated according to glibc's `mallinfo2`, or 0 if that function is
-    missing. May take milliseconds.
+    """Returns the bytes that native code of this process has allocated according to glibc's
+    `mallinfo2`, or 0 if that function is missing. May take milliseconds.
     """
     with contextlib.suppress(OSError, AttributeError):
         function = ctypes.CDLL(None).mallinfo2

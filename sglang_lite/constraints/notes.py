@@ -1,4 +1,6 @@
-"""Notes in words on a schema: what it demands of a value beyond its shape, and what its author says of it."""
+"""Notes in words on a schema: its limits beyond the shape of a value, and its author's descriptions
+and examples.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _FORMATS: Final[Mapping[str, str]] = {
     "date": _DAY, "time": _TIME, "date-time": f"{_DAY}T{_TIME}", "duration": "ISO 8601 duration", "uuid": "UUID",
     "email": "email address", "uri": "URL", "ipv4": "IPv4 address", "ipv6": "IPv6 address",
 }  # fmt: skip
-_ZONE_ONLY: Final = "^.{17}[0-5]"  # beside the format of moments with a zone
+_ZONE_ONLY: Final = "^.{17}[0-5]"  # occurs with the format of moments with a time zone
 _PATTERNS: Final[Mapping[str, str]] = {
     **{
         patterns.moments(day=day, naive=naive, aware=aware): f"{_DAY}T{_TIME}" if day else _TIME
@@ -38,12 +40,14 @@ _PATTERNS: Final[Mapping[str, str]] = {
     f"^{patterns.FORMATS['email']}$": "email address",
     f"^{patterns.DURATION}$": "ISO 8601 duration",
 }
-_LONGEST_PATTERN: Final = 100  # characters; a model learns nothing from a longer one, which masks hold it to
-_LARGE: Final = 10**5  # limits of numbers that only say how many digits fit
+_LONGEST_PATTERN: Final = 100  # characters; a longer one teaches a model nothing, and masks enforce it anyway
+_LARGE: Final = 10**5  # limits of numbers that only express how many digits fit
 
 
 def string_word(schema: Mapping[str, Any]) -> str:  # any JSON
-    """Word for the strings of a schema: "string", or the layout or kind of text that its format or pattern says."""
+    """Returns the word for the strings of a schema: the layout or kind of text that its format or
+    pattern implies, else "string".
+    """
     pattern = schema.get("pattern", "")
     if len(pattern) > _LONGEST_PATTERN and "://" in pattern:
         return "URL"
@@ -51,17 +55,19 @@ def string_word(schema: Mapping[str, Any]) -> str:  # any JSON
 
 
 def notes_of(schema: Mapping[str, Any], word: str) -> list[str]:  # any JSON
-    """Notes on a schema, in an order that does not depend on the schema's.
+    """Returns the notes on a schema, in an order that does not depend on the schema's.
 
     Args:
         schema: schema, an object.
-        word: word that the shape has for its strings.
+        word: word that the shape uses for the schema's strings.
     """
     return list(dict.fromkeys((*_limits(schema, word), *_others(schema), *_said(schema))))
 
 
 def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
-    """Notes on alternatives that are one decimal number, as schemas of `Decimal` are; None for any others."""
+    """Returns the notes on alternatives that together are one decimal number, like the schemas of
+    `Decimal`. Returns None for any others.
+    """
     known = [each for each in schemas if isinstance(each, dict) and each.get("type") == "number"]
     if not known or len(known) < len(schemas):
         return None
@@ -70,7 +76,7 @@ def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
     if min(counts) < 0 or most == 0 or len(set(counts)) < len(counts):
         return None
     notes = [] if most == patterns.NUMBER_DIGITS else [f"at most {most} decimal{'s' * (most != 1)}"]
-    widest = known[0].copy()  # the fewer decimals, the more digits before the point
+    widest = known[0].copy()  # fewer decimals leave more digits before the point
     for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
         limit = abs(widest.get(keyword, 0))
         if limit >= _LARGE and math.log10(limit).is_integer():
@@ -79,14 +85,16 @@ def decimal_notes(schemas: Sequence[Any]) -> list[str] | None:  # any JSON
 
 
 def _decimals(schema: Mapping[str, Any]) -> int:
-    """Number of decimals that a number may have, or -1 if that is not its only step."""
+    """Returns the number of decimals that a number may have, or -1 if its step is not a power of
+    ten.
+    """
     step = schema.get("multipleOf", 0)
     count = -round(math.log10(step)) if step > 0 else -1
     return count if count >= 0 and math.isclose(step, 10.0**-count) else -1
 
 
 def dumped(value: object) -> str:
-    """JSON of a value, on one line."""
+    """Returns the JSON of a value on one line."""
     return _printable(json.dumps(value, ensure_ascii=False))
 
 
@@ -95,7 +103,7 @@ def _printable(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Text without line ends and repeated blanks, so that it stays in its comment."""
+    """Replaces line ends and repeated blanks in a text, so that it stays within its comment."""
     return _printable(" ".join(str(text).split()))
 
 
@@ -151,7 +159,7 @@ def _count(low: float, high: float | None, noun: str) -> Iterator[str]:
 
 
 def _others(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the keywords that have no words, as they are written."""
+    """Yields the keywords that no note puts into words, as they are written."""
     for keyword in sorted(schema.keys() - _IN_WORDS - SHAPE - _SILENT):
         if not keyword.startswith("x-"):
             value = schema[keyword]
@@ -160,7 +168,7 @@ def _others(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what the schema's author says of the value."""
+    """Yields the author's description and examples of the value."""
     if schema.get("description"):
         yield one_line(schema["description"])
     if schema.get("examples"):

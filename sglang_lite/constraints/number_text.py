@@ -1,7 +1,8 @@
-"""Numbers as written in free text: which texts are numbers, and where a number ends in a text that continues.
+"""Numbers in free text: which texts are numbers, and where a number ends in a text that continues.
 
-Digits may be grouped by commas in threes. A comma, point or exponent belongs to the number only with the digits after
-it: "1, 2", "24." and "5e" begin with the numbers 1, 24 and 5.
+Digits may be grouped by commas in threes. A comma, point or exponent belongs to the
+number only if digits follow it: "1, 2", "24." and "5e" begin with the numbers 1, 24 and
+5.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _WHOLE_PREFIX = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
 _POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
 
-# Characters of which a backend that can't cut off the end of a number returns one after it.
+# A backend that can't cut off the end of a number returns one of these characters after it.
 TERMINATORS = " \n,;:.)"
 # Complete numbers, by kind.
 PATTERNS = {
@@ -34,21 +35,21 @@ _OPEN = re.compile(r"(?:,[0-9]{0,3}|\.|[eE]?[-+]|[eE])\Z")
 
 
 def first_number(number: Number, text: str) -> str:
-    """Number that a finished text begins with, or "" if the text does not begin with a number."""
+    """Returns the number that a finished text begins with, or "" if it does not begin with one."""
     found = _FIRST[number.kind].match(text)
     return found[0] if found else ""
 
 
 class NumberText:
-    """Text that begins with a number and grows token by token.
+    """A text that begins with a number and grows token by token.
 
     Args:
         number: constraint with the kind of the number.
-        before: text that precedes the first token and already belongs to the number.
+        before: text before the first token that already belongs to the number.
 
     Attributes:
         finished: True once no further text can extend the number.
-        committed: prefix of the text that is part of the number whatever follows.
+        committed: prefix of the text that belongs to the number, no matter what follows.
     """
 
     def __init__(self, number: Number, before: str = "") -> None:
@@ -60,7 +61,7 @@ class NumberText:
         self._look()
 
     def copy(self) -> NumberText:
-        """The same text, which grows by itself."""
+        """Returns an independent copy."""
         copied = copy(self)
         vars(copied).update(_ends=self._ends.copy())
         return copied
@@ -83,7 +84,7 @@ class NumberText:
             self.close()
 
     def close(self, kept: int | None = None) -> None:
-        """Marks the text as finished, so that `committed` becomes the number it begins with.
+        """Marks the text as finished; `committed` becomes the number it begins with.
 
         Args:
             kept: number of tokens that belong to the text; None for all.
@@ -96,7 +97,7 @@ class NumberText:
 
     @property
     def certain(self) -> str:
-        """Part of `committed` that the tokens have written."""
+        """Part of `committed` that the tokens wrote."""
         return self.committed[self._before :]
 
     @property

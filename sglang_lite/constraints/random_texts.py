@@ -31,35 +31,36 @@ from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueV
 MAX_CHARS = 20_000
 MAX_STEPS = 200_000
 
-_DRAWS = 20  # attempts: a JSON text may repeat a name or an item, which no grammar can rule out
-_MORE = 3  # repetitions that a repeat may add to its minimum
-_DEPTH = 12  # nested rules and repeats, from which on the shortest options are taken
-_STEPS = 6  # random steps through an automaton, before the shortest way to an end is taken
+_DRAWS = 20  # attempts; a JSON text may repeat a name or an item, which no grammar can rule out
+_MORE = 3  # maximum repetitions added to a repeat's minimum
+_DEPTH = 12  # depth of nested rules and repeats from which the shortest options are chosen
+_STEPS = 6  # random steps through an automaton before taking the shortest path to an end
 
 
 def sample(constraint: Constraint, random: Random) -> str:
-    """Random text that a constraint allows.
+    """Returns a random text that a constraint allows.
 
     Raises:
-        ConstraintError: the constraint is not valid, no text satisfies it, or none of the texts that were drawn fits
-            into `MAX_CHARS` characters and passes the checks that no grammar expresses.
+        ConstraintError: the constraint is not valid, no text satisfies it, or none of the
+            drawn texts fits into `MAX_CHARS` characters and passes the checks that no grammar
+            can express.
     """
     sampler = _Sampler(language_of(constraint), random)
     for deepest in (*[_DEPTH] * _DRAWS, 0):
         text = sampler.text(deepest)
-        if text is None:  # the short texts of some languages lie only on the shortest ways
+        if text is None:  # in some languages only the shortest options lead to short texts
             text = sampler.text(0)
         if text is None:
             break
         if not isinstance(constraint, JsonSchema) or _passes_checks(constraint, text):
             return text
-    if isinstance(constraint, JsonSchema) and constraint.order == "any":  # free order may leave out required members
+    if isinstance(constraint, JsonSchema) and constraint.order == "any":  # with free order, required members may be missing
         return sample(msgspec.structs.replace(constraint, order="schema"), random)
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 
 def _passes_checks(constraint: JsonSchema, text: str) -> bool:
-    """Returns True if a JSON text passes the checks that its grammar can't express: watched values and
+    """Returns True if a JSON text passes the checks that its grammar can't express: mask rules and
     distinct names.
     """
     try:
@@ -78,8 +79,8 @@ class _Sampler:
         self._heights = _heights(language)
 
     def text(self, deepest: int) -> str | None:
-        """Random text of the language, with the shortest options below depth `deepest`, or None if the text or the work
-        exceeds its limit.
+        """Returns a random text of the language, with only the shortest options from depth
+        `deepest`, or None if the text or the work exceeds its limit.
         """
         written: list[str] = []
         length, steps = 0, 0
@@ -107,7 +108,7 @@ class _Sampler:
     def _option(self, options: tuple[Node, ...], *, brief: bool) -> Node:
         if brief:
             return min(options, key=lambda option: _height(option, self._heights))
-        wide = [option for option in options if _is_wide(option)]  # ordinary characters are preferred to single escapes
+        wide = [option for option in options if _is_wide(option)]  # prefers ordinary characters to single escapes
         return self._random.choice(wide or options)
 
     def _piece(self, node: Node) -> str:
@@ -120,7 +121,7 @@ class _Sampler:
 
 
 def _heights(language: Language) -> dict[str, float]:
-    """Least depth of nested rules that a text of each rule needs, by the rule's name."""
+    """Returns the least depth of nested rules that a text of each rule needs, by rule name."""
     heights = dict.fromkeys(language.rules, float("inf"))
     referring = referring_rules({name: references(body) for name, body in language.rules.items()})
     for name in (queue := list(language.rules)):
@@ -145,7 +146,9 @@ def _height(node: Node, heights: dict[str, float]) -> float:
 
 
 def _through(machine: Automaton, random: Random) -> str:
-    """Text of a random walk through an automaton: some steps at random, then the shortest way to an accepting state."""
+    """Walks through an automaton and returns the text: some random steps, then the shortest path to
+    an accepting state.
+    """
     text, state, remaining_steps = "", machine.start, _STEPS
     while remaining_steps and len(text) < MAX_CHARS:
         if machine.accepting(state) and random.random() < 0.3:

@@ -1,4 +1,5 @@
-"""JSON schemas: construction of the constraint, checks of the schema itself, and validation of finished text."""
+"""JSON schemas: creating the constraint, checking the schema itself, and validating finished text.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +30,20 @@ def json_schema(
     closed: bool = False,
     resources: Mapping[str, Json] | None = None,
 ) -> JsonSchema:
-    """Checked constraint from a schema, given as text, mapping or boolean.
+    """Returns a checked constraint for a schema, given as text, mapping or boolean.
 
     Args:
         source: schema of draft 2020-12, or of the draft that its `$schema` names.
         enforce, format, separators, whitespace, order, integers: see JsonSchema.
-        closed: whether objects with named members forbid further ones, unless the schema itself has
-            `additionalProperties` or `unevaluatedProperties`. If False, further members are allowed, as in the
-            specification.
-        resources: schemas that `source` refers to, by absolute URI. They are embedded in its definitions. (The drafts'
-            own meta-schemas are known.)
+        closed: whether objects with named members forbid further ones, unless the schema
+            itself has `additionalProperties` or `unevaluatedProperties`. If False, further
+            members are allowed, as in the specification.
+        resources: schemas that `source` refers to, by absolute URI. They are embedded in its
+            definitions. (The drafts' own meta-schemas are known.)
 
     Raises:
-        ConstraintError: the source is not JSON or not a valid schema; the error has the JSON Pointer of the fault.
+        ConstraintError: the source is not JSON or not a valid schema. The error has the JSON
+            Pointer of the fault.
     """
     try:
         text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
@@ -51,7 +53,7 @@ def json_schema(
             hint = 'A schema refers to itself by name: {"$ref": "#"}.'
         raise ConstraintError(f"json_schema: not a JSON document: {error}", hint=hint) from error
     schema = JsonSchema(text, enforce, format, separators, whitespace, order, integers)
-    style_of(schema)  # refuses an invalid `whitespace` pattern here
+    style_of(schema)  # raises if the `whitespace` pattern is invalid
     if resources:
         text = _with_resources(text, resources)
     wellformed.check_text(text)
@@ -66,31 +68,32 @@ def json_schema(
 def client_schema(
     source: str | Mapping[str, Json] | bool, *, enforce: Literal["strict", "best_effort", "unchecked"] = "strict"
 ) -> JsonSchema:
-    """Returns the constraint of a schema that a client of a server sent.
+    """Returns the constraint for a schema sent by a client of a server.
 
-    Objects that list their members get no others, as from SGLang, vLLM and OpenAI: clients leave
-    `additionalProperties` out, and models that see the schema write parts of it as members. Objects that say something
-    of other members, that are composed of several schemas, or that require a member that they don't list stay as the
-    specification has them.
+    Objects that list their members get no others, as in SGLang, vLLM and OpenAI: clients omit
+    `additionalProperties`, and models that see the schema write parts of it as members.
+    Objects keep the specification's meaning if they restrict other members, combine several
+    schemas, or require a member that they don't list.
 
     Args:
         source: schema, or its JSON text.
         enforce: see JsonSchema.
 
     Raises:
-        ConstraintError: as from `json_schema`.
+        ConstraintError: see `json_schema`.
     """
     constraint = json_schema(source, enforce=enforce)
     try:
         text = json.dumps(closed_objects.closed(json.loads(constraint.schema), simple_only=True))
-    except (ConstraintError, RecursionError):  # which the grammar's compiler tells, with its place, or passes over
+    except (ConstraintError, RecursionError):  # the grammar's compiler reports it with its place, or ignores it
         return constraint
     return msgspec.structs.replace(constraint, schema=text)
 
 
 def refuse_example(constraint: JsonSchema) -> None:
-    """Raises ConstraintError if what was given as a schema is an example of a document: it has names that no schema
-    has, and no keyword that asserts anything, so that any JSON would be valid."""
+    """Raises ConstraintError if the supposed schema is an example document: it has names that no
+    schema has, and no keyword that asserts anything, so any JSON would be valid.
+    """
     from sglang_lite.constraints.json_schema.assertions import foreign_names
 
     schema = json.loads(constraint.schema)
@@ -103,7 +106,7 @@ def refuse_example(constraint: JsonSchema) -> None:
 
 
 def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
-    """JSON text of a schema with the resources embedded in its definitions."""
+    """Returns the JSON text of a schema with the resources embedded in its definitions."""
     wellformed.check_text(text)
     for uri, resource in resources.items():
         try:
@@ -119,12 +122,13 @@ def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
 
 
 def parse_json(constraint: JsonSchema, text: str) -> Json:
-    """Value of a JSON text in any style, validated against the schema.
+    """Parses a JSON text in any style and validates the value against the schema.
 
     Raises:
-        ValueValidationError: `text` is not JSON, repeats a name in an object or violates the schema; the error carries
-            the text and the value.
-        ConstraintError: the schema has a reference without a target, or one that refers to itself without end.
+        ValueValidationError: `text` is not JSON, repeats a name in an object or violates the
+            schema. The error carries the text and the value.
+        ConstraintError: the schema has a reference without a target, or one that refers to
+            itself endlessly.
     """
     try:
         value = json.loads(
@@ -140,7 +144,7 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
             raise ValueValidationError(f"{violation.json_path}: {violation.message}", text=text, value=value)
     except SglError:
         raise
-    except (RecursionError, OverflowError, ValueError) as error:  # the last two: numbers too large to write
+    except (RecursionError, OverflowError, ValueError) as error:  # the last two are for numbers too large to write
         problem = "nested too deeply" if isinstance(error, RecursionError) else f"too large: {error}"
         raise ValueValidationError(f"the value is {problem}.", text=text, value=value) from error
     return value

@@ -1,7 +1,8 @@
-"""Parser of structural tags, as JSON text in the formats of SGLang and xgrammar, to constraints.
+"""Parses structural tags, given as JSON text in the formats of SGLang and xgrammar, into
+constraints.
 
-Source: xgrammar 0.2.8, `structural_tag` (the formats that need no tokens), and SGLang's older `structures` with
-`triggers`.
+Source: xgrammar 0.2.8, `structural_tag` (the formats that need no tokens), and SGLang's
+older `structures` with `triggers`.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ MAX_DEPTH = 50
 
 
 def parse(text: str) -> Constraint:
-    """Constraint of a structural tag.
+    """Parses a structural tag into a constraint.
 
     Args:
         text: JSON text of the structural tag.
 
     Raises:
-        ConstraintError: the text is not JSON, or has a field or format that is not supported; the error has its JSON
-            Pointer.
+        ConstraintError: the text is not JSON, or has a field or format that is not supported.
+            The error has its JSON Pointer.
     """
     try:
         found = json.loads(text, parse_constant=wellformed.refuse_non_finite)
@@ -53,7 +54,7 @@ def parse(text: str) -> Constraint:
 
 
 class _Fields:
-    """Typed access to the fields of a JSON object, which refuses unknown fields.
+    """Typed access to the fields of a JSON object. Unknown fields are errors.
 
     Args:
         found: object.
@@ -129,7 +130,7 @@ def _inner(fields: _Fields, depth: int) -> Constraint:
 
 
 def _text_without(*excluded: str) -> Constraint:
-    """Constraint of any text in which none of `excluded` occurs."""
+    """Returns a constraint for any text that contains none of `excluded`."""
     anything = "/(?s:.*)/"
     parts = "".join(f" & ~({anything} {json.dumps(each)} {anything})" for each in excluded)
     return Lark(f"start: TEXT\nTEXT: {anything}{parts}")

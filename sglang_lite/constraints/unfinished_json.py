@@ -1,7 +1,8 @@
-"""Closes a JSON text that a limit has cut, so that no value in it differs from what the model wrote.
+"""Closes a JSON text that was cut off by a limit, without changing any value that the model wrote.
 
-The text is rolled back to a place where closing brackets alone complete it. A number counts only once the character
-after it has come, as it might have gone on. Strings marked as prose may be cut anywhere.
+The text is rolled back to a place where only closing brackets are needed to complete it.
+A number counts only once the next character has arrived, since it might have gone on.
+Strings marked as prose may be cut anywhere.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from sglang_lite.protocol import (
 
 _MARK = re.compile(
     r'["{}\[\],:]|[^\s"{}\[\],:]+'
-)  # outside of strings; the second part may be the beginning of a scalar
+)  # outside strings; the second part may be the beginning of a scalar
 _STRING_MARK = re.compile(r'["\\]')
-# An escape, with the second half of its character if it has one.
+# An escape, with the second half of a surrogate pair if it begins one.
 _HEX = r"[0-9a-fA-F]{4}"
 _ESCAPE = re.compile(rf"\\(?:[^u]|u(?![dD][89abAB]){_HEX}|u{_HEX}(?:\\u{_HEX}|(?=[^\\]|\\[^u])))", re.DOTALL)
 _WORDS = frozenset({"true", "false", "null"})  # their last letter ends them
-_MAX_TRIED = 64  # places at which one text is tried to be closed
+_MAX_TRIED = 64  # places tried per text
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedText:
-    """A text that was cut, closed.
+    """A text that was cut off, closed.
 
     Attributes:
-        kept: number of characters of the cut text that stay.
+        kept: number of characters of the text that are kept.
         brackets: text after them that completes the value.
-        left_out: JSON Pointer of the first value that is missing. `-` is a member whose name is not known.
+        left_out: JSON Pointer of the first missing value. `-` stands for a member whose name
+            is not known.
     """
 
     kept: int
@@ -51,13 +53,13 @@ class ClosedText:
 
 @dataclass(slots=True)
 class _Container:
-    """An object or a list whose end has not come.
+    """An object or list that is still open.
 
     Attributes:
         pointer: its JSON Pointer.
         is_object: whether it is an object.
-        ends: index behind its opening bracket, and behind each of its values that has ended.
-        name: name of the member that has begun, as JSON text, or None.
+        ends: index after its opening bracket, and after each of its finished values.
+        name: name of the member being written, as JSON text, or None.
     """
 
     pointer: str
@@ -67,7 +69,7 @@ class _Container:
 
     @property
     def next_pointer(self) -> str:
-        """JSON Pointer of the value that is being written, or would come next."""
+        """JSON Pointer of the value that is being written or comes next."""
         if not self.is_object:
             return f"{self.pointer}/{len(self.ends) - 1}"
         return f"{self.pointer}/{'-' if self.name is None else _escape(self.name)}"
@@ -79,10 +81,12 @@ class UnfinishedJson:
     Args:
         schema: schema of the JSON.
         before: JSON text that the generation continues.
-        mark: text that ends the reasoning before the JSON, or None. A text that begins with a bracket has no reasoning.
+        mark: text that ends the reasoning before the JSON, or None. A text that begins with a
+            bracket has no reasoning.
 
     Attributes:
-        begin: index of the JSON's first character in the generation, or None if it has not come.
+        begin: index of the JSON's first character in the generation, or None if it has not
+            arrived.
     """
 
     def __init__(self, schema: JsonSchema, before: str = "", mark: str | None = None) -> None:
@@ -90,9 +94,9 @@ class UnfinishedJson:
         self._mark = mark
         self._reasoning = ""  # text before the JSON
         self._text = ""
-        self._at = 0  # what comes before was read
+        self._at = 0  # everything before it was read
         self._open: list[_Container] = []
-        self._string: int | None = None  # index behind the quotation mark of the string that is being written
+        self._string: int | None = None  # index after the opening quotation mark of the open string
         self._expects_name = False
         self.begin: int | None = 0 if mark is None else None
         self._read(before)
@@ -131,7 +135,7 @@ class UnfinishedJson:
             elif mark in _WORDS:
                 self._at = found.end()
                 self._end_value(found.end())
-            elif found.end() == size:  # it may go on
+            elif found.end() == size:  # it may continue
                 self._at = found.start()
                 return
             else:
@@ -139,7 +143,7 @@ class UnfinishedJson:
                 self._end_value(found.end())
 
     def _read_string(self) -> bool:
-        """Reads on in a string. Returns False if its end has not come."""
+        """Continues reading a string. Returns False if its end has not arrived."""
         found = _STRING_MARK.search(self._text, self._at)
         if found is None:
             self._at = len(self._text)
@@ -179,10 +183,10 @@ class UnfinishedJson:
             top.name = None
 
     def close(self, first: int = 0) -> ClosedText | None:
-        """Closes the text at its last place where that makes a valid value.
+        """Closes the text at the last place where that gives a valid value.
 
         Args:
-            first: number of characters of the generation that have to stay.
+            first: number of characters of the generation that must be kept.
 
         Returns:
             The closed text, or None if there is no such place.
@@ -196,7 +200,9 @@ class UnfinishedJson:
         return None
 
     def close_anyhow(self) -> str:
-        """Returns the JSON closed at its last place, valid or not; empty if it has not begun."""
+        """Returns the JSON closed at the last possible place, valid or not. Returns "" if it has
+        not begun.
+        """
         last = next(self._closings(), None)
         return "" if last is None else self._text[: last[0]] + last[1]
 
@@ -208,8 +214,9 @@ class UnfinishedJson:
         return True
 
     def _closings(self) -> Iterator[tuple[int, str, str]]:
-        """Yields the ways in which brackets alone complete the JSON, the last first: the index, the brackets, and the
-        JSON Pointer of the first value that is missing."""
+        """Yields the ways to complete the JSON with brackets only, last place first: the index, the
+        brackets, and the JSON Pointer of the first missing value.
+        """
         if self._string is not None and not self._expects_name and self._open and self._is_prose():
             yield self._at, f'"{self._brackets(len(self._open))}', self._open[-1].next_pointer
         for depth in range(len(self._open), 0, -1):
@@ -221,7 +228,8 @@ class UnfinishedJson:
                 yield container.ends[count], self._brackets(depth), pointer
 
     def _pointer(self, container: _Container, count: int) -> str:
-        """Returns the JSON Pointer of the value of a container that has `count` values before it."""
+        """Returns the JSON Pointer of the value that has `count` values before it in its container.
+        """
         if not container.is_object:
             return f"{container.pointer}/{count}"
         after = self._text[container.ends[count] : container.ends[count + 1]]
@@ -232,14 +240,15 @@ class UnfinishedJson:
         return "".join("}" if each.is_object else "]" for each in reversed(self._open[:depth]))
 
     def _is_prose(self) -> bool:
-        """Returns True if the string that is being written may end anywhere."""
+        """Returns True if the string being written may end anywhere."""
         path = [_name(each.name or "") if each.is_object else len(each.ends) - 1 for each in self._open]
         return is_prose(self._schema, path)
 
 
 def unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
-    """Returns a reader for the texts of a constraint, or None if these are not JSON, with or without reasoning before
-    it."""
+    """Returns a reader for the texts of a constraint, or None if they are not JSON, with or without
+    reasoning before it.
+    """
     match constraint:
         case JsonSchema():
             return UnfinishedJson(constraint)
@@ -253,7 +262,7 @@ def unfinished_json(constraint: Constraint) -> UnfinishedJson | None:
 
 
 def _end_of_reasoning(constraint: Constraint) -> str | None:
-    """Returns the text that ends reasoning, or None if the constraint is that of other texts."""
+    """Returns the text that ends the reasoning, or None if the constraint is not for reasoning."""
     match constraint:
         case StructuralTag((tag,), _, True, True):
             return tag.begin
@@ -265,10 +274,10 @@ def _end_of_reasoning(constraint: Constraint) -> str | None:
 
 
 def _name(text: str) -> str:
-    """Reads a name that is written in JSON."""
+    """Decodes a name written in JSON."""
     return str(json.loads(f'"{text}"'))
 
 
 def _escape(text: str) -> str:
-    """Returns the step of a JSON Pointer (RFC 6901) to a member, from its name as written in JSON."""
+    """Returns a member's step in a JSON Pointer (RFC 6901), from its name as written in JSON."""
     return _name(text).replace("~", "~0").replace("/", "~1")

@@ -1,5 +1,6 @@
-"""One end of the line between an engine's handle and its process: sends and receives whole frames over a socket, in
-order."""
+"""One end of the connection between an engine's handle and its process: sends and receives whole
+frames over a socket, in order.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ _send.restype = ctypes.c_ssize_t
 
 
 class BrokenFrameError(Exception):
-    """Refusal of received data that isn't a valid frame."""
+    """Error for received data that isn't a valid frame."""
 
 
 class Connection:
-    """Sender and receiver of frames over one end of a socket pair.
+    """Sends and receives frames over one end of a socket pair.
 
     Args:
         end: socket of a pair; the connection owns it.
@@ -45,8 +46,8 @@ class Connection:
         self._closed = False
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame without waiting for its reader; a thread sends the part that doesn't fit into the socket's
-        buffer now.
+        """Sends a frame without waiting for its reader. A thread sends the part that doesn't fit
+        into the socket's buffer now.
 
         Raises:
             BrokenPipeError: the connection is closed at either end.
@@ -65,8 +66,10 @@ class Connection:
                 self._more.notify()
 
     def _send_some(self, frame: bytes) -> int:
-        """Sends as much as the socket's buffer takes now, and returns the number of bytes. Keeps the interpreter's lock
-        during the call: a thread that computes would not give the lock back for milliseconds."""
+        """Sends as much as the socket's buffer accepts now and returns the number of bytes. Keeps
+        the interpreter's lock during the call: a computing thread would not give it back for
+        milliseconds.
+        """
         count: int = _send(self._socket.fileno(), frame, len(frame), _NOT_WAITING)
         if count >= 0:
             return count
@@ -76,7 +79,8 @@ class Connection:
         raise OSError(code, os.strerror(code))
 
     def send_now(self, frame: bytes) -> None:
-        """Sends a frame and waits until the socket has taken it. For a connection on which nobody calls `send`.
+        """Sends a frame and waits until the socket has accepted it. Only for connections on which
+        nobody calls `send`.
 
         Raises:
             OSError: the connection is closed at either end.
@@ -94,7 +98,7 @@ class Connection:
                 rest = self._unsent[0]  # stays in the queue, so that no later frame overtakes it
             try:
                 sent = self._socket.send(rest, _NO_SIGNAL)
-            except OSError:  # the reader notices the broken socket, too
+            except OSError:  # the reader also notices the broken socket
                 self.close()
                 continue
             with self._lock:
@@ -104,8 +108,8 @@ class Connection:
                     self._unsent[0] = rest[sent:]
 
     def beat(self) -> None:
-        """Sends a frame without messages, unless the other end leaves what was sent unread. For a connection on which
-        nobody calls `send`, and while nobody calls `send_now`.
+        """Sends a frame without messages, unless the other end is not reading. Only for connections
+        on which nobody calls `send`, and while nobody calls `send_now`.
 
         Raises:
             OSError: the connection is closed at either end.
@@ -115,11 +119,11 @@ class Connection:
             self.send_now(_BEAT[sent:])
 
     def frames(self, look: Callable[[], object] = lambda: None, look_s: float = 0.0) -> Iterator[memoryview]:
-        """Yields the content of each received frame until either end is closed. Each view is valid until the next one
-        is taken.
+        """Yields the content of each received frame until either end is closed. Each view is only
+        valid until the next one is requested.
 
         Args:
-            look: called each time when nothing has come for `look_s` seconds; 0 for never.
+            look: called whenever nothing has arrived for `look_s` seconds; 0 for never.
 
         Raises:
             BrokenFrameError: the length of a frame is above `MAX_BYTES`.
@@ -155,8 +159,9 @@ class Connection:
             del unread[:start]
 
     def close(self) -> None:
-        """Ends the connection for both ends; does nothing to the socket in a forked copy of this process. Takes no
-        lock, because a garbage collector may call it."""
+        """Ends the connection for both ends. In a forked copy of this process, leaves the socket
+        alone. Takes no lock, because a garbage collector may call it.
+        """
         self._closed = True
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):

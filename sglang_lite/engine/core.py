@@ -1,4 +1,6 @@
-"""Interface of an engine's core: the calls that `Engine` needs, in whichever process the engine runs."""
+"""Interface of an engine's core: the calls that `Engine` needs, whichever process the engine runs
+in.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore`, `EmbeddingCore` or `TowerCore` in this process, or `CoreClient` for another
-    process. `Engine` documents the submissions, and the calls of the table (runtime/calls.py), which `ask` answers."""
+    """Core of an engine: `EngineCore`, `EmbeddingCore` or `TowerCore` in this process, or
+    `CoreClient` for another process. The submissions are documented in `Engine`, and the calls that
+    `ask` answers in runtime/calls.py.
+    """
 
     @property
     def config(self) -> EngineConfig: ...

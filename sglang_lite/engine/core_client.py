@@ -1,7 +1,7 @@
-"""Core of an engine that runs in a process of its own, to which it is linked (engine_link.py).
+"""Core of an engine that runs in its own process, which is reached over a link (engine_link.py).
 
-Prompts of generations are tokenised and parameters checked in the caller's process, so that errors are raised at the
-call.
+Prompts of generations are tokenized and parameters are checked in the caller's process, so errors
+are raised at the call.
 """
 
 from __future__ import annotations
@@ -99,17 +99,18 @@ class CoreClient:
         config: settings of the engine.
         path: folder of the model.
         process: process that was started with `config` and `path`.
-        parts: what `reading_parts` returns for them, if it was read already.
-        watch: as of EngineLink.
+        parts: result of `reading_parts` for them, if it was already read.
+        watch: as for EngineLink.
 
     Attributes:
         config, model_name: settings and name of the weights that are loaded now.
-        encoder: specification of an embedding or classification model; None for a model that generates.
-        generates: True if the engine generates text: it is no encoder, and not only one of images.
+        encoder: specification of an embedding or classification model; None for a model that
+            generates.
+        generates: True if the engine generates text: it is not an encoder of texts or images.
         tokenizer, vocab_size: tokenizer and vocabulary size of the model.
         capacity: limits of the engine: rows, tokens per step, pages, context length.
         description: one line about the model and its capacity.
-        suggestion: one line of advice on the default model, "" on others.
+        suggestion: one line of advice on the default model, "" for others.
         builder: checks of requests, and their tokens.
         open_requests: requests and programs that have not ended.
         gate: checks of callers.
@@ -156,8 +157,9 @@ class CoreClient:
     def submit(
         self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
     ) -> Ticket:  # each kind of submission has its own events
-        """Starts a generation, a selection or a whole program: see `Engine.submit`, `submit_select` and
-        `run_program`."""
+        """Starts a generation, a selection or a whole program: see `Engine.submit`, `submit_select`
+        and `run_program`.
+        """
         self._check_generates()
         request.check()
         return self._submit_by_kind[type(request)](self, request, sink, flush)
@@ -221,14 +223,16 @@ class CoreClient:
     # ---------------------------------------------------------------------------------- calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Future of the answer to a call: see `EngineCore.ask`."""
+        """Returns the future of the answer to a call: see `EngineCore.ask`."""
         self.gate.check_open()
         answer = self._answers.get(type(call))
         future: Future[R] = self._link.ask(call) if answer is None else answer(self, call)
         return future
 
     def ask_process(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
-        """Future of the answer of the engine's process, for a call that this one has no part in."""
+        """Returns the future of the engine process's answer, for a call in which this process takes
+        no part.
+        """
         return self._link.ask(call)
 
     def _encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]:
@@ -240,7 +244,8 @@ class CoreClient:
         return then(answer, lambda data: np.frombuffer(data, np.float32).reshape(-1, encoder.width))
 
     def _compile(self, call: CompileGrammar) -> Future[CompiledGrammar]:
-        """Compiles in both processes. The one of the engine begins when the caller's has succeeded."""
+        """Compiles in both processes. The engine's process starts when the caller's has succeeded.
+        """
         self._check_generates()
         self.gate.check_wait("compile_grammar")
         from sglang_lite.runtime.structured_output.compiler import Compiler  # imports a grammar engine
@@ -292,7 +297,7 @@ class CoreClient:
     # --------------------------------------------------------------------------------- state of the engine
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Calls back on the reader's thread after the next frame. Takes no lock."""
+        """Schedules a call on the reader's thread after the next frame. Takes no lock."""
         self._link.submissions.call_soon(call)
 
     @property
@@ -301,7 +306,9 @@ class CoreClient:
 
     @property
     def is_silent(self) -> bool:
-        """True while its process is stopped or swapped out, as was last seen: for choices that each request makes."""
+        """True while its process is stopped or swapped out, according to the last look. Cheap
+        enough for choices made per request.
+        """
         return self._link.is_silent
 
     @property
@@ -310,14 +317,16 @@ class CoreClient:
         return not self.gate.reason and self._link.is_ready
 
     def close(self, patience_s: float | None = None) -> None:
-        """Ends the process, and the compiler of this one: see `EngineLink.close`."""
+        """Ends the engine's process and this process's compiler: see `EngineLink.close`."""
         self._link.disconnect()
         if self._compiler is not None and not self.gate.is_copy:
             self._compiler.close()
         self._link.close(patience_s)
 
     def disconnect(self, reason: str | None = None) -> None:
-        """Makes the process end: see `EngineLink.disconnect`; with a reason at once: see `EngineLink.end`."""
+        """Makes the process end: see `EngineLink.disconnect`. With a reason, ends it immediately:
+        see `EngineLink.end`.
+        """
         if reason is None:
             self._link.disconnect()
         else:
@@ -371,7 +380,9 @@ class _OpenProgram:
 
 
 def in_shared_memory(call: WriteTensors, update: Callable[[UpdateTensors], Future[str]]) -> Future[str]:
-    """Answer of an update that is handed the tensors in a file in shared memory."""
+    """Writes the tensors of a call to a file in shared memory, and returns the answer of an update
+    from that file.
+    """
     from sglang_lite.runtime.models.weights.given import shared_file  # needs torch
 
     file = shared_file(call.tensors)
@@ -381,8 +392,9 @@ def in_shared_memory(call: WriteTensors, update: Callable[[UpdateTensors], Futur
 
 
 def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
-    """Specification of an embedding or classification model (None for other models), the tokenizer of any model, and
-    how its prompts have images, videos and sounds."""
+    """Returns the specification of an embedding or classification model (None for other models),
+    the model's tokenizer, and how its prompts contain images, videos and sounds.
+    """
     if is_encoder(path):
         spec = encoder_spec(path)
         return spec, encoder_tokenizer(path, spec), None
@@ -391,15 +403,17 @@ def reading_parts(config: EngineConfig, path: Path) -> ReadingParts:
 
 
 def _processor(given: LogitProcessor | None) -> tuple[str | None, tuple[Any, ...]]:
-    """Name by which the engine's process can import a logit processor, and its first arguments. Raises ParameterError
-    as `_import_name`."""
+    """Returns the name by which the engine's process can import a logit processor, and its first
+    arguments. Raises ParameterError like `_import_name`.
+    """
     if isinstance(given, partial) and not given.keywords:
         return _import_name(given.func), given.args
     return None if given is None else _import_name(given), ()
 
 
 def _import_name(processor: Callable[..., Any]) -> str:
-    """Name by which the engine's process can import a logit processor, as "module:name".
+    """Returns the name by which the engine's process can import a logit processor, as
+    "module:name".
 
     Raises:
         ParameterError: the processor can't be imported by name.

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_TEXTS = 4096  # most texts in one message to the engine's process
+_TEXTS = 4096  # maximum number of texts in one message to the engine's process
 Numbers: TypeAlias = "tuple[NDArray[np.float32], list[int]]"  # of texts [N, width], and the tokens of each text
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
 AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or of each
 
 
 def sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:  # a dictionary, or a list: by the prompt
-    """Numbers of texts in SGLang's form, that of `sgl.Engine.encode`. The outputs of a reward model take the place of
-    vectors there.
+    """Returns the vectors of texts in SGLang's form, that of `sgl.Engine.encode`. For a reward
+    model, its outputs replace the vectors.
 
     Args:
-        compute: `embeddings` or `label_numbers` with all arguments but the texts.
+        compute: `embeddings` or `label_numbers` with all arguments except the texts.
     """
     texts, single = prompt_texts(prompt)
     started = time.perf_counter()
@@ -73,10 +73,11 @@ def embeddings(
     lora_path: AdapterNames = None,
     field: str = "prompt",
 ) -> Numbers:
-    """Embeddings of texts, float32 [N, dimensions], and the number of tokens of each text.
+    """Computes embeddings of texts, float32 [N, dimensions]. Also returns the number of tokens of
+    each text.
 
     Args:
-        texts: texts, or the result of `tokenised` for them.
+        texts: texts, or the result of `tokenize_texts` for them.
         lora_path: name of the adapter (LoRA) of all texts, or a list with one or None for each.
         field: the caller's name of the texts, for messages.
 
@@ -100,8 +101,9 @@ def embeddings(
 
 
 def prompt_named(spec: EncoderSpec, name: str | None) -> str:
-    """Prompt of a model with a name, or the default one for None. Raises ParameterError if the model has no such
-    prompt."""
+    """Returns the model's prompt with this name, or the default one for None. Raises ParameterError
+    if the model has no such prompt.
+    """
     if name is not None and name not in spec.prompts.named:
         names = ", ".join(map(repr, spec.prompts.named)) or "none"
         raise ParameterError("prompt_name", f"{name!r:.60} is none of the model's prompts ({names}).")
@@ -112,7 +114,9 @@ def pair_scores(
     engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, lora_path: AdapterNames = None,
     field: str = "pairs",
 ) -> Numbers:  # fmt: skip
-    """Scores of pairs, float32 [N], and the number of tokens of each pair. Raises the errors of `score_pairs`."""
+    """Computes scores of pairs, float32 [N]. Also returns the number of tokens of each pair. Raises
+    the errors of `score_pairs`.
+    """
     classifier = _classifier(engine)
     _check_several(pairs, field)
     if len(classifier.labels) > 1:
@@ -129,7 +133,7 @@ def classes(
     engine: Engine, texts: Sequence[EncoderInput], *, truncate: bool = False, lora_path: AdapterNames = None,
     field: str = "prompt",
 ) -> tuple[list[dict[str, Json]], list[int]]:  # fmt: skip
-    """Labels of texts in the form of `classify`, and the number of tokens of each text."""
+    """Returns labels of texts in the form of `classify`, and the number of tokens of each text."""
     shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, lora_path=lora_path, field=field)
     labels = _classifier(engine).labels
     return [{"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))} for row in shares], tokens
@@ -139,7 +143,8 @@ def label_numbers(
     engine: Engine, texts: Sequence[EncoderInput], *, plain: bool, truncate: bool = False,
     lora_path: AdapterNames = None, field: str = "prompt",
 ) -> Numbers:  # fmt: skip
-    """Outputs of a classifier for texts, float32 [N, labels], and the number of tokens of each text.
+    """Computes a classifier's outputs for texts, float32 [N, labels]. Also returns the number of
+    tokens of each text.
 
     Args:
         plain: whether to return raw outputs (`reward`) instead of probabilities (`classify`).
@@ -160,7 +165,9 @@ def label_numbers(
 
 
 def prompt_texts(prompt: Texts) -> tuple[Any, bool]:  # a list of any texts
-    """Texts of a prompt, each a text or token ids, and True if the prompt is a single text."""
+    """Returns the texts of a prompt, each a text or token ids, and whether the prompt is a single
+    text.
+    """
     single = isinstance(prompt, str) or are_ids(prompt)
     if not single:
         _check_several(prompt, "prompt")
@@ -174,7 +181,9 @@ def _check_several(given: object, field: str) -> None:
 
 
 def spec_of(engine: Engine) -> EncoderSpec:
-    """Specification of an engine's model, which reads texts. Raises CapabilityError if it does not."""
+    """Returns the specification of an engine's model. Raises CapabilityError if the model does not
+    read texts.
+    """
     spec = engine.core.encoder
     if spec is None:
         if engine.config.encoder_only:
@@ -194,7 +203,9 @@ def _read(
     engine: Engine, texts: Sequence[EncoderInput] | Sequence[EncodeRequest], lora_path: AdapterNames, *,
     truncate: bool, field: str, prompt: str = "",
 ) -> Numbers:  # fmt: skip
-    """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
+    """Computes the model's outputs for texts or pairs, float32 [N, width]. Also returns the number
+    of tokens of each.
+    """
     import numpy as np
 
     engine.core.gate.check_wait("encode")
@@ -215,7 +226,9 @@ def _read(
 
 
 def _adapted(requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | None]) -> list[EncodeRequest]:
-    """Requests whose texts have adapters. Raises ParameterError if their names are not as many as the texts."""
+    """Adds the names of adapters to requests. Raises ParameterError if there are not as many names
+    as texts.
+    """
     count = sum(len(each.lengths) for each in requests)
     names = [lora_path] * count if isinstance(lora_path, str) else [*lora_path]
     if wrong := [name for name in names if not isinstance(name, str | None)]:
@@ -231,8 +244,9 @@ def _adapted(requests: Sequence[EncodeRequest], lora_path: str | Sequence[str | 
 def tokenised(
     tokenizer: Tokenizer, spec: EncoderSpec, texts: Sequence[EncoderInput], *, truncate: bool, field: str, prompt: str
 ) -> list[EncodeRequest]:
-    """Requests for texts or pairs, each as large as one message to the engine's process may be: see
-    `encode_request`."""
+    """Tokenizes texts or pairs into requests, each as large as one message to the engine's process
+    may be: see `encode_request`.
+    """
     return [
         encode_request(
             texts[start : start + _TEXTS], tokenizer, spec, prompt=prompt, truncate=truncate, field=field, first=start

@@ -1,4 +1,6 @@
-"""The engine: a loaded model behind thread-safe calls, some of which wait for their result."""
+"""The engine: a loaded model behind thread-safe calls, some of which block until they have a
+result.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ class Engine:
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Self:  # as of the constructor
-        """Engine in this process around a model that is already loaded."""
+        """Creates an engine in this process around a model that is already loaded."""
         from sglang_lite.runtime.core import engine_thread
 
         settings = EngineConfig.make(**{**config, "in_process": True})
@@ -114,8 +116,9 @@ class Engine:
 
     @classmethod
     def unstarted(cls) -> Self:
-        """Handle of the default engine that only knows what its model's files say: `config`, `model_name`, `tokenizer`
-        and `chat_template`."""
+        """Creates a handle of the default engine that only knows what its model's files say:
+        `config`, `model_name`, `tokenizer` and `chat_template`.
+        """
         from sglang_lite.runtime.loading.model_files import open_model_files
 
         config = EngineConfig()
@@ -193,31 +196,37 @@ class Engine:
         output_ids: Sequence[int] = (),
         timeout: float | None = None,
     ) -> Ticket:
-        """Starts a generation and returns at once.
+        """Starts a generation and returns immediately.
 
         Args:
             prompt: spans, text, or token ids.
             params: sampling parameters; UNSET fields take the engine's defaults.
             constraint: constraint that the output must satisfy.
-            sink: function called on the engine's thread with each Delta (if `stream`), then with the Generation or an
-                SglError: once, or `n` times for `n` samples. It must not block.
-            flush: function called on the engine's thread after sinks, once for all events of a step: to wake a thread
-                or event loop that waits for them.
-            namespace: name of a part of the prefix cache: requests of different namespaces never share cached prefixes.
-            priority: rank of the request; higher ones run first. Needs an engine with the policy "priority".
-            logit_processor: function `(token_ids, logits) -> logits`, called with the ids so far and float32 logits
-                [vocab_size], which it may change in place. Slow: it is called for every token on the engine's thread,
-                so all requests wait for it.
+            sink: function called on the engine's thread with each Delta (if `stream`), then with
+                the Generation or an SglError: once, or `n` times for `n` samples. It must not
+                block.
+            flush: function called on the engine's thread after sinks, once for all events of a
+                step: to wake a thread or event loop that waits for them.
+            namespace: name of a part of the prefix cache: requests of different namespaces never
+                share cached prefixes.
+            priority: rank of the request; higher ones run first. Needs an engine with the policy
+                "priority".
+            logit_processor: function `(token_ids, logits) -> logits`, called with the ids so far
+                and float32 logits [vocab_size], which it may change in place. Slow: it is called
+                for every token on the engine's thread, so all requests wait for it.
             rid: name of the request for `abort`, unique among open requests.
-            output_ids: first ids of the output, which an earlier stream of the same request has delivered. They count
-                as output in everything (positions of draws, penalties, limits, stops, grammar, usage), so with the same
-                seed the output continues as that stream would have. The first Delta repeats the given ids; the
-                Generation has the complete output, except for `output_logprobs`, which begin after the given ids
+            output_ids: first ids of the output, which an earlier stream of the same request has
+                delivered. They count as output everywhere (positions of draws, penalties, limits,
+                stops, grammar, usage), so with the same seed the output continues as that stream
+                would have. The first Delta repeats the given ids; the Generation has the complete
+                output, except for `output_logprobs`, which begin after the given ids
                 (`meta["continued_from"]`).
-            timeout: seconds after which the caller gives up: JSON that brackets can close is cut before.
+            timeout: seconds after which the caller gives up. JSON that closing brackets can
+                complete is cut before that.
 
         Raises:
-            ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy knows no priorities.
+            ParameterError: a parameter is invalid, the prompt doesn't fit, or the policy has no
+                priorities.
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
@@ -234,7 +243,7 @@ class Engine:
         params: SamplingParams = SamplingParams(),
         constraint: Constraint | None = None,
     ) -> Generation:
-        """Generates one sample as `submit` does, and waits for the result."""
+        """Generates one sample like `submit`, and waits for the result."""
         self.core.gate.check_wait("complete")
         if isinstance(params.n, int) and params.n > 1:
             raise ParameterError("n", "complete gives one generation.", hint="Use generate or submit.")
@@ -242,7 +251,8 @@ class Engine:
         return found
 
     def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
+        """Submits as soon as there is room for `count` requests, and returns the result of
+        `submit()`.
 
         Raises:
             SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
@@ -250,7 +260,7 @@ class Engine:
         return self.core.open_requests.admitted(submit, count)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        """Compiles a constraint, so that later requests find it ready. May take seconds.
+        """Compiles a constraint so that later requests find it ready. May take seconds.
 
         Raises:
             ConstraintError: the constraint can't be enforced.
@@ -269,15 +279,16 @@ class Engine:
         flush: Callable[[], object] | None = None, unconditional: bool = False, namespace: str = "",
         lora_path: str | None = None,
     ) -> Ticket:  # fmt: skip
-        """Scores every choice as a continuation of the prompt: all in one batched forward over the shared prefix.
+        """Scores every choice as a continuation of the prompt, all in one batched forward over the
+        shared prefix.
 
         Args:
-            choices: texts to score, at least one. If one of them is empty, all are scored together with the prompt's
-                last token.
-            unconditional: whether to score the choices without the prompt, too.
+            choices: texts to score, at least one. If one of them is empty, all are scored together
+                with the prompt's last token.
+            unconditional: whether to score the choices also without the prompt.
             sink: function called once, on the engine's thread, with the Selection or an SglError.
             flush: as of `submit`.
-            lora_path: name of the adapter (LoRA) that scores.
+            lora_path: name of the adapter (LoRA) to score with.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
@@ -287,7 +298,7 @@ class Engine:
     def select(
         self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False, lora_path: str | None = None
     ) -> Selection:
-        """Scores choices as `submit_select` does, and waits for the result."""
+        """Selects like `submit_select`, and waits for the result."""
         self.core.gate.check_wait("select")
         submit = partial(self.submit_select, prompt, choices, unconditional=unconditional, lora_path=lora_path)
         found: Selection = _last_event(submit)
@@ -304,17 +315,19 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
     ) -> OpenProgram:
-        """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
-        appended, and its row continues in its slot. A program with nothing to play holds no slot and doesn't count as
-        open.
+        """Opens a program, to which nodes are added while it is played: at the end of a generation
+        the next text is appended, and its row continues in its slot. A program with nothing to play
+        holds no slot and doesn't count as open.
 
         Args:
-            sink: function called on the engine's thread with the result of each node (Played; if a node failed, with
-                its SglError, and with no further node of its branch), and, once the program is closed and everything is
-                played, with a ProgramResult or the SglError of the main branch. It must not block.
-            flush: as of `submit`.
-            stream: whether to send deltas, too.
-            priority: rank of all requests of the program; higher ones run first, if the engine's policy is "priority".
+            sink: function called on the engine's thread with the result of each node (Played), and
+                last with a ProgramResult or the SglError of the main branch, once the program is
+                closed and everything is played. If a node failed, its result is its SglError, and
+                no further node of its branch follows. It must not block.
+            flush: as for `submit`.
+            stream: whether to also send deltas.
+            priority: rank of all requests of the program; higher ones run first, if the engine's
+                policy is "priority".
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -336,7 +349,7 @@ class Engine:
         """Plays a complete program.
 
         Args:
-            sink, flush, stream, priority: as of `open_program`.
+            sink, flush, stream, priority: as for `open_program`.
 
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
@@ -344,15 +357,17 @@ class Engine:
         return self.core.submit(ProgramRequest(prompt, program, stream, namespace, priority), sink, flush)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
-        """Plays a program as `run_program` does, and waits for its result and the events of its nodes."""
+        """Plays a program like `run_program`, and waits for its result and the events of its nodes.
+        """
         self.core.gate.check_wait("play")
         played: list[Played] = []
         found: ProgramResult = _last_event(partial(self.run_program, prompt, program), played.append)
         return found, played
 
     def abort(self, rid: str) -> None:
-        """Ends the request with this name with RequestAbortedError, whose `partial` is the result up to then. A call of
-        SGLang's `generate` that waits for the request returns that result, with a `finish_reason` of type "abort".
+        """Ends the request with this name with a RequestAbortedError whose `partial` is the result
+        so far. A call of SGLang's `generate` that waits for the request returns that result, with a
+        `finish_reason` of type "abort".
 
         Raises:
             ParameterError: no waiting or running request has this name.
@@ -363,7 +378,7 @@ class Engine:
     # ----------------------------------------------------------------------------------- the engine itself
 
     def get_model_info(self) -> dict[str, object]:
-        """Description of the loaded model, with SGLang's keys."""
+        """Returns a description of the loaded model, with SGLang's keys."""
         return {
             "model_path": self.config.model,
             "served_model_name": self.model_name,
@@ -376,7 +391,8 @@ class Engine:
         }
 
     def get_server_info(self) -> dict[str, object]:
-        """Settings of the engine, limits of the model, and `stats`, with SGLang's keys."""
+        """Returns the settings of the engine, limits of the model, and `stats`, with SGLang's keys.
+        """
         stats = self.stats()
         return {
             **asdict(self.config),
@@ -390,12 +406,15 @@ class Engine:
         }
 
     def update_weights(self, path: str, weight_version: str | None = None) -> None:
-        """Replaces the weights by those of another checkpoint of the same architecture, between two steps: see
-        `weights.update_from_disk`."""
+        """Replaces the weights with those of another checkpoint of the same architecture, between
+        two steps: see `weights.update_from_disk`.
+        """
         weights.update_from_disk(self, path, weight_version=weight_version)
 
     def chat_template(self) -> JinjaTemplate | None:
-        """Chat template that the engine was given, or else the model's own one; None if there is neither."""
+        """Returns the chat template that the engine was given, or else the model's own, or None if
+        there is neither.
+        """
         source = self.config.chat_template
         if source is None:
             source = self.tokenizer.chat_template
@@ -411,8 +430,9 @@ class Engine:
     def start_profile(
         self, output_dir: str | os.PathLike[str], *, with_stack: bool = False, record_shapes: bool = False
     ) -> None:
-        """Starts a profile of the engine's steps (torch's profiler), with spans for each step, its prefill, decode and
-        masks; on a GPU as NVTX ranges, too. Steps are slower during a profile, and its size grows with their number.
+        """Starts a profile of the engine's steps (torch's profiler), with spans for each step and
+        its prefill, decode and masks; on a GPU also as NVTX ranges. Steps are slower during a
+        profile, and its size grows with their number.
 
         Args:
             output_dir: folder for the trace; created if missing.
@@ -420,13 +440,13 @@ class Engine:
             record_shapes: whether to record the shapes of operands.
 
         Raises:
-            ParameterError: a profile is running already, or the folder can't be written.
+            ParameterError: a profile is already running, or the folder can't be written.
         """
         self.answer(calls.StartProfile(os.path.abspath(output_dir), with_stack, record_shapes))
 
     def stop_profile(self) -> str:
-        """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show; with several
-        replicas, the folder of theirs.
+        """Ends the profile and returns the path of its trace, which chrome://tracing and Perfetto
+        show. With several replicas, returns the folder of their traces.
 
         Raises:
             ParameterError: no profile is running.
@@ -434,17 +454,20 @@ class Engine:
         return self.answer(calls.StopProfile())
 
     def load_lora_adapter(self, lora_name: str, lora_path: str | os.PathLike[str], *, pinned: bool = False) -> None:
-        """Checks the config of an adapter (LoRA) in a folder of peft's, and its matrices' shapes. Requests can name it
-        then as `lora_path`; the first one reads the matrices, and fails if they can't be read or have NaN.
+        """Checks the config of an adapter (LoRA) in a folder of peft's, and the shapes of its
+        matrices. Requests can then name it as `lora_path`. The first one reads the matrices, and
+        fails if they can't be read or contain NaN.
 
         Args:
-            lora_name: its name; of one that was unloaded it may be taken again.
+            lora_name: name of the adapter. The name of an unloaded one may be used again.
             lora_path: the folder.
-            pinned: whether it is read at once, and stays on the device.
+            pinned: whether it is read immediately and stays on the device.
 
         Raises:
-            ParameterError: the engine was made without adapters, the name can't be used, or there is no room.
-            ModelError: the adapter is damaged, of another model, or has something that is not supported.
+            ParameterError: the engine was started without adapters, the name can't be used, or
+                there is no room.
+            ModelError: the adapter is damaged, belongs to another model, or has something that is
+                not supported.
             EngineClosedError: the engine is closed.
         """
         check_kind("lora_name", lora_name, str)
@@ -452,43 +475,49 @@ class Engine:
         self.answer(calls.LoadLoraAdapter(lora_name, os.path.abspath(os.path.expanduser(lora_path)), pinned))
 
     def unload_lora_adapter(self, lora_name: str) -> None:
-        """Forgets an adapter. Requests that have named it end as they would; the call waits for them.
+        """Forgets an adapter. Requests that already name it finish normally; the call waits for
+        them.
 
         Raises:
-            ParameterError: there is no adapter of that name.
+            ParameterError: there is no adapter with that name.
             EngineClosedError: the engine is closed.
         """
         check_kind("lora_name", lora_name, str)
         self.answer(calls.UnloadLoraAdapter(lora_name))
 
     def loras(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
-        """Adapters that requests can name: lora_name, lora_path, pinned, rank, and whether it is resident on the
-        device."""
+        """Returns the adapters that requests can name: lora_name, lora_path, pinned, rank, and
+        whether it is resident on the device.
+        """
         return self.answer(calls.Loras())
 
     def flush_cache(self) -> int:
-        """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
+        """Drops every cached prefix that no request is using. Returns the number of tokens that
+        were freed.
+        """
         return self.answer(calls.FlushCache())
 
     def export_prefix(
         self, prompt: Prompt | str | Sequence[int], path: str | os.PathLike[str], *, namespace: str = "",
         secret: str | None = None,
     ) -> int:  # fmt: skip
-        """Writes the keys and values that the cache has of a prompt's beginning to a file, for `import_prefix` of a
-        later engine. Needs `enable_hierarchical_cache=True`.
+        """Writes the cached keys and values of a prompt's beginning to a file, for `import_prefix`
+        of a later engine. Needs `enable_hierarchical_cache=True`.
 
         Args:
             prompt: spans, text, or token ids; usually the prompt of a request and its answer.
-            path: the file; one that exists is replaced when all is written. Only its owner may read it.
-            namespace: part of the cache that the requests were in.
-            secret: text of 16 characters or more that whoever reads the file must have; None for no secret.
+            path: the file. An existing one is replaced once everything is written. Only its owner
+                may read it.
+            namespace: part of the cache in which the requests were.
+            secret: text of 16 characters or more that is needed to read the file; None for no
+                secret.
 
         Returns:
             Number of tokens whose keys and values were written: whole pages.
 
         Raises:
             CapabilityError: the engine has no hierarchical cache, or its model embeds texts.
-            ParameterError: nothing of the prompt is cached, or the file can't be written.
+            ParameterError: no part of the prompt is cached, or the file can't be written.
             EngineClosedError: the engine is closed.
         """
         check_kind("prompt", prompt, str, Prompt, list, tuple)
@@ -499,56 +528,69 @@ class Engine:
     def import_prefix(
         self, path: str | os.PathLike[str], *, trust_cache: bool = False, namespace: str = "", secret: str | None = None
     ) -> int:
-        """Reads a file of `export_prefix` into the host's part of the cache, where requests that begin with its prompt
-        find it, and to the device as far as pages are free there.
+        """Reads a file of `export_prefix` into the host's part of the cache, where requests that
+        begin with its prompt find it, and to the device as far as pages are free there.
 
         Args:
             path: the file.
-            trust_cache: whether you know who wrote the file. Its checksum finds what is torn, but whoever writes a file
-                decides what the model takes for its own computation.
+            trust_cache: whether you know who wrote the file. Its checksum detects damage, but
+                whoever writes a file decides what the model takes for its own computation.
             namespace: part of the cache whose requests may find it.
-            secret: what the file was written under; it proves that its writer had it, in place of `trust_cache`.
+            secret: text that the file was written with. It proves that its writer had the secret,
+                and replaces `trust_cache`.
 
         Returns:
-            Number of tokens that were read; fewer than the file has if the host has too little room.
+            Number of tokens that were read; fewer than the file has if the host has too little
+                room.
 
         Raises:
             CapabilityError: as `export_prefix`.
-            ParameterError: the file is not trusted, is damaged, can't be read, or is of another model, version of its
-                weights, data type or size of pages. Whole pages before a damaged one may have been read.
+            ParameterError: the file is not trusted, is damaged, can't be read, or belongs to
+                another model, version of its weights, data type or page size. Whole pages before a
+                damaged one may have been read.
             EngineClosedError: the engine is closed.
         """
         check_prefix(namespace, secret, trusted=trust_cache or secret is not None)
         return self.answer(calls.ImportPrefix(os.path.abspath(path), namespace, secret))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: requests waiting and running; tokens cached and free; pages without an
-        owner, which an idle engine recounts once a minute (0, or a fault of the engine's); tokens of all prompts so
-        far, and those of them that the cache had; steps; calls so far (requests and selections, programs, and
-        extensions of programs); programs that are open; processes that `restart=True` has started in place of others;
-        constraints compiled, found compiled, and found on disk. For the last 4,096 steps with grammars: median, 99th
-        percentile and maximum of the seconds that their masks took and that the device waited for masks (measured in
-        one step of eight; on a CPU in every step). And the number of rows that were postponed by a step because their
-        masks took too long. With `tp_size` above 1, `ranks` lists the rank and process id of each; with `enable_eplb`,
-        `expert_layers_moved` counts how often experts of a layer were placed anew. With several replicas, counts are
-        sums and times the largest ones; `replicas` has those of each, with its number as `dp_rank`."""
+        """Returns counts, taken between two steps.
+
+        These are: requests waiting and running; tokens cached and free; pages without an owner,
+        which an idle engine recounts once a minute (0, or a bug of the engine); tokens of all
+        prompts so far, and how many of them were cached; steps; calls so far (requests and
+        selections, programs, and extensions of programs); open programs; processes that
+        `restart=True` has started in place of others; constraints compiled, found compiled, and
+        found on disk.
+
+        For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds
+        that their masks took and that the device waited for masks (measured in one step of eight;
+        on a CPU in every step). Also the number of rows that were postponed by a step because their
+        masks took too long.
+
+        With `tp_size` above 1, `ranks` lists the rank and process id of each. With `enable_eplb`,
+        `expert_layers_moved` counts how often the experts of a layer were placed anew. With several
+        replicas, counts are sums and times are maxima; `replicas` has the counts of each, with its
+        number as `dp_rank`.
+        """
         return self.answer(calls.Stats())
 
     def answer(self, call: EngineCall[R]) -> R:
-        """Waits for the answer to a call of the table (runtime/calls.py)."""
+        """Returns the answer to a call of runtime/calls.py, which it waits for."""
         self.core.gate.check_wait(str(call.__struct_config__.tag))
         return self.core.ask(call).result()
 
     def close(self) -> None:
-        """Stops the engine and frees its memory; requests that have not ended fail with EngineClosedError. May be
-        called again. An engine without references is closed, too."""
+        """Stops the engine and frees its memory. Requests that have not ended fail with
+        EngineClosedError. May be called again. An engine without references is also closed.
+        """
         self.core.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({cut(self.core.description, 280)})"
 
     def _repr_html_(self) -> str:
-        """Model, device, limits and counts, for notebooks."""
+        """Returns the model, device, limits and counts as HTML, for notebooks."""
         named = {"model": self.model_name, "engine": self.core.description}
         try:
             stats = self.stats()
@@ -571,7 +613,9 @@ class Engine:
 
 
 def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, str]:
-    """Core for an engine, ended when the engine is garbage-collected, and a line of advice on its model."""
+    """Starts a core for an engine, which ends when the engine is garbage-collected. Also returns a
+    line of advice on its model.
+    """
     if config.node_rank:
         hint = "Run `sglang-lite serve` there: it starts that machine's ranks."
         raise ParameterError("node_rank", "an engine is on machine 0.", hint=hint)
@@ -599,8 +643,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> tuple[Core, st
 
 
 def _last_event(submit: Callable[..., Ticket], also: Callable[[Played], object] = lambda _: None) -> Any:
-    """Last event of a submission, which is aborted if the waiting thread is interrupted. Events before the last one go
-    to `also`."""
+    """Returns the last event of a submission, and passes earlier events to `also`. Aborts the
+    submission if the waiting thread is interrupted.
+    """
     future: Future[Any] = Future()
 
     def sink(event: object) -> None:

@@ -1,5 +1,5 @@
-"""Link to the process of an engine: sends it messages, passes its events to sinks on one thread, and starts it again
-if it dies.
+"""Link to the process of an engine: sends it messages, passes its events to sinks on one thread,
+and restarts it if it dies.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ Watch: TypeAlias = Callable[[frames.Ready | frames.Prefixes | None], object]
 
 
 def ignored(_: object) -> None:
-    """Watches nothing."""
+    """Ignores all news of a process."""
 
 
 class EngineLink:
-    """Link to an engine's process, and to each that replaces it.
+    """Link to an engine's process and to each process that replaces it.
 
     Args:
         config: settings of the engine.
         path: folder of the weights.
         process: process that was started with both.
         gate: checks of callers; closed when the last process has ended.
-        watch: function called on the reader's thread when a process is ready, with changes of its radix tree, and with
-            None when it has ended.
+        watch: function called on the reader's thread when a process is ready, with changes of its
+            radix tree, and with None when it has ended.
 
     Attributes:
         submissions: open submissions and unanswered calls.
-        restarts: number of processes that were started in place of one that had died.
+        restarts: number of processes that were started in place of a dead one.
     """
 
     def __init__(
@@ -73,25 +73,27 @@ class EngineLink:
 
     @property
     def responds(self) -> bool:
-        """False while the process is stopped or swapped out, and once it ends: see `SignsOfLife`.
+        """False while the process is stopped or swapped out, and once it is ending: see
+        `SignsOfLife`.
 
-        Asks the system, which takes some 0.1 ms.
+        Asks the operating system, which takes about 0.1 ms.
         """
         return not (self.is_silent or self._process.signs.is_ending)
 
     @property
     def is_silent(self) -> bool:
-        """True while the process is stopped or swapped out, as was last seen."""
+        """True while the process is stopped or swapped out, according to the last look."""
         return self._process.signs.missing
 
     @property
     def is_ready(self) -> bool:
-        """True once the present process has loaded its engine."""
+        """True once the current process has loaded its engine."""
         ready = self._process.ready
         return ready.done() and ready.exception() is None
 
     def note_weights(self, config: EngineConfig, path: Path | None = None) -> None:
-        """Notes settings and folder of the weights that are loaded now, for a process that replaces this one.
+        """Remembers the settings and folder of the currently loaded weights, for a process that
+        replaces this one.
 
         Args:
             path: the folder; None if it is the same.
@@ -99,10 +101,11 @@ class EngineLink:
         self._config, self._path = config, path or self._path
 
     def close(self, patience_s: float | None = None) -> None:
-        """Ends the process. In a forked copy, only closes the gate: the process belongs to the original.
+        """Ends the process. In a forked copy, only closes the gate, because the process belongs to
+        the original.
 
         Args:
-            patience_s: seconds to wait for a sink that has not returned; None waits without limit.
+            patience_s: seconds to wait for a sink that has not returned; None for no limit.
         """
         if self._gate.is_copy:
             self._gate.reason = CLOSED
@@ -112,14 +115,17 @@ class EngineLink:
             self.submissions.reader.join(patience_s)
 
     def disconnect(self) -> None:
-        """Makes the process end, so that open requests fail. Waits for nothing and takes no lock: a garbage collector
-        may call it on a thread that holds any lock."""
+        """Makes the process end, so that open requests fail. Does not block and takes no lock: a
+        garbage collector may call it on a thread that holds any lock.
+        """
         if not self._gate.is_copy and not self._gate.reason:
             self._gate.reason = CLOSED
             self._process.child.connection.close()
 
     def end(self, reason: str) -> None:
-        """Ends the process, so that open requests fail for a reason. Does nothing if it has been ended."""
+        """Ends the process, so that open requests fail with a reason. Does nothing if it was
+        already ended.
+        """
         if not self._gate.reason:
             self._gate.reason = reason
             self._process.child.kill()
@@ -127,7 +133,7 @@ class EngineLink:
     # ---------------------------------------------------------------------------------------------- sending
 
     def new_number(self) -> int:
-        """Number of a new submission."""
+        """Returns the number for a new submission."""
         return next(self._ids)
 
     def begin(
@@ -140,7 +146,7 @@ class EngineLink:
         """Registers and sends a submission, whose events follow until its last one.
 
         Args:
-            counted: function that counts the submission as open, and returns its sink.
+            counted: function that counts the submission as open and returns its sink.
         """
         data = frame([(number, request)])
         with self.submissions.lock:
@@ -151,7 +157,9 @@ class EngineLink:
             _send_to(self._process, data)
 
     def open(self, number: int, request: OpenRequest, entry: OpenSubmission, sink: ProgramSink) -> None:
-        """Registers a program that will be extended, and sends it with its first message: there is nothing to play."""
+        """Registers a program that will be extended. It is sent with its first message, because
+        until then there is nothing to play.
+        """
         entry.unsent = frame([(number, request)])
         with self.submissions.lock:
             if self._gate.reason:  # as in `begin`
@@ -160,13 +168,16 @@ class EngineLink:
             self.submissions.open[number] = entry
 
     def send(self, number: int, message: frames.Later) -> None:
-        """Sends a message of an open submission, unless that has ended. Raises EngineClosedError if the engine is
-        closed, or this process is a forked copy."""
+        """Sends a message of an open submission, unless it has ended. Raises EngineClosedError if
+        the engine is closed or this process is a forked copy.
+        """
         self._gate.check_open()
         self._send(number, frame([(number, message)]))
 
     def tell(self, number: int, message: frames.Later) -> None:
-        """Sends what needs no answer, unless its submission has ended or this process is a forked copy."""
+        """Sends a message that needs no answer, unless its submission has ended or this process is
+        a forked copy.
+        """
         if not self._gate.is_copy:
             self._send(number, frame([(number, message)]))
 
@@ -191,7 +202,9 @@ class EngineLink:
     # ------------------------------------------------------------------------------------ the reader's thread
 
     def _read(self, process: EngineProcess) -> None:
-        """Reads the frames of a process until it ends, and then fails everything that is open in it."""
+        """Reads the frames of a process until it ends, and then fails everything that is open in
+        it.
+        """
         problem = ""
         self._gate.claim()
         try:
@@ -200,7 +213,7 @@ class EngineLink:
                 for message in reports(content):
                     self._handle(message, process)
                 self.submissions.flush()
-        except Exception as error:  # any error: callers would otherwise wait for ever
+        except Exception as error:  # any error; otherwise callers would wait forever
             problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
         closed = bool(self._gate.reason)
@@ -218,7 +231,7 @@ class EngineLink:
             self._on_death(process, f"{process.name} {problem}{ended.text}")
         self._watch(None)
         self._gate.release()
-        if threading.current_thread() is self.submissions.reader:  # and not a later one, of a restarted process
+        if threading.current_thread() is self.submissions.reader:  # and not that of a restarted process
             switch_interval.restore()
 
     def _handle(self, message: frames.Report, process: EngineProcess) -> None:
@@ -244,7 +257,9 @@ class EngineLink:
                 process.child.connection.close()
 
     def _on_death(self, process: EngineProcess, why: str) -> None:
-        """Fails everything that was open in a dead process, and starts another one if the settings allow it."""
+        """Fails everything that was open in a dead process, and starts another process if the
+        settings allow it.
+        """
         with contextlib.suppress(Exception):  # the caller's logging handlers may raise
             logger.error("%s", why)
         with self.submissions.lock:
@@ -263,7 +278,9 @@ class EngineLink:
         return len(self._starts) <= MAX_RESTARTS
 
     def _restart(self, why: str) -> None:
-        """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""
+        """Restarts the engine in another process, with the weights that were loaded last. New
+        submissions wait until it is ready.
+        """
         try:
             self._process = EngineProcess(self._config, self._path, self._process.name)
             self.restarts += 1

@@ -1,4 +1,6 @@
-"""Process of an engine, as its handle sees it. Imports little: the process is started before the rest is imported."""
+"""Process of an engine, seen from its handle. Imports little: the process is started before the
+rest is imported.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ class EngineProcess:
         config: settings of the engine.
         path: folder of the model.
         name: name of the process in messages.
-        child: the process, if it runs on another machine, where it has got its settings.
-        meeting: where it finds the replicas that share its feed-forwards; None if it has them whole. Such a process is
-            killed if it gives no sign of life, since the others wait for it.
+        child: the process, if it runs on another machine, where it already has its settings.
+        meeting: where it meets the replicas that share its feed-forwards; None if it does not share
+            them. Such a process is killed if it gives no sign of life, because the others wait for
+            it.
 
     Attributes:
         name: the argument.

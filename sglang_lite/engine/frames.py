@@ -1,11 +1,12 @@
 """Messages between an engine's handle and its process, and the frames that carry them.
 
-A frame is the length of its content (4 bytes, big-endian), then the content: a list of messages in msgpack, at most
-`MAX_BYTES`. A message to the engine is a pair: the number of a submission or call, and a record. Submissions and calls
-cross as the records that a core takes (runtime/core/submission.py, runtime/calls.py), except for those with arrays and
-functions. Records in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
-started the other: the content is checked for types and size, but not scanned like data from strangers. Nothing is
-unpickled.
+A frame is the length of its content (4 bytes, big-endian), then the content: a list of messages in
+msgpack, at most `MAX_BYTES`. A message to the engine is a pair: the number of a submission or call,
+and a record. Submissions and calls are sent as the records that a core accepts
+(runtime/core/submission.py, runtime/calls.py), except for those with arrays and functions. Records
+in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
+started the other: types and size of the content are checked, but it is not scanned like data from
+strangers. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Meeting(_Message, frozen=True):
-    """Place where replicas that share a model's feed-forwards find one another."""
+    """Place where replicas that share a model's feed-forwards meet."""
 
-    replica: int  # number of this one
-    file: str  # path of the file by which collectives meet
+    replica: int  # number of this replica
+    file: str  # path of the file through which collectives meet
     pipes: tuple[str, ...]  # path of each replica's pipe, from which it reads
 
 
@@ -57,8 +58,9 @@ class Start(_Message, frozen=True, tag="start"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """GenerateRequest. `ids` and `output_ids` are int32 token ids; `processor` is "module:name", and `processor_args`
-    are its first arguments."""
+    """GenerateRequest as a message. `ids` and `output_ids` are int32 token ids. `processor` is
+    "module:name", and `processor_args` are its first arguments.
+    """
 
     ids: bytes
     params: SamplingParams
@@ -75,7 +77,7 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class Encode(_Message, frozen=True, tag="encode"):
-    """EncodeRequest. All fields of bytes are int32 arrays."""
+    """EncodeRequest as a message. All fields of bytes are int32 arrays."""
 
     ids: bytes
     types: bytes
@@ -106,7 +108,7 @@ class DropBranch(_Message, frozen=True, tag="drop"):
 
 
 class ExpectPause(_Message, frozen=True, tag="expect_pause"):
-    """Seconds for which the caller of an open program adds nothing to a branch."""
+    """Notice that the caller of an open program adds nothing to a branch for some seconds."""
 
     path: Path
     seconds: float
@@ -127,7 +129,7 @@ class Abort(_Message, frozen=True, tag="abort"):
 # Messages about a submission that is open.
 Later: TypeAlias = Extend | Judge | DropBranch | ExpectPause | WindDown | Close | Abort
 Submitted: TypeAlias = Submit | SelectRequest | ProgramRequest
-# Calls that are answered: the table's cross as they are, but for the one whose tensors stay in their process.
+# Calls with an answer. Those of runtime/calls.py are sent as they are, except one whose tensors stay in their process.
 ASKED: Final = (
     Encode,
     *(each for each in EngineCall.__subclasses__() if each.__module__ == calls.__name__ and each is not WriteTensors),
@@ -140,14 +142,16 @@ Command: TypeAlias = tuple[int, Request]
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """Progress of loading: number of the model's parts that are loaded, and number of all parts."""
+    """Progress of loading: number of loaded parts of the model, and number of all parts."""
 
     done: int
     total: int
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """Notice that a rank has loaded its part of the model, and the bytes of its GPU that are taken then, by anyone."""
+    """Notice that a rank has loaded its part of the model, with the bytes of its GPU then in use by
+    any process.
+    """
 
     taken: int
 
@@ -177,7 +181,8 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
 
 
 class RequestEvent(_Message, frozen=True, tag="told"):
-    """Event of a submission; an event of a program has the path and name of its node, and the attempt at it.
+    """Event of a submission. An event of a program has the path and name of its node, and the
+    attempt at it.
 
     Attributes:
         cached: number of tokens of the prompt that were found in the cache; -1 while unknown.
@@ -202,7 +207,8 @@ class AskReply(_Message, frozen=True, tag="answer"):
 
 
 class Prefixes(_Message, frozen=True, tag="prefixes"):
-    """Gains and losses of the radix tree of one of several engines: a TreeChange, with little-endian uint64."""
+    """Changes of the radix tree of one of several engines: a TreeChange, as little-endian uint64.
+    """
 
     gained: bytes
     lost: bytes
@@ -237,7 +243,7 @@ _reports = msgspec.msgpack.Decoder(list[Report])
 
 
 def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
-    """Frame of some messages.
+    """Encodes messages into a frame.
 
     Raises:
         ParameterError: the messages can't be serialised, or are larger than a frame may be.
@@ -265,8 +271,10 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
 
 
 def commands(content: memoryview) -> Sequence[Command | tuple[int, ParameterError]]:
-    """Messages of a frame to the engine. One whose sender's caller passed values of wrong types has an error in the
-    place of its record. Raises msgspec.MsgspecError if the content can't be decoded."""
+    """Decodes the messages of a frame to the engine. A message with values of wrong types, passed
+    by the sender's caller, has an error in place of its record. Raises msgspec.MsgspecError if the
+    content can't be decoded.
+    """
     try:
         return _commands.decode(content)
     except msgspec.ValidationError:
@@ -285,7 +293,9 @@ def _command(message: Any) -> Command | tuple[int, ParameterError]:  # a list of
 
 
 def _type_error(tag: str, error: msgspec.ValidationError) -> ParameterError:
-    """Error for a value of a wrong type, with its field of the record and the path in it."""
+    """Makes the error for a value of a wrong type, with its field of the record and the path within
+    it.
+    """
     problem, _, path = str(error).partition(" - at `$")
     place = _PLACE.match(path)
     fields = ("tag", *_FIELDS.get(tag, ()))
@@ -295,10 +305,14 @@ def _type_error(tag: str, error: msgspec.ValidationError) -> ParameterError:
 
 
 def reports(content: memoryview) -> list[Report]:
-    """Messages of a frame from the engine. Raises msgspec.MsgspecError if the content can't be decoded."""
+    """Decodes the messages of a frame from the engine. Raises msgspec.MsgspecError if the content
+    can't be decoded.
+    """
     return _reports.decode(content)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Serialisable form of an error; an error that isn't an SglError becomes a BackendError."""
+    """Converts an error to its serializable form. An error that isn't an SglError becomes a
+    BackendError.
+    """
     return as_failure(error if isinstance(error, SglError) else BackendError(f"{type(error).__name__}: {error}"))

@@ -1,4 +1,6 @@
-"""Futures of what others are computed from. Callbacks run on the thread that settles the last of them, or a timer's."""
+"""Combinators of futures. Callbacks run on the thread that settles the last of the futures, or on a
+timer's thread.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,15 @@ R = TypeVar("R")
 
 
 def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of anything
-    """Future of a converted result. The conversion runs before anybody sees the result."""
+    """Returns the future of a converted result. The conversion runs before anybody sees the result.
+    """
     converted: Future[R] = Future()
 
     def settle(_: object) -> None:
         with contextlib.suppress(InvalidStateError):  # the future was cancelled
             try:
                 result = convert(future.result())
-            except Exception as error:  # of any kind: it is the result
+            except Exception as error:  # any exception is the result
                 converted.set_exception(error)
             else:
                 converted.set_result(result)
@@ -29,7 +32,9 @@ def then(future: Future[Any], convert: Callable[[Any], R]) -> Future[R]:  # of a
 
 
 def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
-    """Future that is done when all of some futures, at least one, are done, whatever their results."""
+    """Returns a future that is done when all of the given futures (at least one) are done, whatever
+    their results.
+    """
     ended: Future[None] = Future()
     missing, lock = len(futures), threading.Lock()
 
@@ -47,12 +52,14 @@ def all_ended(futures: Sequence[Future[Any]]) -> Future[None]:  # of anything
 
 
 def ended_within(futures: Sequence[Future[Any]], seconds: float) -> Future[None]:  # of anything
-    """Future that is done when all of some futures are done; after some seconds, when one is."""
+    """Returns a future that is done when all of the given futures are done, or, after some seconds,
+    as soon as one is.
+    """
     ended: Future[None] = Future()
 
     def settle(_: object = None) -> None:
         timer.cancel()
-        with contextlib.suppress(InvalidStateError):  # it is done already
+        with contextlib.suppress(InvalidStateError):  # it is already done
             ended.set_result(None)
 
     def late() -> None:
@@ -67,5 +74,7 @@ def ended_within(futures: Sequence[Future[Any]], seconds: float) -> Future[None]
 
 
 def gathered(futures: Sequence[Future[R]]) -> Future[list[R]]:
-    """Future of the results of some futures, at least one, or of the first one's error, once all are done."""
+    """Returns the future of the results of the given futures (at least one), once all are done. If
+    some fail, it has the first one's error.
+    """
     return then(all_ended(futures), lambda _: [future.result() for future in futures])

@@ -1,5 +1,7 @@
-"""Places where replicas that share a model's feed-forwards meet: a file for their collectives, and a pipe to each, by
-which they are told of steps. Both are in no folder; the replicas open them while they start."""
+"""Places where replicas that share a model's feed-forwards meet: a file for their collectives, and
+a pipe to each replica that announces steps. Both are in no folder; the replicas open them while
+they start.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
-    """Context in which replicas start, with the place of each; None for replicas that have a model whole.
+    """Opens the meeting places while replicas start, and yields one per replica, or None for
+    replicas that do not share a model.
 
     Raises:
         ParameterError: the system has no such files.
@@ -41,10 +44,10 @@ def meetings(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
 
 
 def join(meeting: Meeting, config: EngineConfig) -> SharedSteps:
-    """Part of a replica in the steps of all, once all have come.
+    """Joins the steps that all replicas share, once all have arrived.
 
     Raises:
-        RuntimeError: not all have come in time.
+        RuntimeError: not all have arrived in time.
     """
     from sglang_lite.runtime.parallel.collectives import GlooCollectives  # imports torch
     from sglang_lite.runtime.parallel.shared_steps import SharedSteps

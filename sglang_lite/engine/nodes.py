@@ -1,8 +1,10 @@
-"""Ranks, or replicas, on several machines, called nodes. Node 0 has the engine; an agent on each other node starts that
-node's processes and passes on what they and node 0 send, over a TCP connection of each.
+"""Ranks or replicas on several machines, called nodes. Node 0 has the engine. An agent on each
+other node starts that node's processes, and relays what they and node 0 send, over one TCP
+connection per process.
 
-An agent begins a connection with what it runs; node 0 answers, and refuses what differs from its own. Nothing is secret
-or signed, and torch's own connections between ranks are as open: the network must be closed to others.
+An agent opens a connection by stating what it runs. Node 0 answers, and rejects what differs from
+its own. Nothing is secret or signed, and torch's own connections between ranks are just as open:
+the network must be closed to others.
 """
 
 from __future__ import annotations
@@ -33,25 +35,25 @@ from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite")
 
-_HANDSHAKE_S = 10.0  # time that either end has for its part of it
-_HANDSHAKE_BYTES = 1 << 16  # most that it may send
-_AT_ONCE = 64  # most who are greeted at once, as some may be silent
-_NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)  # what reading one raises
+_HANDSHAKE_S = 10.0  # time that either end has for its part of the handshake
+_HANDSHAKE_BYTES = 1 << 16  # maximum size of a handshake message
+_AT_ONCE = 64  # maximum number of simultaneous greetings, since some callers may be silent
+_NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)  # raised while reading one
 _AGAIN_S = 0.5  # between two attempts to reach node 0
-_LOOK_S = 1.0  # between two looks whether the engine has ended, or a rank that is silent computes
-_OF_ALL_NODES = (  # settings by which ranks load and compute; of others, rank 0's count
+_LOOK_S = 1.0  # between two checks whether the engine has ended, or whether a silent rank computes
+_OF_ALL_NODES = (  # settings that affect how ranks load and compute; for others, rank 0's count
     "nnodes", "dp_size", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location",
     "enable_eplb", "expert_distribution_recorder_mode", "enable_layerwise_nvtx_marker",
     "debug_tensor_dump_output_folder", "debug_tensor_dump_layers", "device", "dtype", "quantization", "load_format",
     "context_length", "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
 )  # fmt: skip
-_OF_ALL_REPLICAS = (  # settings by which replicas answer, too
+_OF_ALL_REPLICAS = (  # settings that also affect the answers of replicas
     "model_impl", "kv_dtype", "deterministic", "seed", "weight_version", "prefix_cache", "enable_lora",
     "enable_memory_saver", "refuse_while_asleep", "enable_multimodal", "encoder_only", "language_only",
     "enable_return_routed_experts", "enable_return_hidden_states", "special_tokens_in_roles", "constraint_backend",
 )  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
-_LAST_BYTES = 1 << 16  # of a file of weights, that are compared
+_LAST_BYTES = 1 << 16  # trailing bytes of a weights file that are compared
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Hello(msgspec.Struct, frozen=True):
         rank: number of the rank or replica.
         version: version of this package.
         model: digest of the model's config, and of the names, sizes and last bytes of its weights.
-        settings: settings that all nodes must have alike, as text.
+        settings: settings that must be equal on all nodes, as text.
     """
 
     rank: int
@@ -76,7 +78,7 @@ class Hello(msgspec.Struct, frozen=True):
         return Hello(rank, __version__, _model_digest(path), settings)
 
     def unlike(self, own: Hello) -> str | None:
-        """Difference to what node 0 runs, for a message; None if there is none."""
+        """Returns how this differs from what node 0 runs, for a message, or None if it does not."""
         if self.version != own.version:
             return f"sglang_lite {self.version}, and node 0 has {own.version}"
         for name, value in own.settings.items():
@@ -86,13 +88,14 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Answer of node 0: None, or why it refuses a rank."""
+    """Answer of node 0: None, or why it rejects a rank."""
 
     refusal: str | None
 
 
 class RemoteProcess:
-    """Process on another node, with the methods of a `SpawnedProcess`; its agent ends it when the connection ends.
+    """Process on another node, with the methods of a `SpawnedProcess`. Its agent ends it when the
+    connection ends.
 
     Args:
         connection: connection to its agent.
@@ -112,12 +115,13 @@ class RemoteProcess:
 
 
 class NodeListener:
-    """Listener of node 0, to which the agents of other nodes come with their processes.
+    """Listener of node 0, to which the agents of other nodes connect for each of their processes.
 
     Args:
         config: settings of the engine.
         path: folder or file of the model.
-        joined: callback for each process that has come, with its number, on a thread of the listener.
+        joined: callback for each process that has connected, with its number, on a thread of the
+            listener.
 
     Raises:
         BackendError: nothing can listen at `dist_init_addr`.
@@ -142,10 +146,11 @@ class NodeListener:
         threading.Thread(target=self._accept, name="sglang_lite-nodes", daemon=True).start()
 
     def wait(self, timeout_s: float, ended: Callable[[], bool]) -> None:
-        """Waits until all processes of other nodes have come, or `ended` tells that the engine has ended.
+        """Awaits the processes of other nodes until all have connected, or until `ended` returns
+        True because the engine has ended.
 
         Raises:
-            BackendError: one has not come in time.
+            BackendError: one has not connected in time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -174,7 +179,7 @@ class NodeListener:
 
         with self._server:
             while self._missing and not self._closed:
-                with contextlib.suppress(OSError):  # nobody has come, or is gone already
+                with contextlib.suppress(OSError):  # nobody has connected, or they are already gone
                     line, (host, *_) = self._server.accept()
                     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     places.acquire()
@@ -183,7 +188,7 @@ class NodeListener:
                     ).start()
 
     def _greet(self, line: socket.socket, host: str) -> None:
-        """Answers one who has come from a host, who may be anybody."""
+        """Answers a connection from a host. The other end may be anyone."""
         refusal, rank = "this is no agent of a node", -1
         with contextlib.suppress(*_NO_HANDSHAKE):
             hello = msgspec.msgpack.decode(_received(line), type=Hello)
@@ -211,7 +216,7 @@ def run_agent(config: EngineConfig, path: Path) -> int:
     """Runs the processes of a node other than 0 until the engine has ended.
 
     Args:
-        config: settings, the same as on node 0 but for those of a node.
+        config: settings, the same as on node 0 except for those of a node.
         path: folder or file of the model.
 
     Returns:
@@ -241,19 +246,19 @@ def run_agent(config: EngineConfig, path: Path) -> int:
 
 
 def per_node(config: EngineConfig) -> int:
-    """Number of a node's processes: of replicas, or of the ranks of one engine."""
+    """Returns the number of a node's processes: its replicas, or its ranks of one engine."""
     return (config.dp_size if config.dp_size > 1 else config.parallel.ranks) // config.nnodes
 
 
 def of_replica(config: EngineConfig, rank: int) -> EngineConfig:
-    """Settings of a replica: its GPU, of those of its node, and its seeds."""
+    """Returns the settings of a replica: its GPU, among those of its node, and its seeds."""
     place = rank % per_node(config) * config.parallel.ranks
     gpu = 0 if config.device == "cpu" else config.base_gpu_id + place * config.gpu_id_step
     return replace(config, base_gpu_id=gpu, seed=None if config.seed is None else config.seed + rank)
 
 
 class _Relay:
-    """Process of this node, and the threads that pass on what it and node 0 send.
+    """Process of this node, and the threads that relay what it and node 0 send.
 
     Args:
         config, path: as for `run_agent`.
@@ -276,11 +281,13 @@ class _Relay:
         threading.Thread(target=self._down, name=f"sglang_lite-to-{rank}", daemon=True).start()
 
     def wait(self) -> bool:
-        """Passes on what the process sends, until it ends. Returns whether node 0 has ended it."""
+        """Relays what the process sends until it ends. Returns whether node 0 has ended it."""
         used = processor_time(self.child.pid)
 
         def look() -> None:
-            """Gives a sign of life for a process that computes, and whose own the interpreter's lock may keep back."""
+            """Sends a sign of life for a process that is computing, whose own sign the
+            interpreter's lock may delay.
+            """
             nonlocal used
             before, used = used, processor_time(self.child.pid)
             if used != before:
@@ -304,13 +311,15 @@ class _Relay:
                 self.child.connection.send(_framed(content))
             self._left = True
         if self._whole:
-            self.child.connection.close()  # it writes what waits to be written
+            self.child.connection.close()  # it then writes its pending files
         else:
             self.child.kill()
 
 
 def join(config: EngineConfig, path: Path, rank: int) -> Connection:
-    """Connection to node 0, which has accepted a rank. Arguments and errors as of `run_agent`."""
+    """Connects to node 0 and returns the connection once node 0 has accepted the rank. Arguments
+    and errors as for `run_agent`.
+    """
     there, patience = address(config.dist_init_addr), config.dist_timeout or DIST_TIMEOUT_S
     deadline = time.monotonic() + patience
     while True:
@@ -340,7 +349,9 @@ def join(config: EngineConfig, path: Path, rank: int) -> Connection:
 
 
 def _received(line: socket.socket) -> bytes:
-    """Next message of a handshake. Raises OSError if it doesn't come in time, BrokenFrameError if it is too long."""
+    """Receives the next message of a handshake. Raises OSError if it doesn't arrive in time,
+    BrokenFrameError if it is too long.
+    """
     deadline = time.monotonic() + _HANDSHAKE_S
 
     def read(count: int) -> bytes:
@@ -367,7 +378,7 @@ def _framed(content: bytes | memoryview) -> bytes:
 
 
 def _model_digest(path: Path) -> str:
-    """Digest by which nodes compare their models; reads little of them."""
+    """Computes the digest by which nodes compare their models. Reads little of them."""
     files = [each for each in sorted(path.iterdir()) if each.suffix in _WEIGHTS] if path.is_dir() else [path]
     config = path / "config.json"
     digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")

@@ -1,4 +1,4 @@
-"""Submissions that are open in an engine's process, and delivery of their events to sinks."""
+"""Submissions that are open in an engine's process, and the delivery of their events to sinks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger("sglang_lite")
 
 @dataclass(slots=True, eq=False)
 class OpenSubmission:
-    """Submission whose last event has not come.
+    """Submission whose last event has not arrived.
 
     Attributes:
-        expected_ends: number of last events that have not come.
+        expected_ends: number of last events that have not arrived.
         flush: called once for the events of a frame.
         cached: cached tokens of the prompt; -1 while unknown.
-        unsent: frame that goes with the next one.
-        failed: True if the sink has raised: it is then called with last events only.
+        unsent: frame to be sent with the next one.
+        failed: True if the sink has raised an exception. It is then called only with last events.
     """
 
     expected_ends: int = 1
@@ -50,8 +50,8 @@ class OpenSubmissions:
         abort: function that aborts a submission by its number.
 
     Attributes:
-        lock: lock of the open submissions and of sending, so that frames are sent whole and in the order of their
-            numbers.
+        lock: guards the open submissions and sending, so that frames are sent whole and in the
+            order of their numbers.
         open: open submissions by number, to which the holder of `lock` adds.
         reader: thread that calls the sinks.
     """
@@ -62,19 +62,21 @@ class OpenSubmissions:
         self.reader = threading.current_thread()  # until the reader's thread exists
         self.open: dict[int, OpenSubmission] = {}
         self._calls: dict[int, tuple[EngineProcess, Future[Any]]] = {}
-        self._flushes = Flushes(lambda: True)  # events are delivered on the reader's thread alone
+        self._flushes = Flushes(lambda: True)  # events are delivered only on the reader's thread
         self._late: deque[Callable[[], object]] = deque()
 
     # -------------------------------------------------------------------------------- called on any thread
 
     def register_call(self, number: int, process: EngineProcess) -> Future[Json]:
-        """Future of a call that the process will answer. The caller holds `lock`."""
+        """Registers a call that the process will answer, and returns the answer's future. The
+        caller holds `lock`.
+        """
         future: Future[Any] = Future()
         self._calls[number] = (process, future)
         return future
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Calls back on the reader's thread after the next frame. Takes no lock."""
+        """Schedules a call on the reader's thread after the next frame. Takes no lock."""
         self._late.append(call)
 
     # -------------------------------------------------------------------------- called on the reader's thread
@@ -127,10 +129,12 @@ class OpenSubmissions:
         """Forgets a submission that has ended."""
         with self.lock:
             ended = self.open.pop(number, None)
-        del ended  # without the lock: destructors of what the entry refers to may send
+        del ended  # without the lock: destructors of objects it refers to may send
 
     def flush(self) -> None:
-        """Calls the flushes of the sinks that were called since the last time, and the callbacks of `call_soon`."""
+        """Calls the flushes of the sinks that were called since the last time, and the callbacks of
+        `call_soon`.
+        """
         self._flushes.flush()
         while self._late:
             try:
@@ -154,5 +158,5 @@ class OpenSubmissions:
                     entry.sink(copy(error))
         for flush in {entry.flush for entry in ended if entry.flush is not None}:
             with contextlib.suppress(Exception):
-                flush()  # at once: another process's reader may call the sinks by now
+                flush()  # immediately: another process's reader may be calling the sinks by now
         self.flush()

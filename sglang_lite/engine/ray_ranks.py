@@ -1,5 +1,7 @@
-"""Ranks of an engine on a Ray cluster: each is a node of its own (nodes.py), whose agent is an actor with a reserved
-device. Rank 0 is in the engine's process, and an actor reserves a device of this machine for it."""
+"""Ranks of an engine on a Ray cluster. Each is its own node (nodes.py), whose agent is an actor
+with a reserved device. Rank 0 is in the engine's process, and an actor reserves a device of this
+machine for it.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ from sglang_lite.protocol import BackendError, CapabilityError
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.parallel.addresses import NCCL
 
-_OF_THIS_MACHINE = 0.001  # of Ray's resource of a machine, to have a bundle there
+_OF_THIS_MACHINE = 0.001  # share of Ray's resource of a machine, to place a bundle there
 
 
 def place_ranks(config: EngineConfig) -> EngineConfig:
-    """Starts actors that run an engine's ranks, until one of them or the engine has ended.
+    """Creates actors that run an engine's ranks, until one of them or the engine has ended.
 
     Args:
         config: settings with `use_ray`.
 
     Returns:
-        Settings of the engine whose ranks they are.
+        Settings of the engine that uses these ranks.
 
     Raises:
         CapabilityError: Ray is not installed.
@@ -48,7 +50,7 @@ def place_ranks(config: EngineConfig) -> EngineConfig:
         address = f"{f'[{host}]' if ':' in host else host}:{_free_port(host)}"
         placed = replace(config, use_ray=False, nnodes=ranks, dist_init_addr=address)
         runs = [actors[rank].run.remote(asdict(replace(placed, node_rank=rank))) for rank in range(1, ranks)]
-    except BaseException as error:  # of any kind, so that nobody else waits for the group's room
+    except BaseException as error:  # of any kind, so that the group's room is not blocked for others
         ray.util.remove_placement_group(group)
         if not isinstance(error, ray.exceptions.GetTimeoutError):
             raise
@@ -65,13 +67,13 @@ class _Agent:
     """Ray actor with a device."""
 
     def gpu(self) -> int:
-        """Number of its GPU on its machine."""
+        """Returns the number of its GPU on its machine."""
         import ray
 
         return int(ray.get_gpu_ids()[0])
 
     def run(self, settings: dict[str, Any]) -> int:
-        """Runs the rank of a node, as `sglang-lite serve` with a node_rank does."""
+        """Runs the rank of a node, like `sglang-lite serve` with a node_rank."""
         from sglang_lite.engine.nodes import run_agent
         from sglang_lite.runtime.models.resolve import resolve_served
 
@@ -87,14 +89,14 @@ def _actor(ray: Any, group: Any, rank: int, *, on_gpus: bool) -> Any:
 
 
 def _watch(ray: Any, group: Any, actors: list[Any], runs: list[Any]) -> None:
-    """Ends all actors, which are kept until then, when one has ended, and gives back what was reserved for them."""
+    """Ends all actors once one run has ended, and releases what was reserved for them."""
     ray.wait(runs, num_returns=1)
     actors.clear()
     ray.util.remove_placement_group(group)
 
 
 def _free_port(host: str) -> int:
-    """Port of this machine that is free, with those behind it that ranks use."""
+    """Finds a port of this machine that is free together with the following ones that ranks use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(100):
         port = 20_000 + int.from_bytes(os.urandom(2), "big") % 10_000  # none that the system gives to connections

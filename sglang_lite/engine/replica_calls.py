@@ -1,4 +1,6 @@
-"""Calls with one answer to several replicas: to which of them each goes, and the answer that it makes of theirs."""
+"""Calls with one answer to several replicas: which replicas each call goes to, and how their
+answers are combined.
+"""
 
 from __future__ import annotations
 
@@ -17,48 +19,49 @@ from sglang_lite.runtime import calls
 from sglang_lite.runtime.calls import EngineCall, R
 
 _WRITTEN = "it has the weights of its checkpoint, and can't have those that the others are given. Start a new engine."
-_WITHOUT_GRAPHS = ("kv_cache", "weights")  # graphs that are given back with all return with the last of these
-STATS_S = 3.0  # for which counts are waited for
-_LARGEST = ("asleep", "mask_", "max_")  # beginnings of counts of which the largest stands for all
+_WITHOUT_GRAPHS = ("kv_cache", "weights")  # released graphs return with the last of these
+STATS_S = 3.0  # time to wait for counts
+_LARGEST = ("asleep", "mask_", "max_")  # prefixes of counts that are combined by their maximum
 
 
 class ReplicaCalls:
-    """Calls to replicas that are there, and what a process that replaces one of them must be told again.
+    """Calls to the replicas that are running, and what a process that replaces one of them must be
+    told again.
 
     Args:
         clients: all replicas.
         path: folder of their weights.
-        version: name of these.
+        version: name of these weights.
 
     Raises (by each call):
-        SglError: as of one engine; of an update, no replica has taken it then.
+        SglError: as for one engine. If an update fails, no replica keeps it.
     """
 
     def __init__(self, clients: Sequence[CoreClient], path: str, version: str) -> None:
         self._clients, self._path, self._version = clients, path, version
-        self._written = False  # whether tensors have been written since
-        self._groups: set[str] = set()  # in which weights are sent, to those that have joined
-        self._repeated: list[EngineCall[Any]] = []  # what another process is told again
+        self._written = False  # whether tensors were written since
+        self._groups: set[str] = set()  # groups in which weights are sent to their members
+        self._repeated: list[EngineCall[Any]] = []  # calls to repeat to a replacement process
         self._lock = threading.Lock()  # held while these change
-        self._updates = ThreadPoolExecutor(1, "sglang_lite-updates")  # all or none: they wait for answers in between
+        self._updates = ThreadPoolExecutor(1, "sglang_lite-updates")  # all-or-none calls, which wait for answers
 
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # as the call's own
-        """Future of the answer to a call."""
+        """Returns the future of the answer to a call."""
         answer = self.answers.get(type(call))
         return self._of_all(call) if answer is None else answer(self, call)
 
     def repeat(self, client: CoreClient) -> Future[list[Any]]:  # answers that nobody needs
-        """Tells a process that replaces another one what that had been told."""
+        """Repeats to a replacement process the calls that its predecessor was told."""
         if self._written or self._groups:
             raise ModelError(_WRITTEN)
         return gathered([client.ask_process(call) for call in (*self._repeated, calls.Stats())])
 
     def close(self) -> None:
-        """Ends the thread of updates, when it has ended its last one."""
+        """Ends the thread of updates once its last update has ended."""
         self._updates.shutdown(wait=False)
 
     def there(self) -> Sequence[CoreClient]:
-        """Replicas that take calls; all if none does."""
+        """Returns the replicas that accept calls, or all of them if none does."""
         return [client for client in self._clients if not client.gate.reason] or self._clients
 
     # ------------------------------------------------------------------------------------------------- all
@@ -73,7 +76,9 @@ class ReplicaCalls:
         return then(gathered([_asked(client, call) for client in self.there()]), combined)
 
     def _note(self, call: EngineCall[Any]) -> None:
-        """Keeps what another process must be told again, and forgets what is over."""
+        """Remembers calls that a replacement process must be told again, and forgets those that are
+        over.
+        """
         with self._lock:
             match call:
                 case calls.LoadLoraAdapter() | calls.PauseGeneration() | calls.ReleaseMemory():
@@ -94,7 +99,9 @@ class ReplicaCalls:
         self._repeated = [call for call in self._repeated if not over(call)]
 
     def _stats(self, call: calls.Stats) -> Future[dict[str, Any]]:
-        """Counts of all, and of each replica that answers now; one that is stopped is left out."""
+        """Returns the counts of all replicas together and of each one that answers now. A stopped
+        replica is left out.
+        """
         ranks = [rank for rank, client in enumerate(self._clients) if client.is_up and client.responds]
         answers = {rank: _asked(self._clients[rank], call) for rank in ranks or range(len(self._clients))}
 
@@ -155,7 +162,7 @@ class ReplicaCalls:
         return self._updates.submit(name)
 
     def _join(self, call: calls.JoinGroup) -> Future[None]:
-        """Joins with all replicas, whose ranks follow one another."""
+        """Joins the group with all replicas, which get consecutive ranks."""
         for client in self._clients:
             client.gate.check_open()
         joins = [client.ask(replace(call, rank=call.rank + rank)) for rank, client in enumerate(self._clients)]
@@ -168,15 +175,17 @@ class ReplicaCalls:
     def _all_or_none(
         self, call: EngineCall[Any], undo: Callable[[CoreClient], object], *, together: bool = False
     ) -> Any:  # as the call's own
-        """Answer of the first replica. If one has not done what was asked, the call is undone at those that have.
+        """Returns the answer of the first replica. If a replica fails, undoes the call at those
+        that succeeded.
 
         Args:
-            together: whether to ask all at once, and not the others when the first one has done it.
+            together: whether to ask all at the same time, instead of the others once the first one
+                has succeeded.
         """
         first, *others = self.there()
         answers = [(first, _asked(first, call))]
         if not together:
-            answers[0][1].result()  # what is wrong for all is found out here
+            answers[0][1].result()  # an error that concerns all is raised here
         answers += [(client, _asked(client, call)) for client in others]
         errors = [error for _, each in answers if (error := each.exception()) is not None]
         if errors:
@@ -188,7 +197,9 @@ class ReplicaCalls:
         return answers[0][1].result()
 
     def _go_back(self, client: CoreClient) -> None:
-        """Gives a replica the weights that all had. Ends it if they were written, and so are nowhere any more."""
+        """Restores the weights that all replicas had. Ends the replica if those were written as
+        tensors, because then they exist nowhere any more.
+        """
         try:
             if self._written:
                 raise ModelError("has weights that another replica could not take, and can't go back.")
@@ -216,7 +227,9 @@ class ReplicaCalls:
 
 
 def _asked(client: CoreClient, call: EngineCall[R]) -> Future[R]:
-    """Future of a replica's answer, also if the replica has ended."""
+    """Asks a replica and returns the future of its answer. If the replica has ended, the future has
+    the error.
+    """
     try:
         return client.ask(call)
     except EngineClosedError as error:
@@ -226,7 +239,9 @@ def _asked(client: CoreClient, call: EngineCall[R]) -> Future[R]:
 
 
 def _added(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of several engines as those of one: sums, but the largest of times and states, and means of averages."""
+    """Combines the counts of several engines as if they were one: sums, but maxima of times and
+    states, and means of averages.
+    """
     found: dict[str, Any] = {}
     for name in {name: None for each in stats for name in each}:
         values = [each[name] for each in stats if name in each]
@@ -244,7 +259,7 @@ def _added(stats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _agreed(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Checksums of all. Raises ModelError if they differ."""
+    """Returns the checksums of all replicas. Raises ModelError if they differ."""
     for rank, each in enumerate(checks):
         if each.get("checksums") != checks[0].get("checksums"):
             raise ModelError(f"replica {rank} has other weights than replica 0.", hint="Update the weights again.")
@@ -253,17 +268,19 @@ def _agreed(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _loras(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Adapters, which all have; resident where one has them on its device."""
+    """Returns the adapters, which all replicas have. One is resident if some replica has it on its
+    device.
+    """
     found = {adapter["lora_name"]: adapter for adapter in lists[0]}
     resident = {adapter["lora_name"] for each in lists for adapter in each if adapter["resident"]}
     return [{**adapter, "resident": name in resident} for name, adapter in found.items()]
 
 
 def _nothing(_: Sequence[object]) -> None:
-    """Answer of calls that have none."""
+    """Returns nothing, for calls without an answer."""
 
 
-# Answer to a call that all replicas are asked, made of theirs.
+# How to combine the answers to a call that goes to all replicas.
 COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
     calls.CheckWeights: _agreed,
     calls.PauseGeneration: sum,

@@ -1,7 +1,9 @@
-"""Choice of a replica for each request and program: where its prefix is, or else where the least is to be computed.
+"""Chooses a replica for each request and program: the one that has its prefix, or else the one with
+the least to compute.
 
-Knows replicas by number, prompts by digests of their prefixes, and neither processes nor messages. What a replica's
-cache has is what its radix tree tells, and the prompts that were sent there and have not ended.
+Knows replicas by number and prompts by digests of their prefixes, and knows neither processes nor
+messages. A replica's cache is assumed to hold what its radix tree reports, and the prompts that
+were sent there and have not ended.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from typing import Final
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.config import LoadBalance
 
-# A prompt follows its prefix if that is at least this share of it. A smaller one, as the beginning of a chat template,
-# would only gather strangers at one replica.
+# A prompt follows its prefix if that is at least this share of it. A smaller one, like the start of a chat template,
+# would only gather unrelated prompts at one replica.
 FOLLOWED: Final = 0.3
-# A replica counts as full, too, while it has so many rows more than the emptiest one, and that many times its rows:
+# A replica also counts as full while it has this many rows more than the emptiest one, and this many times its rows:
 # defaults of SGLang's gateway, whose rule is the same.
 AHEAD_ROWS: Final = 64
 AHEAD_TIMES: Final = 1.5
@@ -26,14 +28,14 @@ AHEAD_TIMES: Final = 1.5
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """Request or program at its replica.
+    """A request or program at its replica.
 
     Attributes:
         rank: number of the replica.
         digests: digests of its prompt's prefixes.
-        rows: rows that it has in the replica's steps, at most.
-        tokens: tokens that are yet to be computed, as expected.
-        over: True once it has ended, and counts no more.
+        rows: maximum number of its rows in the replica's steps.
+        tokens: expected number of tokens still to be computed.
+        over: True once it has ended and no longer counts.
     """
 
     rank: int
@@ -48,19 +50,19 @@ class _Replica:
     rows: int = 0
     tokens: int = 0
     cached: int = 0  # digests that its tree has
-    coming: Counter[int] = field(default_factory=Counter)  # digests of what is placed here
+    coming: Counter[int] = field(default_factory=Counter)  # digests of the prompts placed here
 
 
 class ReplicaChooser:
-    """Chooser of replicas. All methods may be called on any thread.
+    """Chooses replicas. All methods may be called on any thread.
 
     Args:
         count: number of replicas.
-        rule: rule of choosing, as EngineConfig's `load_balance_method`.
+        rule: how to choose, like EngineConfig's `load_balance_method`.
         capacity: capacity of each replica.
-        every: tokens between two digests of a prompt.
-        readiness: function from the number of a replica to how ready it is for requests: those with the highest number
-            are chosen from.
+        every: number of tokens between two digests of a prompt.
+        readiness: function from a replica's number to how ready it is for requests. Only those with
+            the highest readiness are chosen from.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class ReplicaChooser:
     ) -> None:
         self._rule, self._capacity, self._every, self._readiness = rule, capacity, every, readiness
         self._replicas = [_Replica() for _ in range(count)]
-        # Digest: set of the replicas, as bits, whose trees have it, or that have been sent a prompt with it.
+        # For each digest, the replicas (as bits) whose trees have it, or that were sent a prompt with it.
         self._trees: dict[int, int] = {}
         self._coming: dict[int, int] = {}
         self._turn = 0
@@ -77,14 +79,15 @@ class ReplicaChooser:
     def place(
         self, digests: Sequence[int], length: int, expected: int, *, rows: int = 1, rank: int | None = None
     ) -> Placement:
-        """Chooses a replica, and counts what is sent there until `ended`.
+        """Chooses a replica and counts the request or program there until it has ended
+        (`forget_placement`).
 
         Args:
             digests: digests of the prompt's prefixes, shortest first.
             length: tokens of the prompt.
-            expected: tokens that will be generated, as expected.
+            expected: expected number of tokens to be generated.
             rows: number of samples.
-            rank: replica to take; None for the best.
+            rank: replica to use; None for the best.
         """
         with self._lock:
             known = self._known(digests)
@@ -99,12 +102,14 @@ class ReplicaChooser:
             return placement
 
     def count(self, placement: Placement, rows: int, tokens: int) -> None:
-        """Counts more rows and tokens of a placement; fewer if they are negative."""
+        """Adds rows and tokens to a placement; negative numbers subtract."""
         with self._lock:
             self._count(placement, rows, tokens)
 
     def ended(self, placement: Placement) -> None:
-        """Forgets a placement. Its prefixes are its replica's as far as the tree has them."""
+        """Forgets a placement that has ended. Its prefixes stay known only as far as the replica's
+        tree has them.
+        """
         with self._lock:
             self._count(placement, -placement.rows, -placement.tokens)
             bit, coming = 1 << placement.rank, self._replicas[placement.rank].coming
@@ -116,16 +121,16 @@ class ReplicaChooser:
             placement.digests, placement.over = (), True
 
     def holder(self, digests: Sequence[int]) -> int:
-        """Replica that has the most of a prompt's prefixes."""
+        """Returns the replica that has the most of a prompt's prefixes."""
         with self._lock:
             known = self._known(digests)
         return known.index(max(known))
 
     def changed(self, rank: int, gained: Iterable[int], lost: Iterable[int], *, forgotten: bool = False) -> None:
-        """Notes what a replica's tree has gained and lost.
+        """Records what a replica's tree has gained and lost.
 
         Args:
-            forgotten: whether it has nothing of what it had before.
+            forgotten: whether it has lost everything that it had before.
         """
         bit, replica = 1 << rank, self._replicas[rank]
         with self._lock:
@@ -147,7 +152,7 @@ class ReplicaChooser:
         replica.rows, replica.tokens = replica.rows + rows, replica.tokens + tokens
 
     def _known(self, digests: Sequence[int]) -> list[int]:
-        """Number of a prompt's digests that each replica has, or will have, without a gap."""
+        """Returns, for each replica, how many of a prompt's leading digests it has or will have."""
         known = [len(digests)] * len(self._replicas)
         there = (1 << len(known)) - 1
         for number, digest in enumerate(digests):
@@ -180,22 +185,26 @@ class ReplicaChooser:
         return min((rank for rank in ranks if known[rank] == longest), key=self._load)
 
     def _load(self, rank: int) -> tuple[int, int, int]:
-        """Tokens to compute at a replica; if they are equal, the emptier cache and the lower number count."""
+        """Returns the sort key of a replica's load: the tokens to compute, then the cached digests,
+        then its number.
+        """
         return self._replicas[rank].tokens, self._replicas[rank].cached, rank
 
     def _is_ahead(self, rank: int, fewest: int) -> bool:
-        """True if a replica has so many more rows than the emptiest one that more of them belong elsewhere."""
+        """Returns True if a replica has so many more rows than the emptiest one that new rows
+        belong elsewhere.
+        """
         rows = self._replicas[rank].rows
         return rows - fewest >= AHEAD_ROWS and rows > AHEAD_TIMES * fewest
 
     def _has_room(self, rank: int, rows: int) -> bool:
-        """True if more rows need not wait at a replica for others to end."""
+        """Returns True if additional rows need not wait at a replica for others to end."""
         replica, capacity = self._replicas[rank], self._capacity
         return replica.rows + rows <= capacity.sizes.max_running and replica.tokens <= capacity.tokens
 
 
 def _leave(sets: dict[int, int], digest: int, bit: int) -> None:
-    """Takes a replica out of the set of a digest."""
+    """Removes a replica from the set of a digest."""
     if left := sets.get(digest, 0) & ~bit:
         sets[digest] = left
     else:

@@ -1,5 +1,6 @@
-"""A program at one of several replicas: which one is known when its first question comes, behind the text that leads to
-it."""
+"""A program at one of several replicas. The replica is chosen when the first question comes, after
+the text that leads to it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class Coming:
     """Branches of forks that have asked nothing yet.
 
     Attributes:
-        branches: their number.
-        tokens: tokens that each is expected to generate: as many as the first question of the program.
+        branches: number of these branches.
+        tokens: expected number of tokens of each branch: that of the program's first question.
     """
 
     branches: int = 0
@@ -40,8 +41,10 @@ Early: TypeAlias = Sequence[tuple[BranchPath, Sequence[Node]]]  # nodes of branc
 
 
 def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
-    """Branches that a program's first nodes have forked. Programs begin side by side, so one whose branches counted
-    only once they ask would have others beside it that belong elsewhere."""
+    """Counts the branches that a program's first nodes have forked. They count from the start
+    because programs begin side by side: otherwise other programs would be placed beside this one
+    before its branches ask.
+    """
     nodes = [node for _, nodes in early for node in nodes]
     forked = sum(len(node.branches) for node in nodes if isinstance(node, Fork) and not any(node.branches))
     first = next(_questions(nodes), None)
@@ -49,14 +52,14 @@ def branches_to_come(early: Early, builder: RequestBuilder) -> Coming:
 
 
 class ProgramLoad:
-    """Rows and tokens of a program at its replica: those of its questions that have not been answered, and of branches
-    that have asked nothing yet.
+    """Rows and tokens of a program at its replica: those of its unanswered questions, and of
+    branches that have asked nothing yet.
 
     Args:
         chooser: chooser that counts them.
-        placement: placement of the program, which has the rows and tokens of `coming`.
+        placement: placement of the program, which already has the rows and tokens of `coming`.
         builder: builder of its requests.
-        coming: branches that have asked nothing yet when it is placed.
+        coming: branches that have asked nothing yet when the program is placed.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class ProgramLoad:
         self._lock = threading.Lock()
 
     def add(self, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Counts new nodes of a branch. Those that a fork brings for its own branches count until the program ends."""
+        """Adds new nodes of a branch to the load. Nodes that a fork brings for its own branches
+        count until the program ends.
+        """
         tokens = sum(self._expected(node) for node in _questions(nodes))
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
         for place, node in enumerate(nodes):
@@ -83,7 +88,7 @@ class ProgramLoad:
             self._chooser.count(self._placement, self._rows - before, tokens)
 
     def passing(self, sink: ProgramSink) -> ProgramSink:
-        """Callback that counts answers, and passes all events on to a sink."""
+        """Returns a callback that counts answers and passes all events on to a sink."""
 
         def tell(event: ProgramEvent) -> None:
             if not isinstance(event, Played):
@@ -103,7 +108,9 @@ class ProgramLoad:
 
     @property
     def _rows(self) -> int:
-        """Branches with questions, or to come; one for a program without any now, which is there all the same."""
+        """Number of branches with questions or still to come. A program without any still counts as
+        one.
+        """
         return max(sum(count > 0 for count in self._asked.values()), 1) + self._coming.branches
 
     def _expected(self, node: Gen | Select) -> int:
@@ -111,13 +118,13 @@ class ProgramLoad:
 
 
 class ProgramAtReplica:
-    """Open program (see `EngineProgram`), whose calls wait until its replica is chosen.
+    """Open program (see `EngineProgram`) whose calls wait until its replica is chosen.
 
     Args:
         gate: checks of callers.
         sink: callback for the events.
-        begin: function that opens the program at a replica, by the spans of text that it begins with, and its first
-            nodes.
+        begin: function that opens the program at a replica, given the spans of text that it begins
+            with and its first nodes.
     """
 
     def __init__(
@@ -167,7 +174,7 @@ class ProgramAtReplica:
             self._program().abort()
 
     def _program(self) -> OpenProgram:
-        """The program at its replica, which is chosen now if it was not."""
+        """Returns the program at its replica, which is chosen now if necessary."""
         if self._placed is None:
             with self._lock:
                 if self._placed is None:
@@ -176,7 +183,7 @@ class ProgramAtReplica:
         return self._placed[0]
 
     def _place(self) -> None:
-        """Begins the program. The caller holds the lock."""
+        """Opens the program at a replica. The caller holds the lock."""
         spans = _beginning([node for path, nodes in self._early if not path for node in nodes])
         program, load = self._begin(spans, self._early)
         for path, nodes in self._early:
@@ -187,7 +194,9 @@ class ProgramAtReplica:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Context of a call that raises nothing: if no replica is there, the program ends with the error."""
+        """Reports an EngineClosedError raised in the `with` block to the sink instead of raising
+        it.
+        """
         try:
             yield
         except EngineClosedError as error:
@@ -196,12 +205,12 @@ class ProgramAtReplica:
 
 
 def program_spans(prompt: Sequence[Span], nodes: Sequence[Node]) -> list[Span]:
-    """Text that a whole program begins with."""
+    """Returns the text that a whole program begins with."""
     return [*prompt, *_beginning(nodes)]
 
 
 def _beginning(nodes: Sequence[Node]) -> list[Span]:
-    """Text before the first node that adds something else."""
+    """Returns the text before the first node that adds something else."""
     spans: list[Span] = []
     for node in nodes:
         if isinstance(node, Text):
@@ -212,7 +221,7 @@ def _beginning(nodes: Sequence[Node]) -> list[Span]:
 
 
 def _expected(node: Gen | Select, builder: RequestBuilder) -> int:
-    """Tokens that a question is expected to add."""
+    """Returns the number of tokens that a question is expected to add."""
     try:
         params = builder.resolved(node.params) if isinstance(node, Gen) else None
     except ParameterError:  # the node will fail

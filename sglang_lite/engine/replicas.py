@@ -1,4 +1,4 @@
-"""Core of several engines of one model behind one handle, each in a process of its own."""
+"""Core of several engines of one model behind one handle, each in its own process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher, d
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.requests.output_builder import Sink
 
-_MAX_TOKENS = 65_536  # of a prompt, whose prefixes are looked for
+_MAX_TOKENS = 65_536  # tokens of a prompt whose prefixes are looked up
 _BYTES_A_TOKEN = 4  # of a choice
 _NAME = "the process of replica {}"
 
@@ -63,8 +63,8 @@ class Replicas:
         path: folder of the model.
 
     Attributes:
-        capacity: capacity of a replica, of the smallest one.
-        others: as of CoreClient.
+        capacity: capacity of the smallest replica.
+        others: as for CoreClient.
 
     Raises:
         SglError: a replica can't be started.
@@ -72,8 +72,8 @@ class Replicas:
 
     def __init__(self, config: EngineConfig, path: Path) -> None:
         self._config = config
-        self._chooser: ReplicaChooser | None = None  # until all replicas are there
-        self._coming_back: set[int] = set()  # replicas that are told again what others know
+        self._chooser: ReplicaChooser | None = None  # None until all replicas run
+        self._coming_back: set[int] = set()  # replicas to which earlier calls are being repeated
         with meetings(config) as places:
             self._clients = clients = _started(config, path, self._told, places)
         least = min(clients, key=lambda client: client.capacity.longest)
@@ -113,7 +113,8 @@ class Replicas:
     def submit(
         self, request: Submission, sink: Callable[[Any], None], flush: Callable[[], object] | None = None
     ) -> Ticket:  # each kind of submission has its own events
-        """Submits a request at one replica: see `Engine.submit`, `submit_select` and `run_program`."""
+        """Submits a request to one replica: see `Engine.submit`, `submit_select` and `run_program`.
+        """
         self.gate.check_open()
         request.check()
         if not self.generates:
@@ -154,7 +155,9 @@ class Replicas:
     def open_program(
         self, request: OpenRequest, sink: ProgramSink, flush: Callable[[], object] | None = None
     ) -> ProgramAtReplica:
-        """Opens a program, at a replica that is chosen with its first question: see `Engine.open_program`."""
+        """Opens a program at a replica, which is chosen with its first question: see
+        `Engine.open_program`.
+        """
         self.gate.check_open()
         request.check(self.config.policy)
         if not self.generates:
@@ -193,7 +196,7 @@ class Replicas:
         return found
 
     def _ids(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Token ids of text, as far as its prefixes are looked for."""
+        """Returns the token ids of text, as far as its prefixes are looked up."""
         log, characters = self.builder.log(""), 0
         for span in spans:
             log.append((span,))
@@ -203,7 +206,7 @@ class Replicas:
         return log.ids()
 
     def _counted(self, placement: Placement, sink: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Callback that counts last events, one for each row, before it passes them on."""
+        """Returns a callback that counts last events, one per row, before passing them on."""
 
         def tell(event: object) -> None:
             if not isinstance(event, Delta):
@@ -228,7 +231,9 @@ class Replicas:
     # ---------------------------------------------------------------------------------- calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Future of the answer to a call, of one replica or of all: see replica_calls.py."""
+        """Returns the future of the answer to a call to one replica or all of them: see
+        replica_calls.py.
+        """
         self.gate.check_open()
         answer: Future[Any]
         match call:
@@ -248,7 +253,7 @@ class Replicas:
     # --------------------------------------------------------------------------------- state of the replicas
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Calls back on the thread of a replica's sinks. Takes no lock."""
+        """Schedules a call on the thread of a replica's sinks. Takes no lock."""
         self._calls.there()[0].call_soon(call)
 
     def close(self) -> None:
@@ -266,13 +271,13 @@ class Replicas:
             client.disconnect()
 
     def _readiness(self, rank: int) -> int:
-        """2 for a replica that computes, 1 for one that will, 0 for one that has ended."""
+        """Returns 2 for a replica that computes, 1 for one that will, 0 for one that has ended."""
         client = self._clients[rank]
         computes = client.is_up and not client.is_silent and rank not in self._coming_back
         return 2 if computes else int(not client.gate.reason)
 
     def _told(self, rank: int, message: Ready | Prefixes | None) -> None:
-        """Takes news of a replica, on the thread of its sinks."""
+        """Handles news of a replica, on the thread of its sinks."""
         if self._chooser is None:
             return
         match message:
@@ -289,7 +294,7 @@ class Replicas:
                     self.gate.reason = self._clients[rank].gate.reason
 
     def _come_back(self, rank: int) -> None:
-        """Tells a process that replaces another one what others know; requests come to it then."""
+        """Repeats earlier calls to a replacement process. Requests are sent to it afterwards."""
         client = self._clients[rank]
 
         def told(answers: Future[list[Any]]) -> None:
@@ -308,12 +313,13 @@ def _started(
     told: Callable[[int, Ready | Prefixes | None], object],
     places: Sequence[Meeting | None],
 ) -> list[CoreClient]:
-    """Clients of new processes, once all run. If one can't be started, the others are ended.
+    """Starts the processes and returns their clients once all run. If one can't be started, the
+    others are ended.
 
     Args:
         config, path: as for `Replicas`.
-        told: function that takes news of each replica.
-        places: where each finds those that share its feed-forwards.
+        told: function that handles news of each replica.
+        places: where each meets those that share its feed-forwards.
     """
     settings = [of_replica(config, rank) for rank in range(config.dp_size)]
     processes: list[EngineProcess] = []
@@ -345,10 +351,10 @@ def _started(
 
 
 def _of_other_nodes(config: EngineConfig, path: Path) -> dict[int, RemoteProcess]:
-    """Replicas of other machines, by number, once all have come.
+    """Returns the replicas of other machines by number, once all have connected.
 
     Raises:
-        BackendError: one has not come in time.
+        BackendError: one has not connected in time.
     """
     found: dict[int, RemoteProcess] = {}
     if config.nnodes == 1:

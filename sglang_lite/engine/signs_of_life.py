@@ -1,4 +1,4 @@
-"""Watch over a process that is stopped or swapped out: it neither sends anything nor ends."""
+"""Watches for a process that is stopped or swapped out: it neither sends anything nor ends."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from pathlib import Path
 
 logger = logging.getLogger("sglang_lite")
 
-LOOK_S = 2.0  # between two looks at a process from which nothing comes
-LOOKS = 5  # looks without a sign of life before it is missing
+LOOK_S = 2.0  # between two looks at a silent process
+LOOKS = 5  # looks without a sign of life before a process is missing
 _PROCESSES = Path("/proc")
 _KILL = 1 << (signal.SIGKILL - 1)  # in a mask of pending signals
 _ENDING = 0x4 | 0x200 | 0x400  # Linux's PF_EXITING, PF_DUMPCORE and PF_SIGNALED
-_LOOK_OF_MANY_S, _LOOKS_OF_MANY = 1.0, 3  # the same where other processes wait for it
+_LOOK_OF_MANY_S, _LOOKS_OF_MANY = 1.0, 3  # the same if other processes wait for it
 
 
 class SignsOfLife:
-    """Signs of life of an engine's process, which sends a beat every half a second and takes processor time for it.
+    """Signs of life of an engine's process, which sends a beat every half second and uses processor
+    time for it.
 
-    C code that keeps Python's lock, as in a load, a compilation or a step, can keep the beats back; then the process
-    still takes processor time. Where the system does not tell it (only Linux does), no process is ever missing.
+    C code that keeps Python's lock, for example during a load, a compilation or a step, can delay
+    the beats. The process then still uses processor time. If the system does not report processor
+    time (only Linux does), no process is ever missing.
 
     Args:
         pid: id of the process; None for one on another machine, which is never missing.
-        end: function that ends it when it is missing, since other processes wait for it; None to wait, too.
+        end: function that ends the process when it is missing, if other processes wait for it; None
+            to keep waiting.
 
     Attributes:
         every_s: time between two looks.
-        missing: True while none has been seen for 10 s, or 3 s if it is ended then.
+        missing: True while no sign was seen for 10 s, or for 3 s if the process is then ended.
     """
 
     def __init__(self, pid: int | None, end: Callable[[], object] | None = None) -> None:
@@ -46,12 +49,13 @@ class SignsOfLife:
         return is_ending(self._pid)
 
     def seen(self) -> None:
-        """Notes that the process has sent something."""
+        """Records that the process has sent something."""
         self._looks, self.missing = 0, False
 
     def look(self) -> None:
-        """Looks for another sign when nothing has come for `every_s`. Logs once that there is none. Counts looks, not
-        time: this process may have been stopped, too."""
+        """Looks for another sign of life when nothing has arrived for `every_s`. Logs once if there
+        is none. Counts looks instead of time, because this process may also have been stopped.
+        """
         before, self._used = self._used, processor_time(self._pid)
         if self._used is None or self._used != before:
             self.seen()
@@ -70,10 +74,11 @@ class SignsOfLife:
 
 
 def is_ending(pid: int | None) -> bool:
-    """True once a process of this machine has ended or can only end: it was killed, is a zombie, or is gone.
+    """Returns True once a process of this machine has ended or can only end: it was killed, is a
+    zombie, or is gone.
 
-    Its connection tells that later: the system first takes its memory back, which takes up to seconds. Where the system
-    does not show processes (only Linux does), no process is ever ending.
+    The end of its connection comes later: the system first reclaims its memory, which takes up to
+    seconds. If the system does not show processes (only Linux does), no process is ever ending.
 
     Args:
         pid: id of the process; None for one on another machine, which is never ending.
@@ -91,7 +96,9 @@ def is_ending(pid: int | None) -> bool:
 
 
 def processor_time(pid: int | None) -> int | None:
-    """Processor time that all threads of a process have taken, in ns, or None if the system does not tell it."""
+    """Returns the processor time that all threads of a process have used, in ns, or None if the
+    system does not report it.
+    """
     if pid is None:
         return None
     clock = ctypes.c_int()

@@ -17,19 +17,21 @@ from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, prin
 
 logger = logging.getLogger("sglang_lite.engine")
 
-PATIENCE_S = 5.0  # time that a process has to exit after its connection was closed
-# Ranks end by themselves when one of them was killed. So a rank that ended by itself is reported this much later: what
-# was killed is the cause, and is to be reported first.
+PATIENCE_S = 5.0  # time for a process to exit after its connection was closed
+# Ranks end by themselves when one of them was killed. So a rank that ended by itself is reported this much later: the
+# killed one is the cause, and must be reported first.
 CAUSE_FIRST_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """End of a process.
+    """How a process ended.
 
     Attributes:
-        text: what happened, to follow the process's name in a message, and the last lines that it printed.
-        by_itself: True if it exited; False if a signal ended it, or only its connection is known to have ended.
+        text: what happened, to follow the process's name in a message, and the last lines it
+            printed.
+        by_itself: True if it exited; False if a signal ended it, or only its connection is known to
+            have ended.
     """
 
     text: str
@@ -37,7 +39,7 @@ class ProcessEnd:
 
 
 class SpawnedProcess:
-    """Child process with a socket to it; what it prints goes to `logging`.
+    """Child process that is connected by a socket. What it prints goes to `logging`.
 
     Args:
         module: module whose `main(descriptor, *arguments)` the process runs.
@@ -75,14 +77,15 @@ class SpawnedProcess:
         self._drain.start()
 
     def end(self) -> ProcessEnd:
-        """Waits `PATIENCE_S` for the process, whose connection was closed, and kills it if it is still running. Returns
-        how it ended."""
+        """Gives the process `PATIENCE_S` to exit after its connection was closed, and then kills
+        it. Returns how it ended.
+        """
         try:
             code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
-        self._drain.join(PATIENCE_S)  # a process that the child has started may keep the pipe open
+        self._drain.join(PATIENCE_S)  # a process started by the child may keep the pipe open
         reason = f"ended with status {code}"
         if code < 0:
             reason = f"was ended by signal {-code}"

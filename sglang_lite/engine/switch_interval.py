@@ -1,9 +1,10 @@
-"""Python's switch interval, shortened while an engine has a process of its own.
+"""Shortens Python's switch interval while an engine has its own process.
 
-A thread that has waited for the engine needs the interpreter's lock. If another thread computes, it gets the lock only
-after the switch interval: 5 ms by default, and 40 ms with eight computing threads. A submission and its answer need the
-lock three times. So the interval is 0.5 ms while an engine runs, and is restored afterwards. (This costs eight
-computing threads a tenth of their speed, and a single one nothing.)
+A thread that has waited for the engine needs the interpreter's lock. If another thread computes, it
+gets the lock only after the switch interval: 5 ms by default, and 40 ms with eight computing
+threads. A submission and its answer need the lock three times. So the interval is 0.5 ms while an
+engine runs, and is restored afterwards. (This costs eight computing threads a tenth of their speed,
+and a single one nothing.)
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def shorten() -> None:
 
 
 def restore() -> None:
-    """Restores the former switch interval at the last call, unless other code has changed it in the meantime."""
+    """Restores the former switch interval on the last call, unless other code has changed it in the
+    meantime.
+    """
     global _wanted
     with _lock:
         _wanted -= 1

@@ -1,4 +1,6 @@
-"""Calls about the weights of a running engine: it takes others, shows its own, and pauses meanwhile."""
+"""Calls about the weights of a running engine: replaces them, shows them, and pauses the engine
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,23 @@ if TYPE_CHECKING:
 def update_from_disk(
     engine: Engine, path: str, *, load_format: str | None = None, weight_version: str | None = None
 ) -> None:
-    """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
+    """Replaces the weights with those of another checkpoint of the same architecture, between two
+    steps.
 
-    All tensors are read and checked before the first is written. Nothing that the old weights have computed is used
-    again: cached prefixes are dropped, and running requests are computed again up to their current position. No step
-    runs during the update. It takes memory for 1 GiB of staged weights and for one part of a layer.
+    All tensors are read and checked before the first is written. Nothing that the old weights have
+    computed is used again: cached prefixes are dropped, and running requests are recomputed up to
+    their current position. No step runs during the update. It needs memory for 1 GiB of staged
+    weights and for one part of a layer.
 
     Args:
-        path: folder or name of the checkpoint, as EngineConfig's `model`.
-        load_format: as EngineConfig's; None for the engine's own.
+        path: folder or name of the checkpoint, like EngineConfig's `model`.
+        load_format: like EngineConfig's; None for the engine's own.
         weight_version: name of the new weights; None keeps the current name.
 
     Raises:
         ParameterError: an argument isn't a string.
-        ModelError: the checkpoint can't be read, has another architecture, or numbers that are not finite; the engine
-            continues with the old weights.
+        ModelError: the checkpoint can't be read, has another architecture, or has numbers that are
+            not finite. The engine continues with the old weights.
     """
     engine.answer(calls.UpdateWeights(path, weight_version, load_format))
 
@@ -47,20 +51,22 @@ def update_from_tensors(
     flush_cache: bool = True,
     weight_version: str | None = None,
 ) -> None:
-    """Replaces some or all weights by tensors, as `update_from_disk` does.
+    """Replaces some or all weights with tensors, like `update_from_disk`.
 
     Args:
-        named_tensors: tensors by the names that a checkpoint has for them; quantised ones with their scales. Those that
-            are not given stay.
-        load_format: None, or "flattened_bucket" for SGLang's `flattened_tensor` with its `metadata`.
-        flush_cache: whether the update is complete. If not, the engine waits for more, and refuses requests until then.
+        named_tensors: tensors by their names in a checkpoint; quantized ones with their scales.
+            Weights without a tensor stay.
+        load_format: None, or "flattened_bucket" for SGLang's `flattened_tensor` with its
+            `metadata`.
+        flush_cache: whether the update is complete. If not, the engine waits for more tensors and
+            rejects requests until then.
         weight_version: name of the new weights; None keeps the current name.
 
     Raises:
         ParameterError: an argument is invalid, or a tensor is given twice.
-        ModelError: a tensor has no place in the model, another shape, or numbers that are not finite, or others of its
-            product are not there, as the engine has fewer bits or has dropped them; the engine continues with the
-            weights that it has.
+        ModelError: a tensor has no place in the model, has another shape or numbers that are not
+            finite, or needs other tensors of its product that the engine has in fewer bits or has
+            dropped. The engine continues with the weights that it has.
     """
     if load_format not in (None, "flattened_bucket"):
         raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
@@ -76,7 +82,7 @@ def update_from_tensors(
 def update_from_bytes(
     engine: Engine, data: bytes, *, flush_cache: bool = True, weight_version: str | None = None
 ) -> None:
-    """`update_from_tensors` with those of a file in the format of safetensors, which `data` has."""
+    """Replaces weights like `update_from_tensors`, from the contents of a safetensors file."""
     from sglang_lite.runtime.models.weights.given import memory_folder  # needs torch
 
     with tempfile.NamedTemporaryFile(suffix=".safetensors", dir=memory_folder()) as file:
@@ -88,15 +94,18 @@ def update_from_bytes(
 def update_from_handle(
     engine: Engine, bucket: bytes, *, flush_cache: bool = True, weight_version: str | None = None
 ) -> None:
-    """`update_from_tensors` with SGLang's flattened bucket in the memory of the engine's GPU, as its
-    `MultiprocessingSerializer` pickles it in another process. Of the pickle only the handles are read."""
+    """Replaces weights like `update_from_tensors`, from SGLang's flattened bucket in the memory of
+    the engine's GPU, pickled in another process by its `MultiprocessingSerializer`. Only the
+    handles are read from the pickle.
+    """
     engine.answer(calls.OpenTensors(bucket, flush_cache, weight_version))
 
 
 def update_weight_version(engine: Engine, new_version: str) -> None:
-    """Gives the weights another name, which all later results have; nothing else changes.
+    """Renames the weights, for all later results. Nothing else changes.
 
-    Prefixes that have left the device may be computed again, as pages in the host's memory and in files have the name.
+    Prefixes that have left the device may be computed again, because pages in the host's memory and
+    in files contain the name.
 
     Raises:
         ParameterError: the name isn't a string.
@@ -114,21 +123,22 @@ def init_update_group(
     group_name: str = "weight_update_group",
     backend: str = "nccl",
 ) -> None:
-    """Joins a group of processes in which a trainer, of rank 0, will broadcast weights.
+    """Joins a group of processes in which a trainer, with rank 0, will broadcast weights.
 
-    The trainer makes it of torch.distributed at the same time, as SGLang's and its clients' `init_custom_process_group`
-    do; all wait for each other, at most `dist_timeout`.
+    The trainer creates the group with torch.distributed at the same time, like
+    `init_custom_process_group` of SGLang and its clients. All wait for each other, at most
+    `dist_timeout`.
 
     Args:
-        master_address, master_port: where the trainer keeps torch's TCP store.
+        master_address, master_port: where the trainer runs torch's TCP store.
         rank_offset: rank of this engine.
         world_size: number of processes.
         group_name: name of the group.
-        backend: "nccl" for tensors on GPUs, "gloo" for those of CPUs.
+        backend: "nccl" for tensors on GPUs, "gloo" for tensors on CPUs.
 
     Raises:
-        ParameterError: an argument is invalid, or the group is there already.
-        ModelError: the others have not come in time.
+        ParameterError: an argument is invalid, or the group already exists.
+        ModelError: the others have not joined in time.
     """
     for name, value, kind in (
         ("master_address", master_address, str), ("master_port", master_port, int), ("rank_offset", rank_offset, int),
@@ -148,22 +158,25 @@ def update_from_group(
     weight_version: str | None = None,
     load_format: str | None = None,
 ) -> None:
-    """Replaces some or all weights by tensors that rank 0 of a group broadcasts, as `update_from_tensors` does.
+    """Replaces some or all weights with tensors that rank 0 of a group broadcasts, like
+    `update_from_tensors`.
 
-    Requests continue while tensors are received. If that fails, nothing has changed, and the group is left.
+    Requests continue while tensors are received. If that fails, nothing has changed, and the engine
+    leaves the group.
 
     Args:
         names: names of the tensors in a checkpoint, in the order in which they are sent.
         dtypes: dtype of each, such as "bfloat16" or "torch.bfloat16".
         shapes: shape of each.
         group_name: name of the group.
-        flush_cache: whether the update is complete, as of `update_from_tensors`.
+        flush_cache: whether the update is complete, as for `update_from_tensors`.
         weight_version: name of the new weights; None keeps the current name.
         load_format: None, or "flattened_bucket" if they are sent as one tensor of their bytes.
 
     Raises:
         ParameterError: an argument is invalid, or there is no such group.
-        ModelError: a tensor has not come within `dist_timeout`, its sender has gone, or as `update_from_tensors`.
+        ModelError: a tensor has not arrived within `dist_timeout`, its sender is gone, or as for
+            `update_from_tensors`.
     """
     if load_format not in (None, "flattened_bucket"):
         raise ParameterError("load_format", f"{load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
@@ -181,7 +194,7 @@ def update_from_group(
 
 
 def destroy_update_group(engine: Engine, group_name: str = "weight_update_group") -> None:
-    """Leaves a group. Raises ParameterError if there is none of this name."""
+    """Leaves a group. Raises ParameterError if there is none with this name."""
     check_kind("group_name", group_name, str)
     engine.answer(calls.LeaveGroup(group_name))
 
@@ -189,14 +202,15 @@ def destroy_update_group(engine: Engine, group_name: str = "weight_update_group"
 def offer_weights(
     engine: Engine, master_address: str, port: int, group_name: str, backend: str = "nccl"
 ) -> dict[str, Any]:  # JSON
-    """Makes a group of two processes, in which another engine can receive this one's weights.
+    """Creates a group of two processes, in which another engine can receive this one's weights.
 
     Returns:
-        `names`, `dtypes` and `shapes` of the tensors, the `port` of the group, and the `weight_version`.
+        `names`, `dtypes` and `shapes` of the tensors, the `port` of the group, and the
+            `weight_version`.
 
     Raises:
         ParameterError: an argument is invalid, or the group is there already.
-        ModelError: a tensor can't be sent, as the engine has it in fewer bits, or sleeps.
+        ModelError: a tensor can't be sent because the engine has it in fewer bits or is asleep.
     """
     for name, value, kind in (
         ("master_address", master_address, str), ("ports", port, int), ("group_name", group_name, str),
@@ -207,7 +221,8 @@ def offer_weights(
 
 
 def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
-    """Sends tensors of `offer_weights` in its group, as one tensor of their bytes; ends it if no names are given.
+    """Sends tensors of `offer_weights` in its group, as one tensor of their bytes. Ends the group
+    if no names are given.
 
     Returns:
         Version of the weights.
@@ -221,44 +236,46 @@ def send_weights(engine: Engine, group_name: str, names: Sequence[str]) -> str:
 
 
 def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
-    """Gives memory back until `resume_memory_occupation`. Requests wait; those that run are computed again after it.
+    """Releases memory until `resume_memory_occupation`. Requests wait; running ones are recomputed
+    afterwards.
 
     Args:
-        tags: what to give back: "kv_cache", "weights" (the host keeps a copy), "cuda_graph" (captured again when it
-            is resumed, which takes seconds); None for all, of which graphs return with the last of the others.
+        tags: what to release: "kv_cache", "weights" (the host keeps a copy), "cuda_graph" (captured
+            again on resuming, which takes seconds). None for everything; graphs then return with
+            the last of the others.
 
     Raises:
         ParameterError: a tag is unknown.
-        CapabilityError: a tag's memory is given back already, the engine is on a GPU and was started without
-            `enable_memory_saver`, or transformers' code runs its model.
+        CapabilityError: a tag's memory is already released, the engine is on a GPU and was started
+            without `enable_memory_saver`, or transformers' code runs its model.
     """
     engine.answer(calls.ReleaseMemory(_tags(tags), keep=True))
 
 
 def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) -> None:
-    """Takes memory again; the engine continues when it has all.
+    """Allocates released memory again. The engine continues once it has everything.
 
     Args:
-        tags: as of `release_memory_occupation`; None for what is given back.
+        tags: as for `release_memory_occupation`; None for everything that is released.
 
     Raises:
         ParameterError: a tag is unknown.
-        CapabilityError: a tag's memory is not given back.
+        CapabilityError: a tag's memory is not released.
         ModelError: weights that were not kept can't be read.
     """
     engine.answer(calls.ResumeMemory(_tags(tags)))
 
 
 def sleep(engine: Engine, level: int = 1) -> None:
-    """Gives the memory of weights and KV cache back until `wake`; captured graphs stay.
+    """Releases the memory of weights and KV cache until `wake`. Captured graphs stay.
 
     Args:
-        level: 1 to keep the weights in the host's memory; 2 to drop them, and to read them again from the checkpoint.
-            If they came as tensors, the engine needs them once more after level 2.
+        level: 1 to keep the weights in the host's memory; 2 to drop them and read them again from
+            the checkpoint. If they came as tensors, the engine needs them once more after level 2.
 
     Raises:
         ParameterError: the level is neither.
-        CapabilityError: the engine is asleep, or as `release_memory_occupation`.
+        CapabilityError: the engine is asleep, or as for `release_memory_occupation`.
     """
     if level not in (1, 2) or isinstance(level, bool):
         raise ParameterError("level", f"{shown(level)} is neither 1 nor 2.")
@@ -266,12 +283,12 @@ def sleep(engine: Engine, level: int = 1) -> None:
 
 
 def wake(engine: Engine) -> None:
-    """Takes all memory again, and continues. Raises as `resume_memory_occupation`."""
+    """Allocates all memory again and continues. Raises like `resume_memory_occupation`."""
     engine.answer(calls.ResumeMemory(()))
 
 
 def is_sleeping(engine: Engine) -> bool:
-    """True while memory of the engine is given back."""
+    """Returns True while memory of the engine is released."""
     return bool(engine.stats()["asleep"])
 
 
@@ -283,7 +300,7 @@ def _tags(tags: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[Any]:  # numbers, or lists of them
-    """Returns the first rows of a tensor as the engine has it, as nested lists of numbers.
+    """Returns the first rows of a tensor in the engine, as nested lists of numbers.
 
     Args:
         name: name of the tensor in a checkpoint.
@@ -301,7 +318,8 @@ def read_weights(engine: Engine, name: str, truncate_size: int = 100) -> list[An
 
 
 def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  # JSON
-    """Returns SHA-256 `checksums` of all tensors by name, and the names of `unreadable` ones, which are in fewer bits.
+    """Returns SHA-256 `checksums` of all tensors by name, and the names of `unreadable` ones, which
+    are in fewer bits.
 
     Args:
         action: "checksum"; "snapshot" to keep them; "compare" to add the names of tensors that have `changed` since.
@@ -314,14 +332,16 @@ def check_weights(engine: Engine, action: str = "checksum") -> dict[str, Any]:  
 
 
 def pause_generation(engine: Engine, mode: str = "abort") -> int:
-    """Stops generating until `continue_generation`; new requests wait. Updates meanwhile form one update.
+    """Pauses generating until `continue_generation`. New requests wait. Weight updates during the
+    pause form one update.
 
     Args:
-        mode: "abort" ends all requests; "retract" computes them again from their tokens, under the weights of then;
-            "in_place" keeps the keys and values of running ones, so that they may mix weights.
+        mode: "abort" ends all requests; "retract" recomputes them from their tokens, with the
+            weights after the pause; "in_place" keeps the keys and values of running requests, so
+            they may mix weights.
 
     Returns:
-        Number of requests that ran or waited.
+        Number of requests that were running or waiting.
 
     Raises:
         ParameterError: the mode is unknown.

@@ -1,5 +1,6 @@
-"""Conversations with an engine of this process, in the fields of OpenAI's chat completions: the form that other
-libraries know, read by the code that reads it for a server."""
+"""Conversations with an engine of this process, in the fields of OpenAI's chat completions: the
+form that other libraries know. They are read by the same code as a server's requests.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +37,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """Answer to a conversation, which ends a stream.
+    """Answer to a conversation; the last event of a stream.
 
     Attributes:
-        text: text of the answer, without reasoning and calls.
-        reasoning: reasoning that the model wrote before; "" for none.
-        calls: calls of tools, with arguments as JSON.
+        text: text of the answer, without reasoning and tool calls.
+        reasoning: reasoning that the model wrote before the answer; "" for none.
+        calls: tool calls, with arguments as JSON.
         finish: why the answer ends.
         usage: numbers of tokens, and times.
         reasoning_tokens: number of tokens of the reasoning.
-        logprobs: log-probabilities of the answer's tokens in OpenAI's form, if the request asks for them.
+        logprobs: log-probabilities of the answer's tokens in OpenAI's form, if the request asks for
+            them.
     """
 
     text: str
@@ -57,7 +59,7 @@ class ChatAnswer:
     logprobs: Sequence[Json] | None
 
     def as_completion(self, model: str) -> dict[str, Json]:
-        """Answer as a chat completion of OpenAI's."""
+        """Returns the answer as an OpenAI chat completion."""
         message = message_of(self.text, self.reasoning, self.calls)
         logprobs = None if self.logprobs is None else {"content": self.logprobs}
         choice = {"index": 0, "message": message, "finish_reason": self.finish, "logprobs": logprobs}
@@ -71,15 +73,17 @@ ChatEvent: TypeAlias = SampleDelta | ChatAnswer
 class EngineChat:
     """Conversations with an engine.
 
-    Methods take the fields of a chat completion (docs/server.md: `messages`, `tools`, `response_format` …) and
-    `timeout`, the seconds after which the answer is given up. Arguments of tools that their schemas don't name are
-    refused, unless a schema says which more are allowed. `answer` and `stream` wait in the
-    thread that calls them; their forms with `_async` belong to the event loop that calls them. All raise
+    Methods take the fields of a chat completion (docs/server.md: `messages`, `tools`,
+    `response_format` …) and `timeout`, the number of seconds after which the request is aborted.
+    Tool arguments that the schemas don't name are rejected, unless a schema says which others are
+    allowed. `answer` and `stream` block the calling thread; their `_async` variants belong to the
+    event loop that calls them. All raise
 
-    - ParameterError for a field that is unknown, not supported or invalid, and CapabilityError for what the model can't
-      read; fields and names that the model's chat template does not show are told in a UserWarning;
+    - ParameterError for a field that is unknown, not supported or invalid, and CapabilityError for
+      content that the model can't read. Fields and names that the chat template does not show are
+      reported in a UserWarning;
     - RequestTimeoutError after the timeout;
-    - what `Engine.submit` raises, but that requests wait for room instead of OverloadedError.
+    - what `Engine.submit` raises, except OverloadedError: requests wait for room instead.
 
     Args:
         engine: the engine, which stays open.
@@ -89,12 +93,12 @@ class EngineChat:
         self.engine, self._reader = engine, RequestReader.of(engine, ServerSettings())
 
     def answer(self, **fields: Json) -> ChatAnswer:
-        """Answer to a conversation."""
+        """Answers a conversation."""
         self.engine.core.gate.check_wait("chat")
         return _on_executor(self.answer_async(**fields))
 
     async def answer_async(self, **fields: Json) -> ChatAnswer:
-        """Answer to a conversation."""
+        """Answers a conversation."""
         async with contextlib.aclosing(self.stream_async(False, **fields)) as events:
             async for event in events:
                 if isinstance(event, ChatAnswer):
@@ -102,8 +106,9 @@ class EngineChat:
         raise AssertionError("a stream ends with its answer")
 
     def stream(self, parts: bool = True, /, **fields: Json) -> Iterator[ChatEvent]:
-        """Yields an answer's parts as they arrive, or all in one part at its end, then the answer. Closing the iterator
-        aborts the request."""
+        """Yields an answer's parts as they arrive, or in a single part at its end, and then the
+        answer. Closing the iterator aborts the request.
+        """
         self.engine.core.gate.check_wait("chat")
         events = self.stream_async(parts, **fields)
         try:
@@ -113,7 +118,9 @@ class EngineChat:
             _on_executor(events.aclose())
 
     async def stream_async(self, parts: bool = True, /, **fields: Json) -> AsyncGenerator[ChatEvent, None]:
-        """Yields an answer's parts as they arrive, or all in one part at its end, then the answer."""
+        """Yields an answer's parts as they arrive, or in a single part at its end, and then the
+        answer.
+        """
         timeout = fields.get("timeout")
         check_limits(timeout, None)
         if "stream" in fields:
@@ -155,7 +162,7 @@ class EngineChat:
 
 
 def _on_executor(asked: Awaitable[T]) -> T:
-    """Result of what is awaited on the executor loop."""
+    """Awaits something on the executor's event loop, and returns its result."""
 
     async def wait() -> T:
         return await asked
@@ -171,7 +178,9 @@ def _on_executor(asked: Awaitable[T]) -> T:
 async def _events(
     engine: Engine, request: GenerateRequest, timeout: float | None
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Yields the events of a request, which waits for room in the engine; the timeout counts that wait."""
+    """Yields the events of a request, which waits for room in the engine. The timeout includes that
+    wait.
+    """
     deadline = None if timeout is None else time.monotonic() + timeout
 
     async def in_time(awaited: Awaitable[T]) -> T:

@@ -1,6 +1,7 @@
 """DSPy: engines for `dspy.LM`. Needs the package dspy.
 
-DSPy's own reader and writer of chat completions (`OpenAIChatLM`) stand between its records and `EngineChat`.
+DSPy's own reader and writer of chat completions (`OpenAIChatLM`) translates between its records and
+`EngineChat`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sglang_lite.integrations.chat import ChatAnswer, ChatEvent, EngineChat
 from sglang_lite.protocol.anything import Json
 
 _ENDS = {"stop": "stop", "length": "length", "tool_calls": "tool_call"}
-# Others are errors of a server, after which DSPy asks again.
+# All others become server errors, after which DSPy retries.
 _ERRORS = {
     protocol.RequestTimeoutError: lm15.TimeoutError,
     protocol.CapabilityError: lm15.UnsupportedFeatureError,
@@ -29,8 +30,9 @@ _ERRORS = {
 }
 
 
-def lm(engine: Engine, **options: Any) -> dspy.LM:  # as of dspy.LM
-    """Language model that an engine of this process runs. Typed outputs are constrained, by `dspy.JSONAdapter`.
+def lm(engine: Engine, **options: Any) -> dspy.LM:  # as for dspy.LM
+    """Returns a language model that an engine of this process runs. Typed outputs are constrained
+    through `dspy.JSONAdapter`.
 
     Args:
         engine: the engine, which stays open.
@@ -42,7 +44,9 @@ def lm(engine: Engine, **options: Any) -> dspy.LM:  # as of dspy.LM
 
 
 class _Dialect:
-    """Abilities that DSPy's adapters ask for; its records and errors in our terms, and ours in its."""
+    """Capabilities that DSPy's adapters query, and the translation of records and errors between
+    DSPy's terms and ours.
+    """
 
     supports_function_calling = supports_reasoning = supports_response_schema = True
     supported_params = frozenset((
@@ -55,7 +59,7 @@ class _Dialect:
         self._dialect = lm15.OpenAIChatLM(api_key="none is sent", compat="sglang", adaptations="refuse")
 
     def fields(self, request: lm15.Request) -> dict[str, Json]:
-        """Fields of a chat completion."""
+        """Returns a request as fields of a chat completion."""
         written = json.loads(self._dialect.build_request(request, stream=False).body or b"{}")
         return {name: value for name, value in written.items() if name != "model"}
 
@@ -65,7 +69,7 @@ class _Dialect:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Raises our errors as DSPy's, which decides by them whether to try again."""
+        """Raises our errors as DSPy's, by which DSPy decides whether to retry."""
         try:
             yield
         except protocol.SglError as error:
@@ -74,7 +78,9 @@ class _Dialect:
 
 
 class DspyEngine(_Dialect):
-    """Engine of `dspy.LM`, for calls that wait. Closing it leaves the engine open, which is its owner's."""
+    """Engine of `dspy.LM` for blocking calls. Closing it leaves our engine open, which belongs to
+    its owner.
+    """
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         with self.errors():

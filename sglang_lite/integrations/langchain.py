@@ -32,10 +32,10 @@ class ChatSglangLite(BaseChatModel):
 
     Args:
         engine: the engine, which stays open.
-        temperature, max_tokens, stop, timeout: defaults of calls; without them the engine's.
-        streaming: whether `invoke` streams, for callbacks that want the text while it arrives.
-        fields: further fields of each chat completion, such as `seed` or `response_format`; docs/server.md lists them.
-            A call's own keywords take precedence.
+        temperature, max_tokens, stop, timeout: defaults of calls; None for the engine's defaults.
+        streaming: whether `invoke` streams, for callbacks that want the text as it arrives.
+        fields: further fields of each chat completion, such as `seed` or `response_format`;
+            docs/server.md lists them. A call's own keywords take precedence.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,))
@@ -64,7 +64,9 @@ class ChatSglangLite(BaseChatModel):
         return {"model": self.model, **self._asked([], None, {})}
 
     def _asked(self, messages: list[BaseMessage], stop: list[str] | None, given: dict[str, Json]) -> dict[str, Json]:
-        """Fields of a call. What only LangChain's callbacks and tracer read (`run_manager`, `ls_…`) is left out."""
+        """Returns the fields of a call. Leaves out what only LangChain's callbacks and tracer read
+        (`run_manager`, `ls_…`).
+        """
         own = {"temperature": self.temperature, "max_tokens": self.max_tokens, "stop": stop or self.stop or None}
         asked = {"timeout": self.timeout, **self.fields, **{k: v for k, v in own.items() if v is not None}, **given}
         asked["messages"] = convert_to_openai_messages(messages)
@@ -103,7 +105,9 @@ class ChatSglangLite(BaseChatModel):
         return ChatGenerationChunk(message=message)
 
     def _last(self, answer: ChatAnswer) -> AIMessageChunk:
-        """Last chunk of a message: its end, log-probabilities, and tokens used."""
+        """Returns the last chunk of a message: its finish reason, log-probabilities, and the number
+        of tokens used.
+        """
         metadata: dict[str, Json] = {"finish_reason": answer.finish, "model_name": self.model}
         if answer.logprobs is not None:
             metadata["logprobs"] = {"content": answer.logprobs}
@@ -129,9 +133,9 @@ class ChatSglangLite(BaseChatModel):
         self, schema: dict[str, Json] | type, *, include_raw: bool = False, method: str = "function_calling",
         strict: bool | None = None, **kwargs: Json,
     ) -> Runnable[LanguageModelInput, Any]:  # fmt: skip
-        """Runnable whose output is a value of a schema, by `method`: a call of a tool ("function_calling"), an answer
-        that fits the schema ("json_schema"), or JSON whose form the prompt asks for ("json_mode").
-        Calls and answers fit the schema also without `strict`.
+        """Returns a runnable whose output is a value of a schema. `method` is "function_calling"
+        for a tool call, "json_schema" for an answer that fits the schema, or "json_mode" for JSON
+        whose form the prompt describes. Calls and answers fit the schema even without `strict`.
 
         Raises:
             ParameterError: `method` is none of these.
@@ -157,8 +161,10 @@ class ChatSglangLite(BaseChatModel):
 
 
 def runnable(program: SglFunction) -> Runnable[dict[str, Json], UserValue]:
-    """A program as a runnable of its arguments by name, whose output is what the program returns, or else its finished
-    state. `batch` and `abatch` run it once for each input; equal beginnings are computed once."""
+    """Wraps a program as a runnable that takes its arguments by name. Its output is what the
+    program returns, or else its finished state. `batch` and `abatch` run it once for each input;
+    equal beginnings are computed once.
+    """
 
     def output(state: Any) -> Any:
         state.sync()

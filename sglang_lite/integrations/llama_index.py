@@ -1,4 +1,4 @@
-"""LlamaIndex: an LLM that calls functions. Needs the package llama-index-core."""
+"""LlamaIndex: a function-calling LLM. Needs the package llama-index-core."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ from sglang_lite.protocol.anything import Json
 
 
 class SglangLite(FunctionCallingLLM):
-    """LLM of LlamaIndex that an engine of this process runs. Tool calls and structured predictions fit their schemas.
+    """LLM of LlamaIndex that an engine of this process runs. Tool calls and structured predictions
+    fit their schemas.
 
     Args:
         engine: the engine, which stays open.
-        max_tokens: most tokens of an answer; None for all that fit.
-        fields: further fields of each chat completion, such as `temperature`; docs/server.md lists them. A call's own
-            keywords take precedence.
+        max_tokens: maximum number of tokens of an answer; None for as many as fit.
+        fields: further fields of each chat completion, such as `temperature`; docs/server.md lists
+            them. A call's own keywords take precedence.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", ignored_types=(cached_property,))
@@ -141,7 +142,7 @@ class SglangLite(FunctionCallingLLM):
 
 
 def _message(message: ChatMessage) -> dict[str, Json]:
-    """Message of a chat completion."""
+    """Converts a message to that of a chat completion."""
     parts: list[dict[str, Json]] = []
     calls = []
     for block in message.blocks:
@@ -175,7 +176,9 @@ def _response(answer: ChatAnswer) -> ChatResponse:
 
 
 def _partial(event: ChatEvent, text: str) -> ChatResponse:
-    """Response of a stream: all text so far, and what is new; the last one has the calls."""
+    """Converts an event to a response of a stream, with all text so far and the new part. The last
+    response has the calls.
+    """
     if isinstance(event, ChatAnswer):
         return _response(event).model_copy(update={"delta": ""})
     new = {"thinking_delta": event.reasoning} if event.reasoning else {}

@@ -1,8 +1,9 @@
-"""Model of lm-evaluation-harness. `python -m sglang_lite.integrations.lm_eval` is its command, `lm_eval`, which knows
-this model by the name `sglang_lite`.
+"""Model of lm-evaluation-harness. `python -m sglang_lite.integrations.lm_eval` runs its command,
+`lm_eval`, with this model registered as `sglang_lite`.
 
-A continuation's last token is read from the distribution behind everything before it. So continuations that differ in
-that token alone are one request, and all others share what the prefix cache has of their contexts.
+A continuation's last token is read from the distribution after everything before it. So
+continuations that differ only in that token are one request, and all others share whatever the
+prefix cache holds of their contexts.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ class SglangLiteLM(TemplateLM):
     """Model of lm-evaluation-harness that an engine of this process runs.
 
     Args:
-        pretrained: the model: a name, folder or file, as of `Engine`. Or an engine, which stays open.
-        batch_size: 1 or "auto", lm_eval's defaults: the engine makes its batches itself.
+        pretrained: the model: a name, folder or file, as for `Engine`. Or an engine, which stays
+            open.
+        batch_size: 1 or "auto", lm_eval's defaults: the engine forms its own batches.
         max_batch_size: None; the engine's `max_running_requests` limits how many run at once.
-        device: device of the engine, such as "cpu"; lm_eval's default, "cuda:0", leaves the choice to the engine. None
-            with an engine, which has its own.
-        max_gen_toks: most tokens of an answer for which the task sets no limit.
+        device: device of the engine, such as "cpu"; lm_eval's default, "cuda:0", leaves the choice
+            to the engine. None with an engine, which has its own.
+        max_gen_toks: maximum number of tokens of an answer if the task sets no limit.
         **config: settings of the engine (`dtype`, `device` …).
 
     Raises:
-        ParameterError: a setting is unknown or invalid, or is one of lm_eval's that this model does not have.
+        ParameterError: a setting is unknown or invalid, or is one of lm_eval's that this model does
+            not have.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class SglangLiteLM(TemplateLM):
         max_batch_size: int | None = None,
         device: str | None = None,
         max_gen_toks: int = 256,
-        **config: Any,  # as of Engine
+        **config: Any,  # as for Engine
     ) -> None:
         super().__init__()
         if batch_size not in (1, "1", "auto") or max_batch_size is not None:
@@ -81,7 +84,9 @@ class SglangLiteLM(TemplateLM):
         return self._named("bos_token", self.eot_token_id)
 
     def _named(self, name: str, other: int) -> int:
-        """Id of a special token of the tokenizer, or the other one if it has none of that name."""
+        """Returns the id of a special token of the tokenizer, or `other` if it has none of that
+        name.
+        """
         text = self.engine.tokenizer.special_tokens.get(name)
         return other if text is None else self.engine.tokenizer.encode(text, first=False)[0]
 
@@ -131,14 +136,16 @@ class SglangLiteLM(TemplateLM):
                     found.update((index, _score(scored, prompt, requests[index][2])) for index in group)
                     shown.update(len(group))
         for index, (texts, _context, _continuation) in enumerate(requests):
-            if texts is not None:  # of a whole text, `loglikelihood_rolling` keeps the sum
+            if texts is not None:  # for a whole text, `loglikelihood_rolling` stores the sum
                 self.cache_hook.add_partial("loglikelihood", texts, found[index])
         return [found[index] for index in range(len(requests))]
 
     def _scored(
         self, requests: Sequence[_Pair], prompts: Sequence[tuple[int, ...]], members: Sequence[Sequence[int]]
     ) -> list[Answer]:
-        """Answers with the log-probabilities of all tokens of the continuations."""
+        """Returns the engine's answers to prompts, with the log-probabilities of all tokens of
+        their continuations.
+        """
         lengths = [max(len(requests[index][2]) for index in group) - 1 for group in members]
         return self.engine.generate(
             input_ids=[list(prompt) for prompt in prompts],
@@ -182,7 +189,7 @@ class SglangLiteLM(TemplateLM):
         return texts
 
     def _asked(self, context: str, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
-        """Prompt and sampling parameters of a request."""
+        """Returns the prompt and sampling parameters of a request."""
         given: dict[str, Any] = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         if (wanted := given["max_gen_toks"]) >= self.max_length:
             raise ParameterError(
@@ -196,13 +203,14 @@ class SglangLiteLM(TemplateLM):
 
 
 def _score(answer: Answer, prompt: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-    """Log-probability of a continuation, and whether each of its tokens is the likeliest one.
+    """Returns the log-probability of a continuation, and whether each of its tokens is the
+    likeliest one.
 
     Args:
-        answer: what the engine tells of the prompt and of the token behind it.
-        prompt: all tokens but the continuation's last one.
+        answer: the engine's answer for the prompt and the token after it.
+        prompt: all tokens except the continuation's last one.
     """
-    meta: Any = answer["meta_info"]  # whose entries are there, as they were asked for
+    meta: Any = answer["meta_info"]  # has these entries, since they were requested
     before = len(continuation) - 1
     entries = meta["input_token_logprobs"][-before:] if before else []
     tops = meta["input_top_logprobs"][-before:] if before else []

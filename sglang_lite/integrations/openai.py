@@ -1,5 +1,6 @@
-"""Client of the package openai whose requests an engine of this process answers: no server, no port. For libraries that
-take such a client. Needs the package openai."""
+"""Client of the package openai whose requests an engine of this process answers, without a server
+or a port. For libraries that take such a client. Needs the package openai.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.server.errors import NotFoundError, content_of, status_of
 from sglang_lite.server.openai.chat_answer import delta_of
 
-BASE_URL = "http://engine/v1"  # nothing is sent there
+BASE_URL = "http://engine/v1"  # placeholder: nothing is sent there
 
 
 def async_client(engine: Engine) -> AsyncOpenAI:
-    """Client whose chat completions the engine answers. Other calls raise openai.NotFoundError; faults in a request
-    raise what they would with a server.
+    """Returns a client whose chat completions the engine answers. Other calls raise
+    openai.NotFoundError. Invalid requests raise the same errors as with a server.
 
     Args:
         engine: the engine, which stays open.
@@ -88,7 +89,7 @@ class _Chunks(httpx2.AsyncByteStream):
         yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is read right now, and ends with its reader
+        with contextlib.suppress(RuntimeError):  # it is being read, and ends with its reader
             await self._events.aclose()
 
     def _chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON

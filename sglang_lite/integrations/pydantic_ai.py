@@ -1,5 +1,6 @@
-"""Pydantic AI: a model. Needs the package pydantic-ai-slim[openai], whose reader and writer of chat completions it
-uses."""
+"""Model for Pydantic AI. Needs the package pydantic-ai-slim[openai], whose reader and writer of
+chat completions it uses.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pydantic_ai.settings import ModelSettings
 from sglang_lite.engine.engine import Engine
 from sglang_lite.integrations.openai import async_client
 
-# Output types become constraints, also beside tools.
+# Output types become constraints, even together with tools.
 _PROFILE = OpenAIModelProfile(
     supports_json_schema_output=True,
     supports_json_object_output=True,
@@ -25,7 +26,7 @@ class SglangLiteModel(OpenAIChatModel):
 
     Args:
         engine: the engine, which stays open.
-        settings: settings of calls that the agent sets none for.
+        settings: default settings of calls, which the agent can override.
     """
 
     def __init__(self, engine: Engine, *, settings: ModelSettings | None = None) -> None:

@@ -1,4 +1,6 @@
-"""Runs of a program as rollouts: what slime.py and verl.py, which give them to those trainers, have in common."""
+"""Runs of a program as rollouts: common code of slime.py and verl.py, which pass them to those
+trainers.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from sglang_lite.lang.trace import Trace
 from sglang_lite.protocol import Generation, TokenSequence
 from sglang_lite.protocol.anything import UserValue
 
-# Those that change no token of a run; an answer's stop string is one of its tokens in any case.
+# Parameters that change no token of a run. An answer's stop string is among its tokens in any case.
 _WITHOUT_EFFECT = ("logprobs", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
 
 
 class Rollouts:
-    """Runs of a program on servers that answer to SGLang's `/generate`.
+    """Runs of a program on servers that speak SGLang's `/generate`.
 
     Args:
         program: the program. A number that it returns is the reward.
@@ -29,16 +31,17 @@ class Rollouts:
     async def run(
         self, url: str, columns: Mapping[str, UserValue], sampling: Mapping[str, UserValue]
     ) -> tuple[ProgramState, list[TokenSequence]]:
-        """Runs the program. Returns its state, and the sequences of its branches and samples, without the answers that
-        it has rejected.
+        """Runs the program. Returns its state, and the sequences of its branches and samples,
+        except answers that it rejected.
 
         Args:
             url: address of the server.
             columns: values of a row; the program's arguments are those of the same names.
-            sampling: the trainer's sampling parameters, for generations that set none themselves.
+            sampling: the trainer's sampling parameters, for generations that don't set their own.
 
         Raises:
-            ParameterError: the row lacks an argument, or a sampling parameter is unknown or invalid.
+            ParameterError: the row lacks an argument, or a sampling parameter is unknown or
+                invalid.
         """
         server = self._servers.get(url) or self._servers.setdefault(url, RuntimeEndpoint(url))
         arguments = {name: columns[name] for name in self._program.signature.parameters if name in columns}
@@ -55,21 +58,25 @@ class Rollouts:
 
 
 def reward_of(state: ProgramState) -> float | None:
-    """Number that the program of a run has returned; None if it returned something else."""
+    """Returns the number that the program of a run returned, or None if it returned something else.
+    """
     value = state.ret_value
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def behind_prompt(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:
-    """Ids behind the tokens before the first generation, 1 for each that the model drew and 0 for others, and their
-    log-probabilities, 0.0 for others."""
+    """Returns the ids after the prompt of the first generation, a mask with 1 for each id that the
+    model drew and 0 for others, and their log-probabilities (0.0 for others).
+    """
     start = sequence.prompt_len
     mask = list(map(int, sequence.loss_mask[start:]))
     return list(sequence.ids[start:]), mask, [each or 0.0 for each in sequence.logprobs[start:]]
 
 
 def response_of(trace: Trace, sequence: TokenSequence) -> str:
-    """Text of a run from a sequence's first generation to its last, without what marks turns."""
+    """Returns the text of a run from a sequence's first generation to its last, without markers of
+    turns.
+    """
     first, last = sequence.spans[0], sequence.spans[-1]
     if first.sample:
         answers = (

@@ -1,5 +1,8 @@
-"""Rollouts of slime that are runs of a program: `--custom-generate-function-path` names what `generate_function` makes.
-slime is not needed to import this."""
+"""Rollouts of slime that are runs of a program: pass the result of `generate_function` to slime
+with `--custom-generate-function-path`.
+
+slime is not needed to import this.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,25 @@ from sglang_lite.lang.function import SglFunction
 from sglang_lite.protocol import CapabilityError, TokenSequence
 from sglang_lite.protocol.anything import Foreign, UserValue
 
-_STATUS = {"length": "TRUNCATED", "abort": "ABORTED"}  # slime's names of reasons why a generation ended
+_STATUS = {"length": "TRUNCATED", "abort": "ABORTED"}  # slime's status by finish reason
 
 
 _Generate: TypeAlias = Callable[[Foreign, Foreign, Mapping[str, UserValue]], Awaitable[Foreign]]
 
 
 def generate_function(program: SglFunction) -> _Generate:
-    """Function with the interface of slime's `generate(args, sample, sampling_params)`: it runs a program on the server
-    or gateway at `args.sglang_router_ip` and `args.sglang_router_port`.
+    """Returns a function with the interface of slime's `generate(args, sample, sampling_params)`
+    that runs a program on the server or gateway at `args.sglang_router_ip` and
+    `args.sglang_router_port`.
 
     Args:
-        program: the program. Its arguments are a sample's `prompt` and `label`, and entries of its `metadata`, by these
-            names. A number that it returns is the reward.
+        program: the program. Its arguments are a sample's `prompt` and `label`, and entries of its
+            `metadata`, by those names. A number that it returns is the reward.
 
     Returns:
-        A coroutine function that fills slime's sample in and returns it, as aborted if all answers were rejected; a
-        list of samples, copies of it, for a run of several branches or samples.
+        A coroutine function that fills in slime's sample and returns it, marked as aborted if all
+        answers were rejected; a list of samples, copies of it, for a run of several branches or
+        samples.
     """
     rollouts = Rollouts(program)
 

@@ -1,4 +1,4 @@
-"""Rollouts of verl that are runs of a program: an agent loop. Needs the package verl."""
+"""Rollouts of verl that are runs of a program, as an agent loop. Needs the package verl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sglang_lite.protocol.anything import Foreign, UserValue
 
 
 class ProgramAgentLoop(AgentLoopBase):
-    """Agent loop that runs a program on a server. verl makes it, from an entry of its `agent_loop_config_path`:
+    """Agent loop that runs a program on a server. verl creates it from an entry of its
+    `agent_loop_config_path`:
 
         - name: guess
           _target_: sglang_lite.integrations.verl.ProgramAgentLoop
@@ -23,13 +24,13 @@ class ProgramAgentLoop(AgentLoopBase):
           url: http://127.0.0.1:30000
 
     Args:
-        program: import path of the program. Its arguments are columns of the row by these names, such as `raw_prompt`,
-            the conversation. A number that it returns is the reward.
+        program: import path of the program. Its arguments are the row's columns of the same names,
+            such as `raw_prompt`, the conversation. A number that it returns is the reward.
         url: address of the server, which the trainer sends its weights to.
-        **verl: verl's own.
+        **verl: arguments of verl's own base class.
 
     Raises:
-        ParameterError: `program` leads to no program.
+        ParameterError: `program` is not the path of a program.
     """
 
     def __init__(self, *, program: str, url: str, **verl: Foreign) -> None:
@@ -45,7 +46,8 @@ class ProgramAgentLoop(AgentLoopBase):
         """Runs the program for a row.
 
         Raises:
-            CapabilityError: the run has several branches or samples, and verl takes one sequence of a row.
+            CapabilityError: the run has several branches or samples, but verl takes one sequence
+                per row.
         """
         started = time.monotonic()
         state, sequences = await self._rollouts.run(self._url, columns, sampling_params)
@@ -65,5 +67,7 @@ class ProgramAgentLoop(AgentLoopBase):
 
 @lru_cache
 def _rollouts(program: SglFunction) -> Rollouts:
-    """Rollouts of a program, with their connections: verl makes an agent loop for each row."""
+    """Returns the rollouts of a program, which keep their connections: verl creates an agent loop
+    for each row.
+    """
     return Rollouts(program)

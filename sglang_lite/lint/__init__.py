@@ -1,5 +1,7 @@
-"""`sglang-lite lint`: faults of programs, the prompt prefixes that their runs share, and changes that would make them
-share more. Depends on the language, and on the runtime for a model's tokenizer."""
+"""`sglang-lite lint`: reports faults of programs, the prompt prefixes that their runs share, and
+changes that would let them share more. Depends on the language, and on the runtime for a model's
+tokenizer.
+"""
 
 from sglang_lite.lint.linting import lint
 from sglang_lite.lint.report import LintReport

@@ -15,7 +15,8 @@ from sglang_lite.protocol.anything import Json
 
 
 def load(file: Path) -> ModuleType:
-    """Module of a Python file, executed as `import` would: code under `if __name__ == "__main__":` does not run.
+    """Loads the module of a Python file. Like `import`, does not run code under `if __name__ ==
+    "__main__":`.
 
     Raises:
         ParameterError: the file does not exist, or its code fails.
@@ -47,7 +48,7 @@ def load(file: Path) -> ModuleType:
 
 
 def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFunction]:
-    """Programs that a module defines, by name.
+    """Returns the programs that a module defines, by name.
 
     Args:
         function: name of the only program to return, or None for all.
@@ -69,7 +70,7 @@ def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFuncti
 
 
 def rows_in(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
-    """Rows of a JSON Lines file, one object a line. Blank lines are skipped.
+    """Reads the rows of a JSON Lines file, one object per line. Blank lines are skipped.
 
     Args:
         flag: flag that named the file, for errors.
@@ -102,10 +103,10 @@ def rows_in(file: Path, flag: str = "--data") -> list[dict[str, Json]]:
 def fitting(
     program: SglFunction, rows: list[dict[str, Json]], file: Path | None, flag: str = "--data"
 ) -> list[dict[str, Json]]:
-    """Arguments of each run, including those given by `bind` and the defaults.
+    """Returns the arguments of each run, including those given by `bind` and the defaults.
 
     Args:
-        file: file of the rows, or None if there is none and the only row is of the command line.
+        file: file of the rows, or None if the only row comes from the command line.
         flag: flag that gave the rows, for errors.
 
     Raises:
@@ -133,7 +134,7 @@ def fitting(
 
 
 def _flags(program: SglFunction) -> str:
-    """Advice to give the arguments that a program needs on the command line."""
+    """Returns advice on how to give the arguments that a program needs on the command line."""
     needed = [
         f"--arg {p.name}=…" for p in program.signature.parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -142,5 +143,5 @@ def _flags(program: SglFunction) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Message of an error on a single line."""
+    """Returns the message of an error on a single line."""
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Linting of a file: its programs are traced and checked, and the tokens of their prompts are counted."""
+"""Lints a file: traces and checks its programs, and counts the tokens of their prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sglang_lite.text.tool_formats import family_of
 if TYPE_CHECKING:
     from sglang_lite.runtime.loading.model_files import ModelFiles
 
-MAX_WAYS = 64  # maximum number of ways that are followed through a body
+MAX_WAYS = 64  # maximum number of paths to follow through a body
 
 
 def lint(
@@ -44,16 +44,18 @@ def lint(
     fail_under: float | None = None,
     prices: Prices | None = None,
 ) -> list[LintReport]:
-    """Reports on the programs of a file, whose code is executed as by `import`.
+    """Checks the programs of a file, whose code is executed as by `import`, and returns a report on
+    each.
 
     Args:
         file: Python file with the programs.
         function: name of the only program to check, or None for all.
-        data: JSON Lines file with arguments, one object a line; requires a single program. None for no rows.
-        model: name or path of the model that the programs are for, whose tokens are counted. Defaults to the default
-            model, if it has been fetched, for the tokens alone.
-        fail_under: minimum percentage of prompt tokens, over the rows, that the cache has to serve; None for no
-            minimum.
+        data: JSON Lines file with arguments, one object per line; requires a single program. None
+            for no rows.
+        model: name or path of the model that the programs are for, whose tokens are counted.
+            Defaults to the default model, if it has been fetched, but only for counting tokens.
+        fail_under: minimum percentage of prompt tokens, over the rows, that the cache must serve;
+            None for no minimum.
         prices: prices of prompt tokens, for costs in the report.
 
     Raises:
@@ -91,7 +93,7 @@ def lint(
 
 
 def _tools(graph: Graph, backend: Backend) -> Iterator[Finding]:
-    """Yields findings for tools that the model's chat template has no place for."""
+    """Yields findings for tools for which the model's chat template has no place."""
     template = backend.get_chat_template()
     if not isinstance(template, JinjaTemplate) or shows_tools(template, family_of(template.source)):
         return
@@ -120,11 +122,13 @@ def _control_tokens(
 
 
 def _media(graph: Graph, kinds: Container[MediaKind] | None) -> Iterator[Finding]:
-    """Yields findings for images, videos and sounds that the model does not take. `kinds` is None if any may be."""
+    """Yields findings for images, videos and sounds that the model does not accept. `kinds` is None
+    if all are accepted.
+    """
     for node in graph.nodes:
         if kinds is None or not isinstance(node.node, Picture) or node.node.medium in kinds:
             continue
-        if node.node.medium == "video" and "image" in kinds:  # it is shown the frames
+        if node.node.medium == "video" and "image" in kinds:  # the model is shown the frames
             continue
         yield Finding(
             "refused", f"the model of --model takes no {MEDIA_NAMES[node.node.medium]}.", node.where,
@@ -137,7 +141,7 @@ def _line(finding: Finding) -> int:
 
 
 def _files(model: str | None) -> tuple[ModelFiles | None, str]:
-    """Files of a model and "", or None and the reason why tokens can't be counted."""
+    """Returns the files of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.host.installed import check_installed
     from sglang_lite.runtime.models.aliases import ALIASES
@@ -160,7 +164,7 @@ def _files_at(path: Path) -> ModelFiles:
 
 
 def _template(counter: TokenCounter | None) -> Template | None:
-    """Chat template of the tokenizer's model, or None if it has none."""
+    """Returns the chat template of the tokenizer's model, or None if it has none."""
     source = getattr(counter, "chat_template", None)
     return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
 
@@ -200,7 +204,7 @@ def _report(
 
 
 def _second_graph(graph: Graph) -> Graph:
-    """Graph of a second run: texts that change with every run are the other ones."""
+    """Builds the graph of a second run, with different texts where texts change with every run."""
     nodes = list(graph.nodes)
     for change in graph.changes:
         text = msgspec.structs.replace(nodes[change.node].node, text=change.second)
@@ -209,7 +213,9 @@ def _second_graph(graph: Graph) -> Graph:
 
 
 def _graph(program: SglFunction, arguments: dict[str, Any], backend: Backend, max_ways: int) -> tuple[Graph, list[str]]:
-    """Graph of a program, as far as it can be followed, and notes on what was not followed."""
+    """Traces a program into a graph as far as possible. Also returns notes on what was not
+    followed.
+    """
     state = explored(program, arguments, backend, max_ways)
     errors = [path.error for path in state.paths if path.error is not None]
     limits = dict.fromkeys(one_line(error) for error in errors if is_limit(error))
@@ -229,6 +235,7 @@ def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
 
 
 def dropped(program: SglFunction) -> Iterator[Finding]:
-    """Yields a finding for each statement of the body that only makes an expression."""
+    """Yields a finding for each statement of the body that creates an expression without adding it.
+    """
     for part in dropped_parts(program.func):
         yield Finding("not-added", part.problem, part.where, part.cure)

@@ -16,7 +16,7 @@ Format: TypeAlias = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of a million prompt tokens.
+    """Prices of one million prompt tokens.
 
     Attributes:
         computed: price of tokens that the cache does not serve, or None to report no costs.
@@ -49,7 +49,7 @@ class LintReport:
 
 
 def written(reports: Sequence[LintReport], form: Format) -> str:
-    """Reports in a format, as text that ends with a line end."""
+    """Formats reports as text or JSON. The result ends with a line end."""
     if form == "text":
         return "\n".join(line for report in reports for line in _lines(report)) + "\n"
     return json.dumps({"programs": [_data(report) for report in reports]}, indent=2, ensure_ascii=False) + "\n"

@@ -1,7 +1,8 @@
-"""Second trace of a program, in another process and at another time: text that differs there differs from run to run.
+"""Traces a program a second time, in another process and at another time: text that differs there
+differs from run to run.
 
-The other process has another hash seed, so that sets have another order, and its clocks are 400 days ahead, so that
-dates differ.
+The other process has another hash seed, so sets have another order, and its clocks are 400 days
+ahead, so dates differ.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ _COMMAND: Final = "import sys; from sglang_lite.lint.second_trace import main; m
 
 
 def backend_with(template: Template | None) -> NoBackend:
-    """Backend for tracing with a chat template, or with ChatML if `template` is None."""
+    """Creates a backend for tracing with a chat template, or with ChatML if `template` is None."""
     return NoBackend(None if template is None else JinjaTemplate(*template))
 
 
 def traced_later(
     file: Path, arguments: Mapping[str, Mapping[str, Json]], template: Template | None
 ) -> dict[str, Graph]:
-    """Graphs of programs as traced by another process, by name; an empty mapping if that process fails.
+    """Runs a trace of programs in another process and returns their graphs by name. Returns an
+    empty mapping if that process fails.
 
     Args:
         file: Python file with the programs.
@@ -60,7 +62,7 @@ def traced_later(
 
 
 def main(file: str, folder: str) -> None:
-    """Entry point of the other process: traces the programs, and writes a graph to a file for each."""
+    """Runs the other process: traces the programs and writes the graph of each to a file."""
     from sglang_lite.lint.files import load, programs_in
 
     _put_clocks_ahead()
@@ -74,7 +76,9 @@ def main(file: str, folder: str) -> None:
 
 
 def _put_clocks_ahead() -> None:
-    """Moves the clocks of `time` and `datetime` ahead, in this process, for modules that import them from here on."""
+    """Moves the clocks of `time` and `datetime` ahead in this process, for modules that import them
+    from here on.
+    """
 
     class Datetime(datetime.datetime):
         @classmethod
@@ -105,5 +109,5 @@ def _put_clocks_ahead() -> None:
 
 
 def _of_now(function: Callable[[float], Any]) -> Callable[..., Any]:
-    """Function of a time whose argument defaults to the moved clock's time."""
+    """Wraps a function of a time so that its argument defaults to the moved clock's time."""
     return lambda at=None: function(time.time() if at is None else at)

@@ -1,5 +1,6 @@
-"""Prefixes that the runs of a program share, the places where they end, and moves of text that would make them
-longer."""
+"""Prefixes that the runs of a program share, where they end, and moves of text that would make them
+longer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
 from sglang_lite.program.prefixes import PrefixTree, TokenCounter, common_length, prefix_tree
 from sglang_lite.protocol import Location
 
-MIN_GAIN: Final = 32  # minimum number of tokens that a move must save in each run
+MIN_GAIN: Final = 32  # minimum number of tokens that a move must save per run
 MAX_ROWS: Final = 200  # maximum number of rows that moves are computed for
 
 
@@ -34,12 +35,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move of shared text to before text that differs from run to run.
+    """Move of shared text ahead of text that differs from run to run.
 
     Attributes:
-        where: location of the text that is to be moved.
+        where: location of the text to move.
         line, above: line numbers in the user's file: of the text, and of its new place.
-        tokens: additional number of shared tokens for each run but the first.
+        tokens: additional number of shared tokens for each run except the first.
         less: fraction of the computed tokens that is saved, or None if it depends on the rows.
     """
 
@@ -55,7 +56,9 @@ class Move:
 
 
 def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
-    """Node at which runs begin to differ before their first generation, or None if they don't."""
+    """Finds the node at which runs begin to differ before their first generation. Returns None if
+    they don't.
+    """
     starts = [list(_start(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
     same = min(common_length(texts[0], text) for text in texts)
@@ -87,7 +90,7 @@ class _Line:
 
     Attributes:
         number: line number.
-        indices: indices of the texts in the way.
+        indices: indices of the texts in the path.
         differs: True if the text differs from run to run.
     """
 
@@ -97,8 +100,8 @@ class _Line:
 
 
 def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool) -> list[Move]:
-    """Moves that are possible (text that all runs share, behind text that they don't share, in the same turn) and save
-    enough tokens.
+    """Finds moves that are possible (text that all runs share, after text that they don't share, in
+    the same turn) and save enough tokens.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.
@@ -166,7 +169,7 @@ def _is_plain(nodes: Sequence[GraphNode], indices: Sequence[int], i: int) -> boo
 
 
 def _elsewhere(nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: set[int]) -> bool:
-    """Returns True if a line has other nodes than these texts: the line can't be moved as a whole then."""
+    """Returns True if a line has nodes other than these texts, and so can't be moved as a whole."""
     first = nodes[line_indices[0]]
     return any(
         node.line == first.line and node.path == first.path and at not in inside for at, node in enumerate(nodes)
@@ -174,7 +177,7 @@ def _elsewhere(nodes: Sequence[GraphNode], line_indices: Sequence[int], inside: 
 
 
 def _differs(column: Sequence[GraphNode]) -> bool:
-    """Returns True if a text differs from run to run. An open value is one that does."""
+    """Returns True if a text differs from run to run. An open value does."""
     return isinstance(column[0].node, Value) or len({getattr(node.node, "text", "") for node in column}) > 1
 
 
@@ -207,7 +210,7 @@ class Sharing:
 
 
 def sharing(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool) -> Sharing:
-    """Prefixes that the runs of these graphs share.
+    """Computes the prefixes that the runs of these graphs share.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.

@@ -1,1 +1,1 @@
-"""HTML pages that show runs: of traces, the playground, and a server."""
+"""HTML pages that show runs: those of traces, the playground, and a server."""

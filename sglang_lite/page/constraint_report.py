@@ -24,7 +24,8 @@ _KINDS: Final[Mapping[str, Callable[[str], Constraint]]] = {
 
 
 def constraint_of(typed: ConstraintText) -> Constraint:
-    """Constraint that a text is. Raises ParameterError or ConstraintError if it is none."""
+    """Parses the text of a constraint. Raises ParameterError or ConstraintError if it is invalid.
+    """
     kind = _KINDS.get(typed.kind)
     if kind is None:
         raise ParameterError("kind", f"{typed.kind!r:.60} is not one of {', '.join(_KINDS)}.")
@@ -32,7 +33,9 @@ def constraint_of(typed: ConstraintText) -> Constraint:
 
 
 def report(typed: ConstraintText) -> dict[str, object]:
-    """Report on a constraint: what is refused, what is only checked in the finished value, and an example."""
+    """Describes how a constraint is enforced: what is refused, what is only checked in the finished
+    value, and an example.
+    """
     try:
         found = grammar.check(constraint_of(typed))
     except SglError as error:

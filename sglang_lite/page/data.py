@@ -1,4 +1,4 @@
-"""Runs as pages show them: records of their traces as the data that page.js reads."""
+"""Data of runs for pages: converts the records of their traces to what page.js reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHY: Final = {
 
 
 def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
-    """Run as the page's script reads it."""
+    """Converts a run to the data that the page's script reads."""
     return {
         "title": title_of(nodes),
         "backend": encodable(f"{head.backend} {head.model}"),
@@ -40,13 +40,15 @@ def run_data(head: TraceHead, nodes: Sequence[TraceNode]) -> dict[str, object]:
 
 
 def title_of(nodes: Sequence[TraceNode]) -> str:
-    """Program and file of a run, as far as they are known."""
+    """Returns the program and file of a run, as far as they are known."""
     place = next((node.where for node in nodes if node.where is not None), None)
     return "A run" if place is None else printable(f"{place[2]} ({Path(place[0]).name})")
 
 
 def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
-    """Usage of all nodes, including those that failed or were rolled back; `total_s` is the duration of the run."""
+    """Sums the usage of all nodes, including those that failed or were rolled back. `total_s` is
+    the duration of the run.
+    """
     usages = [result.usage for node in nodes for result in node.results]
     failed = [answer.usage for node in nodes for attempt in node.attempts for answer in attempt.answers]
     thrown_away = sum(node.thrown_away for node in nodes)
@@ -55,7 +57,7 @@ def usage_of(head: TraceHead, nodes: Sequence[TraceNode]) -> Usage:
 
 
 def totals(head: TraceHead, nodes: Sequence[TraceNode]) -> list[tuple[str, str]]:
-    """Numbers of the whole run, by name."""
+    """Returns the numbers of the whole run, by name."""
     usage, branches = usage_of(head, nodes), len({node.path for node in nodes})
     counts = {
         "nodes": len(nodes), "branches": branches, "prompt tokens": usage.prompt_tokens,
@@ -110,7 +112,7 @@ def _finish(generation: Generation) -> str:
 
 
 def _cost(result: Generation | Selection | None) -> float | None:
-    """Cost in dollars, or None if the backend does not report it."""
+    """Returns the cost in dollars, or None if the backend does not report it."""
     cost = None if result is None else result.meta.get("cost")
     return cost if isinstance(cost, int | float) else None
 
@@ -137,8 +139,8 @@ def _choices(results: Sequence[Generation | Selection]) -> list[tuple[str, float
 
 
 def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Tokens, each with its id, and with its text, log-probabilities (drawn from, the model's own, of all allowed
-    tokens) and alternatives as far as they are known.
+    """Returns the tokens with their ids and, as far as they are known, their texts,
+    log-probabilities (as drawn, the model's own, and of all allowed tokens) and alternatives.
 
     Args:
         texts: texts of the tokens; empty if they are not known.
@@ -160,8 +162,9 @@ def _tokens(generation: Generation, texts: Sequence[str]) -> list[dict[str, Any]
 
 
 def _sure(generation: Generation) -> dict[str, float] | None:
-    """Log-probability of the text under its constraint, and of what the constraint allowed in the model itself; None
-    if the tokens have no scores."""
+    """Returns the log-probability of the text under its constraint, and that of everything the
+    constraint allowed under the model. Returns None if the tokens have no scores.
+    """
     scores = generation.scores
     if scores is None or None in scores.logprobs:
         return None
@@ -170,5 +173,5 @@ def _sure(generation: Generation) -> dict[str, float] | None:
 
 
 def encodable(text: str) -> str:
-    """Text without lone surrogates, which can't be encoded."""
+    """Replaces lone surrogates in a text, which can't be encoded."""
     return text.encode("utf-8", "replace").decode()

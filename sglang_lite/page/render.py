@@ -1,7 +1,8 @@
-"""HTML pages that show runs: one file each, with nothing from elsewhere.
+"""HTML pages that show runs: one self-contained file each.
 
-Texts are data in a page: they are in a block of JSON that is not executed, and the script makes text nodes of them. The
-Content-Security-Policy allows only the page's own script and style, by hash.
+Texts are data in a page: they are in a block of JSON that is not executed, and the script turns
+them into text nodes. The Content-Security-Policy allows only the page's own script and style, by
+hash.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined
 
 
 def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None = None) -> str:
-    """Complete HTML page.
+    """Renders a complete HTML page.
 
     Args:
-        runs: at most two runs, which are shown beside each other, as page.js reads them.
-        edited_by: name of a panel above the runs, with files NAME.html and NAME.js here; None for none. Its script may
-            send requests to where the page comes from.
+        runs: at most two runs, shown side by side, in the form that page.js reads.
+        edited_by: name of a panel above the runs, with files NAME.html and NAME.js here; None for
+            none. Its script may send requests to the page's origin.
     """
     panel = "" if edited_by is None else resource(f"{edited_by}.html")
     style, script = resource("origins.css") + resource("page.css"), resource("page.js")
@@ -45,14 +46,14 @@ def page(title: str, runs: Sequence[Mapping[str, object]], edited_by: str | None
 
 
 def _embedded(data: object) -> str:
-    """JSON for an HTML script block: contains no `<`, which could end the block."""
+    """Encodes JSON for an HTML script block. It contains no `<`, which could end the block."""
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 @cache
 def resource(name: str) -> str:
-    """Text of a file beside this one."""
+    """Reads the text of a file in this folder."""
     return files("sglang_lite.page").joinpath(name).read_text(encoding="utf-8")
 
 

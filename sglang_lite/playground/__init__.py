@@ -1,1 +1,1 @@
-"""`sglang-lite playground`: a page that changes the texts of a program and runs it."""
+"""`sglang-lite playground`: a page that edits the texts of a program and runs it."""

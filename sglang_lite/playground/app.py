@@ -1,4 +1,5 @@
-"""The playground's web application, for this machine alone: its page, and what the page asks for."""
+"""The playground's web application, only for this machine: its page, and the requests of the page.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ _Body = TypeVar("_Body", RunRequest, RerunRequest, ConstraintText)
 
 
 def application(playground: Playground, token: str, port: int) -> Starlette:
-    """ASGI application of a playground.
+    """Builds the ASGI application of a playground.
 
     Args:
-        token: what the address of the page, and each of its requests, must have.
-        port: port that it is served at. Requests by other names than the loopback's are refused, so that no web page
-            can reach it by a name that leads here.
+        token: secret that the address of the page and each of its requests must contain.
+        port: port on which it is served. Requests under names other than the loopback's are
+            refused, so no web page can reach it through a name that resolves to this machine.
     """
     hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
 
@@ -91,7 +92,7 @@ def serve(playground: Playground, listening: socket.socket, announce: Callable[[
 
     Args:
         listening: socket bound to the loopback.
-        announce: function that is called with a line that has the address of the page.
+        announce: function that is called with a line that contains the address of the page.
     """
     port, token = listening.getsockname()[1], secrets.token_urlsafe(16)
     server = uvicorn.Server(uvicorn.Config(application(playground, token, port), log_level="warning", access_log=False))

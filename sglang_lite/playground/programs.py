@@ -1,4 +1,4 @@
-"""Programs of a file, run with changed texts, and what the page shows of their runs."""
+"""Programs of a file, run with edited texts, and the data that the page shows about their runs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from sglang_lite.playground.source_texts import edited, texts_of
 from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
-_RUNS: Final = 20  # number of runs that can be run again; older ones are forgotten
+_RUNS: Final = 20  # number of runs that can be rerun; older ones are forgotten
 _TIMEOUT_S: Final = 120.0
 
 
 class RunRequest(msgspec.Struct):
-    """Run that the page asks for.
+    """Run that the page requests.
 
     Attributes:
-        version: version of the file that the page shows, as of `described`.
+        version: version of the file that the page shows, as in `describe_programs`.
         program: name of the program.
-        arguments: its arguments, as typed.
-        edits: new texts, by their place.
-        seed: seed of the draws; None for another one each time.
+        arguments: arguments of the program, as typed.
+        edits: new texts, by their indices.
+        seed: seed of the run; None for a new one each time.
     """
 
     version: str
@@ -50,12 +50,12 @@ class RunRequest(msgspec.Struct):
 
 
 class RerunRequest(msgspec.Struct):
-    """Run that is run again from a node on.
+    """Rerun of a run from a node on.
 
     Attributes:
         run: number of the run.
         at: variable of the node.
-        value: text of the new answer; None to ask again.
+        value: text of the new answer; None to generate a new one.
     """
 
     run: int
@@ -64,7 +64,7 @@ class RerunRequest(msgspec.Struct):
 
 
 class _ChangedError(ParameterError):
-    """The page shows texts of another version of the file."""
+    """Error: the page shows the texts of another version of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class _Loaded:
 
 
 class Playground:
-    """Programs of a file. The file is loaded again when it has changed.
+    """Programs of a file. The file is reloaded when it has changed.
 
     Args:
         file: Python file.
         function: name of the only program to show; None for all.
-        backend: backend of the runs; None for the one that the file has set, or the default.
+        backend: backend of the runs; None for the one that the file sets, or the default.
     """
 
     def __init__(self, file: Path, function: str | None = None, backend: BackendLike | None = None) -> None:
@@ -88,18 +88,21 @@ class Playground:
         self._loaded: _Loaded | None = None
         self._runs: dict[int, ProgramState] = {}
         self._last = 0
-        self._lock = threading.Lock()  # one run at a time: they share the file's names
+        self._lock = threading.Lock()  # one run at a time, since they share the file's names
 
     def prepare(self) -> None:
-        """Starts what a run needs, so that the first one waits less; texts are shown meanwhile. Errors are those of the
-        first run."""
+        """Prepares what a run needs, so that the first run starts sooner. Texts are shown
+        meanwhile. Errors are left to the first run.
+        """
         with contextlib.suppress(Exception):
             with self._lock:
                 self._load()
             backend_for(self._backend)
 
     def described(self) -> dict[str, object]:
-        """Programs with their parameters, and the texts that can be changed; or the `error` of loading the file."""
+        """Describes the programs with their parameters, and the texts that can be edited. If the
+        file can't be loaded, returns the `error`.
+        """
         try:
             with self._lock:
                 loaded = self._load()
@@ -117,11 +120,11 @@ class Playground:
         }  # fmt: skip
 
     def run(self, asked: RunRequest) -> dict[str, object]:
-        """Runs a program. Its `error` says what failed, and on which line."""
+        """Runs a program. The result's `error` says what failed, and on which line."""
         return self._shown(lambda: self._run(asked))
 
     def rerun(self, changed: RerunRequest) -> dict[str, object]:
-        """Runs a program again, with another answer of one of its nodes."""
+        """Reruns a program with another answer for one of its nodes."""
 
         def again() -> ProgramState:
             earlier = self._runs.get(changed.run)
@@ -146,17 +149,17 @@ class Playground:
         told: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 5, "return_text_in_logprobs": True}
         options = {**arguments, **(told if takes is None or told.keys() <= takes else {})}
         run: Callable[..., ProgramState] = found.run
-        # A streamed run returns its state at once, so that what a failed body has played is shown, too.
+        # A streamed run returns its state immediately, so the part that a failed body has played is also shown.
         return run(backend=backend, seed=asked.seed, timeout=_TIMEOUT_S, stream=True, **options)
 
     def _shown(self, run: Callable[[], ProgramState]) -> dict[str, object]:
-        """Number and data of a run, as the page shows it, and its error or None."""
+        """Executes a run and returns its number and data for the page, and its error or None."""
         began = time.perf_counter()
         with self._lock:
             try:
                 state = run()
                 error = state.error()
-            except Exception as failure:  # of the user's program, too
+            except Exception as failure:  # also those of the user's program
                 return {"error": self._told(failure), "changed": isinstance(failure, _ChangedError)}
             self._last += 1
             self._runs[self._last] = state
@@ -179,7 +182,9 @@ class Playground:
         return self._loaded
 
     def _told(self, error: BaseException) -> dict[str, object]:
-        """Message of an error, and the line of the file where it happened, with its number."""
+        """Returns the message of an error, and the line of the file where it happened, with its
+        number.
+        """
         text = str(error) if isinstance(error, SglError) else f"{type(error).__name__}: {error}"
         line = self._line(error)
         code = "" if line is None else linecache.getline(str(self._file.resolve()), line).rstrip("\n")
@@ -201,7 +206,9 @@ class Playground:
 
 
 def _parameters(program: SglFunction) -> list[dict[str, str]]:
-    """Parameters of a program, each with its default or what `bind` has given, as it would be typed."""
+    """Returns the parameters of a program, each with its default or the value given by `bind`, as
+    it would be typed.
+    """
     found = []
     for each in program.signature.parameters.values():
         default = program.bind_arguments.get(each.name, each.default)

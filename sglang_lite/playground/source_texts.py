@@ -1,7 +1,7 @@
-"""Prompts and constraints in the source of a program, as texts that can be changed.
+"""Prompts and constraints in the source of a program, as texts that can be edited.
 
-Nothing that is typed becomes Python: the text of a string is replaced in the syntax tree, and the expressions of an
-f-string stay those that it has.
+Nothing that is typed becomes Python: the text of a string is replaced in the syntax tree, and an
+f-string keeps its expressions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CONSTRAINTS: Final = ("json_schema", "type", "regex", "ebnf")
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """Text in a program's source that can be changed.
+    """Text in a program's source that can be edited.
 
     Attributes:
         kind: "prompt", or the kind of a constraint: "json_schema", "regex" or "ebnf".
-        line: its line in the file.
-        program: name of the program that it is in; "" outside of all.
+        line: line of the text in the file.
+        program: name of the program that contains it; "" if none does.
         text: the text. The expressions of an f-string are in braces; a schema is JSON.
-        change: replaces the text in the tree. Raises ParameterError if it can't be read.
+        change: replaces the text in the tree. Raises ParameterError if the new text is invalid.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class _Finder(ast.NodeVisitor):
     """Finds the texts of a tree, in reading order.
 
     Args:
-        values: values of the file's names, for schemas that it names.
+        values: values of the file's names, for schemas that are referred to by name.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -129,7 +129,9 @@ class _Finder(ast.NodeVisitor):
 
 
 def _template(node: ast.JoinedStr) -> tuple[str, Callable[[str], None]]:
-    """Text of an f-string with its expressions in braces, and what replaces it."""
+    """Returns the text of an f-string with its expressions in braces, and a function that replaces
+    it.
+    """
     parts = {}
     text = ""
     for part in node.values:
@@ -149,7 +151,9 @@ def _template(node: ast.JoinedStr) -> tuple[str, Callable[[str], None]]:
 
 
 def _schema_of(kind: Any) -> str | None:
-    """Schema of a Python type whose values are objects or lists; None for other values."""
+    """Returns the schema of a Python type whose values are objects or lists, or None for other
+    values.
+    """
     try:
         constraint = as_constraint(kind)
     except SglError:
@@ -168,7 +172,7 @@ def _constrain(keyword: ast.keyword, kind: str, text: str) -> None:
 
 
 def texts_of(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceText]]:
-    """Tree of a file's source, and its texts."""
+    """Parses a file's source and finds its texts. Returns the tree and the texts."""
     tree, finder = ast.parse(source), _Finder(vars(module))
     for statement in tree.body:
         finder.visit(statement)
@@ -176,21 +180,21 @@ def texts_of(source: str, module: ModuleType) -> tuple[ast.Module, list[SourceTe
 
 
 def edited(source: str, module: ModuleType, edits: Mapping[int, str]) -> dict[str, object]:
-    """Names of a module as they are with other texts: its programs are made again, and the names outside of them that a
-    text gets to. The module itself stays as it is.
+    """Returns the names of a module with edited texts: its programs are created again, and so are
+    other names that an edited text affects. The module itself stays unchanged.
 
     Args:
-        edits: new texts, by their place.
+        edits: new texts, by their indices.
 
     Raises:
-        ParameterError: a text can't be read.
+        ParameterError: a text is invalid.
     """
     tree, found = texts_of(source, module)
     lines = set()
     for place, text in edits.items():
         if not 0 <= place < len(found):
             raise ParameterError("edits", f"there is no text {place}.", hint="Reload the page.")
-        if text != encodable(found[place].text):  # as the page had it
+        if text != encodable(found[place].text):  # the page shows it like this
             found[place].change(text)
             lines.add(found[place].line)
     names: dict[str, object] = dict(vars(module))

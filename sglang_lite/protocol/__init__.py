@@ -1,6 +1,8 @@
-"""The only contract between the language and the backends that run it: plain frozen records, and this package's errors.
+"""The only contract between the language and the backends that run it: plain frozen records, and
+this package's errors.
 
-Contains only data: nothing here depends on how prompts are rendered, how models are run or how programs are written.
+Contains only data: nothing here depends on how prompts are rendered, models are run or
+programs are written.
 """
 
 from sglang_lite.errors import (

@@ -1,10 +1,10 @@
-"""Aliases of Any for values whose type a signature can't specify, each with the reason."""
+"""Aliases of Any for values whose type a signature can't specify, each with a reason."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-# A JSON value as parsers return it: code that checks it anyway would have to narrow any other type at every step.
+# A JSON value as parsers return it. With any other type, code that checks it anyway would narrow at every step.
 Json: TypeAlias = Any
 
 # A value of the user's program: an argument, a result, an option that is passed on. The user chooses its type.

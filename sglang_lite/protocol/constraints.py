@@ -28,8 +28,9 @@ def _must_be_constraint(record: Record, name: str, value: object) -> None:
 
 
 def _make_tuple(record: Record, name: str, kind: type) -> None:
-    """Replaces a list or tuple in a field by a tuple, which can be hashed. Raises ConstraintError if the field is
-    neither or has an item of another type than `kind`."""
+    """Replaces a list or tuple in a field with a tuple, which can be hashed. Raises ConstraintError
+    if the field is neither, or has an item that is not of type `kind`.
+    """
     value = getattr(record, name)
     if not isinstance(value, list | tuple) or not all(isinstance(each, kind) for each in value):
         raise ConstraintError(
@@ -45,7 +46,9 @@ def _make_constraints(record: Record, name: str) -> None:
 
 
 class Regex(Variant, frozen=True):
-    """Text that `pattern` matches from the first to the last character. docs/constraints.md describes the dialect."""
+    """Text that `pattern` matches from the first to the last character. docs/constraints.md
+    describes the dialect.
+    """
 
     pattern: str
 
@@ -58,18 +61,23 @@ class JsonSchema(Variant, frozen=True):
 
     Attributes:
         schema: JSON text of a schema of draft 2020-12 or an older draft.
-        enforce: "strict" refuses a schema with a keyword that can't be enforced; "best_effort" leaves these keywords to
-            the check of the finished value, which is always made. Inside another constraint nothing makes that check,
-            so it refuses them there, too; "unchecked" leaves them, and references without a target, to whoever reads
-            the value.
+        enforce: "strict" rejects a schema with a keyword that can't be enforced.
+            "best_effort" leaves such keywords to the check of the finished value, which
+            always happens; inside another constraint there is no such check, so it rejects
+            them there too. "unchecked" leaves them, and references without a target, to the
+            reader of the value.
         format: "assert" enforces known formats, "annotate" ignores all formats.
-        separators: separators between items and after names in generated text, as for json.dumps.
-        whitespace: whitespace in generated text: "json" for that of `separators`, "compact" for none, "free" for any
-            that JSON allows; or a regex of the whitespace inside brackets and braces and around commas and colons.
-        order: order of members in generated text: "schema" for the schema's order, "any" for any order.
-        integers: form of integers: "whole" has no fraction; "decimal" may have a fraction of zeros.
-        sets: JSON Pointers of arrays that represent sets: repeated items are valid, but are not generated if masks can
-            prevent them.
+        separators: separators between items and after names in generated text, as for
+            json.dumps.
+        whitespace: whitespace in generated text: "json" for that of `separators`, "compact"
+            for none, "free" for any that JSON allows; or a regex for the whitespace inside
+            brackets and braces and around commas and colons.
+        order: order of members in generated text: "schema" for the schema's order, "any" for
+            any order.
+        integers: form of integers: "whole" has no fraction; "decimal" may have a fraction of
+            zeros.
+        sets: JSON Pointers of arrays that represent sets. Repeated items are valid, but are
+            not generated if masks can prevent them.
     """
 
     schema: str
@@ -107,16 +115,16 @@ class JsonSchema(Variant, frozen=True):
 
 
 class Tags(Record, frozen=True):
-    """Tags between which a family of models writes the values of an object, one member after another: strings verbatim,
-    other values as JSON.
+    """Tags between which some model families write the values of an object, one member after
+    another: strings verbatim, other values as JSON.
 
     Attributes:
-        before, after: text before and after a value; `{name}` in it stands for the member's name, `{type}` for the name
-            of the value's type in `types`.
-        mark: beginning of the text after a value; strings can't contain it.
+        before, after: text before and after a value. In it, `{name}` stands for the member's
+            name and `{type}` for the name of the value's type in `types`.
+        mark: beginning of the text after a value. Strings can't contain it.
         types: names of the types null, boolean, number, string, array and object.
-        item: text before and after each item of an array, or None. With it, values inside arrays and objects are
-            written between tags, too.
+        item: text before and after each item of an array, or None. If set, values inside
+            arrays and objects are also written between tags.
     """
 
     before: str
@@ -127,8 +135,9 @@ class Tags(Record, frozen=True):
 
 
 class TaggedObject(Variant, frozen=True):
-    """Text of one JSON object that is valid under `schema`, with its members written between tags. Members that the
-    schema does not list are not allowed."""
+    """Text of one JSON object valid under `schema`, with its members written between tags. Members
+    that the schema does not list are not allowed.
+    """
 
     schema: JsonSchema
     tags: Tags
@@ -139,8 +148,8 @@ class TaggedObject(Variant, frozen=True):
 
 
 class Number(Variant, frozen=True):
-    """Number in free text. It ends where the model continues with anything else, which is not part of the text. Digits
-    may be grouped in threes by commas.
+    """A number in free text. It ends before the first character that can't continue it; that
+    character is not part of the text. Digits may be grouped in threes by commas.
 
     Attributes:
         kind: "integer", or "float" for a number that may have a fraction and an exponent.
@@ -154,7 +163,7 @@ class Number(Variant, frozen=True):
 
 
 class Choices(Variant, frozen=True):
-    """Text that is exactly one of `options`, which may be given as any iterable of strings."""
+    """Text that is exactly one of `options`, given as any iterable of strings."""
 
     options: tuple[str, ...]
 
@@ -167,8 +176,9 @@ class Choices(Variant, frozen=True):
 
 
 class Ebnf(Variant, frozen=True):
-    """Text in the language of a grammar in llama.cpp's GBNF. The rule `root`, or else the first rule, is the whole
-    text."""
+    """Text in the language of a grammar in llama.cpp's GBNF. The rule `root`, or the first rule if
+    there is none of that name, is the whole text.
+    """
 
     grammar: str
 
@@ -198,12 +208,12 @@ class Tag(Record, frozen=True):
 
 
 class StructuralTag(Variant, frozen=True):
-    """Free text with tagged parts: if a trigger occurs in it, one of the tags has to follow from there.
+    """Free text with tagged parts. Where a trigger occurs, one of the tags must follow.
 
     Attributes:
         tags: allowed tags; the beginning of each starts with a trigger.
         triggers: strings that start a tag.
-        at_least_one: whether the text has to contain a tag.
+        at_least_one: whether the text must contain a tag.
         stop_after_first: whether the text ends after the first tag.
         excludes: strings that free text can't contain.
     """
@@ -239,8 +249,9 @@ class OneOf(Variant, frozen=True):
 
 
 class Repeated(Variant, frozen=True):
-    """Concatenation of at least `least` and at most `most` texts of the constraint `item`; `most` is None for no
-    limit."""
+    """Concatenation of `least` to `most` texts of the constraint `item`. If `most` is None, there
+    is no upper limit.
+    """
 
     item: Constraint
     least: int = 0
@@ -255,13 +266,14 @@ class Repeated(Variant, frozen=True):
 
 
 class Continuation(Variant, frozen=True):
-    """Text that continues `text` in a constraint over several nodes. Can't be part of another constraint.
+    """Text that continues `text` in a constraint over several nodes. Can't be part of another
+    constraint.
 
     Attributes:
         whole: constraint on `text`, this generation and the text after it together.
         text: text before this generation.
-        part: additional constraint on this generation alone; `whole` may then be completed later. None if this
-            generation completes `whole`.
+        part: additional constraint on this generation only; `whole` may then be completed
+            later. None if this generation completes `whole`.
     """
 
     whole: Constraint

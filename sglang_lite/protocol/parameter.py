@@ -1,4 +1,6 @@
-"""Record of a sampling parameter, a row of the table in sampling.py, and the checks of its values."""
+"""Definition of a sampling parameter (a row of the table in sampling.py), and the checks of its
+values.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +23,32 @@ class Unset(enum.Enum):
     def __repr__(self) -> str:
         return "UNSET"
 
-    __hash__ = object.__hash__  # faster than Enum's, which is Python: most parameters are UNSET
+    __hash__ = object.__hash__  # faster than Enum's, which is written in Python; most parameters are UNSET
 
 
 UNSET: Final = Unset.UNSET
 
 
 class Deferred:
-    """Base of symbols: placeholders in a trace for values that only a run knows. They are not checked."""
+    """Base of symbols: placeholders in a trace for values that are only known during a run. They
+    are not checked.
+    """
 
     __slots__ = ()
 
 
 def check_known(name: str, *values: object) -> None:
-    """Raises TraceError if one of the values is a symbol, where a trace would need the value itself."""
+    """Raises TraceError if one of the values is a symbol and a trace would need the value itself.
+    """
     for value in values:
         if isinstance(value, Deferred):
             raise TraceError(f"{name} is {value!r:.60}, which only a run knows.", hint="Trace it with arguments.")
 
 
-# A budget is a number of tokens, or text, which records have as a tuple of one: seconds ("30s"), or a share of
+# A budget is a number of tokens, or text, stored in records as a one-tuple: seconds ("30s"), or a share of
 # `max_tokens` ("50%").
 Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases", "order", "budget"]
-# Where top-p counts if top-k applies, too: in the mass of all tokens, or in the mass of those that top-k has left.
+# If top-k also applies: whether top-p refers to the mass of all tokens, or of those that top-k has kept.
 SamplingOrder: TypeAlias = Literal["joint", "sequential"]
 # Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks:
 # SGLang's blocking hooks of a backend, and `gen` by position. sampling_params: a key of the dictionary for
@@ -56,7 +61,8 @@ _INT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Range of numbers from `low` to `high`, where None is no bound; `above` excludes `low` itself."""
+    """Range of numbers from `low` to `high`; None means unbounded. `above` excludes `low` itself.
+    """
 
     low: float | None = None
     high: float | None = None
@@ -81,16 +87,19 @@ class Parameter:
     Attributes:
         name: name in `gen` and in SamplingParams.
         kind: kind of its values.
-        default: default of an engine of this process, or None if it has none. Remote models have their provider's.
+        default: default of an in-process engine, or None if it has none. Remote models have
+            their provider's.
         text: description for docstrings and docs/sampling.md.
-        range: range of a number, or of the numbers in a list, for all backends. Checked when a SamplingParams is made.
-        engine_range: narrower range that an engine of this process accepts, or None. Checked by the engine.
+        range: range of a number, or of the numbers in a list, for all backends. Checked when
+            a SamplingParams is created.
+        engine_range: narrower range that an in-process engine accepts, or None. Checked by
+            the engine.
         max_entries: maximum number of entries that an engine accepts in a list, or None.
         hint: hint for a value outside the engine's range.
         alias: SGLang's name, if it differs.
         places: places where the parameter can be given.
-        effect_in: files of the package that read it and make its effect. tests/effects hides the value from each of
-            them in turn, and the effect must be gone.
+        effect_in: files of the package that read it and implement its effect. tests/effects
+            hides the value from each of them in turn and checks that the effect disappears.
     """
 
     name: str
@@ -113,7 +122,9 @@ class Parameter:
 
     @property
     def limits(self) -> str:
-        """Range in words, the engine's if it is narrower in practice; empty if the parameter has no range."""
+        """The range in words, or the engine's if that is narrower in practice. Empty if the
+        parameter has no range.
+        """
         if self.kind == "token ids":
             return ""
         inner = self.engine_range
@@ -128,9 +139,10 @@ class Parameter:
         return self.text + (f" ({'; '.join(facts)})." if facts else ".")
 
     def read(self, value: Any) -> Any:  # any value that a user gives
-        """Converts a user's value to the form that SamplingParams has: a single string or any iterable to a tuple, a
-        mapping of biases to pairs, numbers of other packages to Python's. Returns other values unchanged, for `check`
-        to refuse."""
+        """Converts a user's value to the form used in SamplingParams: a single string or any
+        iterable to a tuple, a mapping of biases to pairs, numbers of other packages to Python's.
+        Returns other values unchanged, for `check` to reject.
+        """
         if self.kind == "strings":
             if isinstance(value, str):
                 return (value,)
@@ -184,11 +196,12 @@ class Parameter:
                 self._number(entry[0], "int")
                 _finite(self.name, entry[1])
 
-    def check_engine(self, value: Any) -> None:  # of the type that `kind` names
-        """Checks a value, which has passed `check`, against the limits of an engine of this process.
+    def check_engine(self, value: Any) -> None:  # a value of this parameter's kind
+        """Checks a value that has passed `check` against the limits of an in-process engine.
 
         Raises:
-            ParameterError: an engine of this process does not accept the value, although another backend may.
+            ParameterError: an in-process engine does not accept the value, although another
+                backend may.
         """
         if isinstance(value, Deferred):
             raise ParameterError(self.name, f"{value!r} is only known when the program runs.")
@@ -227,7 +240,7 @@ _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of 
 
 
 def _hint_without_quotes(name: str, value: Any) -> str:
-    """Hint for a number that was given as text, or ""."""
+    """Returns a hint for a number that was given as text, or ""."""
     text = value.strip() if isinstance(value, str) else ""
     return f"Write it without quotes: {name}={text}." if _NUMBER.fullmatch(text) else ""
 
@@ -235,17 +248,21 @@ def _hint_without_quotes(name: str, value: Any) -> str:
 def _finite(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ParameterError(name, f"{shown(value)} is not a number.")
-    if not -sys.float_info.max <= value <= sys.float_info.max:  # false for NaN, too
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # also false for NaN
         raise ParameterError(name, f"{shown(value)} is not a finite number.")
 
 
 def _whole(value: Any) -> Any:
-    """Converts an integer of another package (numpy, torch) to `int`; returns other values unchanged."""
+    """Converts an integer of another package (numpy, torch) to `int`. Returns other values
+    unchanged.
+    """
     return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
 
 
 def _real(value: Any) -> Any:
-    """Converts a number to `float`; returns other values, and numbers that are too large, unchanged."""
+    """Converts a number to `float`. Returns other values, and numbers that are too large,
+    unchanged.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     try:
@@ -255,6 +272,8 @@ def _real(value: Any) -> Any:
 
 
 def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Entry of `logit_bias` as a pair of numbers. Token ids may be strings, as they are keys of an object in JSON."""
+    """Converts an entry of `logit_bias` to a pair of numbers. Token ids may be strings, because
+    they are object keys in JSON.
+    """
     token, bias = entry
     return int(token) if isinstance(token, str) and token.isdecimal() else _whole(token), _real(bias)

@@ -10,13 +10,15 @@ MediaKind: TypeAlias = Literal["image", "video", "audio"]
 
 
 class Span(Record, frozen=True):
-    """Part of a prompt's text. Neighbouring spans without ids are tokenised as one text.
+    """Part of a prompt's text. Adjacent spans without ids are tokenised as one text.
 
     Attributes:
         text: text of the span.
-        ids: token ids that are final, as a model wrote them, and never retokenised; None for other text.
-        special: whether the name of a special token in the text is that token. False for text of users and tools: it is
-            tokenised as ordinary characters, also if it forms a special token's name together with adjacent text.
+        ids: final token ids, as a model wrote them, which are never retokenised; None for
+            other text.
+        special: whether the name of a special token in the text stands for that token. False
+            for text of users and tools: it is tokenised as ordinary characters, even if it
+            forms a special token's name together with adjacent text.
     """
 
     text: str
@@ -25,15 +27,18 @@ class Span(Record, frozen=True):
 
 
 def is_placeholder(span: Span) -> bool:
-    """True if a span stands for an image: it has no ids at all, and maybe a text, for those who are sent text."""
+    """Returns True if a span stands for an image. Its ids are an empty tuple; it may have a text
+    for backends that read text.
+    """
     return span.ids == ()
 
 
 class Media(Record, frozen=True):
-    """Image, video or sound: encoded bytes and their media type (`image/png`, `video/mp4` …), or a URL without bytes.
+    """An image, video or sound: encoded bytes and their media type (`image/png`, `video/mp4` …), or
+    a URL without bytes.
 
     Attributes:
-        frames: number of frames that a model is shown of a video; 0 for as many as its family takes.
+        frames: number of frames of a video shown to the model; 0 for its family's default.
     """
 
     data: bytes = b""
@@ -43,36 +48,37 @@ class Media(Record, frozen=True):
 
     @property
     def kind(self) -> MediaKind:
-        """Kind of medium, which its type tells; "image" without a type."""
+        """Kind of medium, according to its type; "image" without a type."""
         if self.media_type.startswith("video/"):
             return "video"
         return "audio" if self.media_type.startswith("audio/") else "image"
 
     @property
     def address(self) -> str:
-        """Address on the web, from which the bytes are to be fetched; "" if there is none."""
+        """Web address from which to fetch the bytes, or "" if there is none."""
         return self.url if self.url[:8].lower().startswith(("http://", "https://")) else ""
 
 
 class Message(Record, frozen=True):
-    """Finished turn of a conversation. Each content item is text or an image."""
+    """A finished turn of a conversation. Each content item is text or media."""
 
     role: str
     content: tuple[str | Media, ...]
 
     @property
     def text(self) -> str:
-        """Text of the turn, without its images."""
+        """Text of the turn, without its media."""
         return "".join([part for part in self.content if isinstance(part, str)])
 
 
 class PromptTools(Record, frozen=True):
-    """Tools that a model is shown, because its answer may call them.
+    """Tools shown to a model, because its answer may call them.
 
     Attributes:
-        shown: JSON texts of the tools, as chat templates and chat APIs take them.
-        family: format in which the model writes calls (a name of text.tool_formats), or None for one JSON object.
-        parallel: whether several tools may be called at once.
+        shown: JSON texts of the tools, in the form that chat templates and chat APIs take.
+        family: format in which the model writes calls (a name of text.tool_formats), or None
+            for one JSON object.
+        parallel: whether several tools may be called in one answer.
     """
 
     shown: tuple[str, ...]
@@ -81,18 +87,19 @@ class PromptTools(Record, frozen=True):
 
 
 class Prompt(Record, frozen=True):
-    """Prompt that a backend continues.
+    """A prompt for a backend to continue.
 
     Attributes:
-        spans: parts of the rendered text, in order; their concatenated texts are the whole prompt.
+        spans: parts of the rendered text, in order; their concatenated texts are the whole
+            prompt.
         messages: finished turns, for chat APIs.
         role: role of the open turn, or None if no turn is open.
         partial: text already written in the open turn.
         images: images in the order of their placeholders in the text: see `is_placeholder`.
-        shared: numbers of leading messages that other prompts of the program are known to share, at forks and before
-            user turns; the likeliest first.
-        tools: tools to show the model, which the spans don't; None for none. A backend that renders no conversation
-            itself calls `lang.backend.tool_prompt.with_tools`.
+        shared: numbers of leading messages that other prompts of the program are known to
+            share, at forks and before user turns, likeliest first.
+        tools: tools to show the model that the spans don't contain; None for none. A backend
+            that renders no conversation itself calls `lang.backend.tool_prompt.with_tools`.
     """
 
     spans: tuple[Span, ...]

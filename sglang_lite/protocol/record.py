@@ -8,12 +8,15 @@ import msgspec
 class Record(
     msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True
 ):
-    """Frozen record, which `sglang_lite.wire` encodes and decodes.
+    """Frozen record, encoded and decoded by `sglang_lite.wire`.
 
-    Records are made of data and of records that existed before them, so no cycle leads through one, and the garbage
-    collector need not visit them (`gc=False`). A record that holds an object which may lead back to it sets `gc=True`.
+    Records consist of data and of records created before them, so they can't be part of a
+    cycle and the garbage collector need not visit them (`gc=False`). A record that holds an
+    object which may lead back to it sets `gc=True`.
     """
 
 
 class Variant(Record, frozen=True, tag_field="kind"):
-    """Record that can be a member of a union: its encoded form contains the name of its class as `kind`."""
+    """Record that can be a member of a union. Its encoded form contains the name of its class as
+    `kind`.
+    """

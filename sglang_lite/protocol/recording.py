@@ -18,8 +18,8 @@ class RecordedTemplate(Record, frozen=True):
         name: name of the template.
         source: source of a Jinja template, or "" for a template with fixed texts.
         special_tokens: special tokens that a Jinja template uses, as (name, token).
-        turns: for each role, its name and the text before and after its turns.
-        default_system_prompt, stop_str, image_token: as in `ChatTemplate`.
+        turns: each role's name and the text before and after its turns.
+        default_system_prompt, stop_str, image_token: see `ChatTemplate`.
         llama2: whether the style of the `ChatTemplate` is LLAMA2.
     """
 
@@ -43,11 +43,15 @@ class RecordingHead(Record, frozen=True):
         template: chat template, or None if the backend has none.
         tool_family: name of the model's tool call format, or None.
         started: start of the recording, in seconds since 1970.
-        constraints: names of the kinds of constraint that the backend supports, on which some requests depend.
-        begun: treatment of a turn that already has text: "continued" by the model; "asked": shown to the model as its
-            own message with a request to continue; or "refused". None if the backend has no rules for turns.
-        begun_constrained: the same, for a turn with a constrained generation behind its beginning.
-        texts: whether the backend enforces grammars, so that a turn can be requested as one text.
+        constraints: names of the kinds of constraint that the backend supports. Some requests
+            depend on them.
+        begun: treatment of a turn that already has text: "continued" by the model; "asked":
+            shown to the model as a separate message with a request to continue; or "refused".
+            None if the backend has no rules for turns.
+        begun_constrained: the same for a turn whose beginning is followed by a constrained
+            generation.
+        texts: whether the backend enforces grammars, so that a turn can be requested as one
+            text.
     """
 
     backend: str
@@ -63,13 +67,15 @@ class RecordingHead(Record, frozen=True):
 
 
 class RecordedRequest(Record, frozen=True):
-    """Request to a backend.
+    """A request to a backend.
 
     Attributes:
-        prompt: prompt without token ids; images are digests of their bytes, or URLs without their queries.
-        params, constraint: parameters and constraint of a generation; of a selection, its `lora_path` alone.
+        prompt: prompt without token ids. Images are digests of their bytes, or URLs without
+            their queries.
+        params, constraint: parameters and constraint of a generation. For a selection,
+            `params` only has its `lora_path`.
         choices: choices of a selection; None for a generation.
-        unconditional: whether a selection's scores without the prompt were requested, too.
+        unconditional: whether a selection's scores without the prompt were also requested.
     """
 
     prompt: Prompt
@@ -80,20 +86,21 @@ class RecordedRequest(Record, frozen=True):
 
 
 class RecordedEvent(Record, frozen=True):
-    """Chunk of an answer, or a whole answer, received `at` seconds after the request."""
+    """A chunk of an answer, or a whole answer, received `at` seconds after the request."""
 
     at: float
     event: Delta | Generation | Selection
 
 
 class RecordedCall(Record, frozen=True):
-    """Request with its answer.
+    """A request with its answer.
 
     Attributes:
         number: number of the request, in the order of the requests.
         after: digest of the previous line.
         request: the request.
-        program, place, name: program of the node that made the request, the node's place in it, and its variable.
+        program, place, name: program of the node that made the request, the node's place in
+            it, and its variable.
         stream: whether deltas were requested.
         at: time of the request, in seconds after the start of the recording.
         events: parts of the answer, in order.

@@ -15,23 +15,25 @@ from sglang_lite.protocol.record import Record, Variant
 
 
 class Usage(Record, frozen=True):
-    """Cost of a node: numbers of tokens, and times in seconds, which are 0.0 if the backend does not report them.
+    """Cost of a node: numbers of tokens, and times in seconds, which are 0.0 if the backend does
+    not report them.
 
     Attributes:
         prompt_tokens: tokens of the prompt, including cached ones.
         cached_tokens: tokens of the prompt that were read from the cache.
         completion_tokens: generated tokens, including forced ones.
-        forced_tokens: generated tokens for which the grammar left no choice, and which needed no decoding step.
+        forced_tokens: generated tokens for which the grammar left no choice, so that they
+            needed no decoding step.
         queue_s: time from submission to the first computation.
         first_token_s: time from submission to the first token.
         total_s: time from submission to the end.
         reasoning_tokens: generated tokens of reasoning that is not part of the text.
         written_tokens: tokens of the prompt that were written to the provider's cache.
-        thrown_away_tokens: generated tokens of attempts that failed.
-        host_tokens, disk_tokens: cached tokens that a local engine had to copy from the host's memory, and to read from
-            files.
-        image_tokens, cached_image_tokens: tokens of the prompt that stand for images of a local engine, and those of
-            them that were read from the cache.
+        thrown_away_tokens: generated tokens of failed attempts.
+        host_tokens, disk_tokens: cached tokens that a local engine had to copy from the
+            host's memory or read from files.
+        image_tokens, cached_image_tokens: tokens of the prompt that stand for images of a
+            local engine, and how many of them were read from the cache.
     """
 
     prompt_tokens: int = 0
@@ -51,7 +53,7 @@ class Usage(Record, frozen=True):
 
     @property
     def image_counts(self) -> dict[str, int]:
-        """Numbers of images' tokens, by name; none of a prompt without images."""
+        """Numbers of images' tokens, by name. Empty for a prompt without images."""
         if not self.image_tokens:
             return {}
         return {"image_tokens": self.image_tokens, "cached_image_tokens": self.cached_image_tokens}
@@ -63,7 +65,7 @@ class Usage(Record, frozen=True):
         return facts("Usage", self._reported())
 
     def _reported(self) -> dict[str, str]:
-        """Numbers that are not 0, as text."""
+        """Returns the numbers that are not 0, as text."""
         return {
             name: f"{value:.4g}" if isinstance(value, float) else str(value)
             for name, value in msgspec.structs.asdict(self).items()
@@ -78,7 +80,8 @@ class TokenLogprob(Record, frozen=True):
         logprob: log-probability in nats, or None for the first token of the context.
         token_id: id of the token.
         text: text of the token, if it was requested.
-        top: most likely tokens at the position as (log-probability, id, text), the likeliest first, if requested.
+        top: most likely tokens at the position as (log-probability, id, text), likeliest
+            first, if requested.
         ids: requested tokens (`token_ids_logprob`) at the position, in the same form.
     """
 
@@ -90,14 +93,17 @@ class TokenLogprob(Record, frozen=True):
 
 
 class TokenScores(Record, frozen=True):
-    """Log-probabilities that the model itself gave the tokens of an output, before temperature, penalties, biases and
-    constraint, and what the constraint took.
+    """Log-probabilities that the model itself gave the tokens of an output, before temperature,
+    penalties, biases and constraint, and how much probability the constraint left.
 
     Attributes:
-        logprobs: log-probability of each token in nats; None for a token that was given, to continue an output.
-        allowed: log of the probability of all tokens that the constraint allowed in the token's place, 0.0 without a
-            constraint; None as above. `logprobs` minus `allowed` is the token's log-probability under the constraint.
-        ends: number of characters of the text up to the token's end, counting a character that it begins.
+        logprobs: log-probability of each token in nats; None for a token that was given, to
+            continue an output.
+        allowed: log of the total probability of the tokens that the constraint allowed at
+            that position: 0.0 without a constraint, None for a given token. `logprobs` minus
+            `allowed` is the token's log-probability under the constraint.
+        ends: number of characters of the text up to the token's end, counting a character
+            that it only begins.
     """
 
     logprobs: tuple[float | None, ...]
@@ -105,20 +111,20 @@ class TokenScores(Record, frozen=True):
     ends: tuple[int, ...]
 
     def as_meta(self) -> dict[str, list[float | None]]:
-        """Log-probabilities as fields of `meta_info`."""
+        """Returns the log-probabilities as fields of `meta_info`."""
         return {"output_model_logprobs": list(self.logprobs), "output_allowed_logprobs": list(self.allowed)}
 
 
-RecordName: TypeAlias = Literal["routed_experts", "hidden_states"]  # what an engine can record of each token
+RecordName: TypeAlias = Literal["routed_experts", "hidden_states"]  # data that an engine can record for each token
 
 
 class TokenArray(Record, frozen=True):
-    """Numbers of the first tokens of a sequence, as `numpy.asarray` reads them.
+    """Numbers for the first tokens of a sequence, readable by `numpy.asarray`.
 
     Attributes:
-        shape: sizes of its axes, of which the first is the number of tokens.
+        shape: sizes of its axes; the first is the number of tokens.
         dtype: type of the numbers.
-        data: the numbers, little-endian, the last axis first.
+        data: the numbers, little-endian, in row-major order.
     """
 
     shape: tuple[int, ...]
@@ -126,7 +132,7 @@ class TokenArray(Record, frozen=True):
     data: bytes
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:  # of numpy
+    def __array_interface__(self) -> dict[str, Any]:  # NumPy's array interface
         return {"shape": self.shape, "typestr": f"<{self.dtype[0]}4", "data": self.data, "version": 3}
 
     def __repr__(self) -> str:
@@ -134,8 +140,9 @@ class TokenArray(Record, frozen=True):
 
 
 class Delta(Variant, frozen=True):
-    """New text of a running generation, or new reasoning that a provider reports separately from the text. `index` is
-    the number of the sample."""
+    """New text of a running generation, or new reasoning that a provider reports separately from
+    the text. `index` is the number of the sample.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -145,29 +152,32 @@ class Delta(Variant, frozen=True):
 
 
 class Generation(Variant, frozen=True):
-    """Finished generation.
+    """A finished generation.
 
     Attributes:
         text: generated text, without the stop string.
         token_ids: ids of all generated tokens, including those of the stop.
-        spans: the text as spans with final token ids, as it continues a prompt.
-        finish_reason: "stop" (end of sequence, stop string or token, complete grammar), "length", or "abort" (of a
-            partial result: see RequestAbortedError).
-        matched: stop string, regex or token id that ended the generation; None at the end of the grammar or at
-            max_tokens.
+        spans: the text as spans with final token ids, for continuing a prompt.
+        finish_reason: "stop" (end of sequence, stop string or token, complete grammar),
+            "length", or "abort" (for a partial result: see RequestAbortedError).
+        matched: stop string, regex or token id that ended the generation; None at the end of
+            the grammar or at max_tokens.
         usage: numbers of tokens, and times.
         index: number of the sample, from 0.
-        output_logprobs, prompt_logprobs: log-probabilities, if they were requested. With max_tokens=0 and a request for
-            alternatives, `output_logprobs` has one entry, for the token that would follow.
+        output_logprobs, prompt_logprobs: log-probabilities, if they were requested. With
+            max_tokens=0 and a request for alternatives, `output_logprobs` has one entry, for
+            the token that would follow.
         meta: further metadata from the backend.
         reasoning: reasoning that the provider reports separately; None if it does not.
-        scores: what the model gave the tokens, if confidence was requested, or log-probabilities under a constraint.
+        scores: the model's own scores for the tokens, if confidence was requested, or
+            log-probabilities under a constraint.
         prompt_ids: ids of the prompt's tokens, if they were requested.
-        routed_experts: experts that each token of prompt and answer passed through, int32 [tokens, layers, experts of a
-            token], if they were requested. As the last token need not be computed, it has none, nor have those before
-            it that a grammar forced. 0 in layers without experts.
-        hidden_states: hidden states of the same tokens after the last norm, float32 [tokens, hidden size], if they were
-            requested.
+        routed_experts: experts that each token of the prompt and answer passed through, int32
+            [tokens, layers, experts per token], if they were requested. The last token need
+            not be computed, so it has none, nor have tokens right before it that a grammar
+            forced. 0 in layers without experts.
+        hidden_states: hidden states of the same tokens after the last norm, float32 [tokens,
+            hidden size], if they were requested.
     """
 
     text: str
@@ -188,7 +198,9 @@ class Generation(Variant, frozen=True):
 
     @property
     def shortened(self) -> tuple[str, ...]:
-        """JSON Pointers of what is missing in a constrained answer that a limit has cut; "" is the whole value."""
+        """JSON Pointers of the values missing from a constrained answer that a limit has cut; "" is
+        the whole value.
+        """
         return tuple(self.meta.get("shortened") or ())
 
     def __repr__(self) -> str:
@@ -207,8 +219,8 @@ class ChoiceScore(Record, frozen=True):
         text: text of the choice.
         token_ids: tokens that were scored.
         logprobs: log P(token | all tokens before), one for each token, in nats.
-        unconditional: the same without the prompt, with None for a token that nothing precedes; None if the method does
-            not use it.
+        unconditional: the same without the prompt, with None for a token without
+            predecessors. None if the method does not use it.
     """
 
     text: str
@@ -221,10 +233,11 @@ class Selection(Variant, frozen=True):
     """Scores of all choices of a selection.
 
     Attributes:
-        scores: score of each choice, in the order of the choices; empty if the backend only picks one.
+        scores: score of each choice, in the order of the choices; empty if the backend only
+            picks one.
         usage: numbers of tokens, and times.
-        picked: choice that the backend has picked; None if the method decides by the scores. In a finished run, the
-            decision.
+        picked: choice that the backend picked; None if the method decides by the scores. In a
+            finished run, the decision.
         meta: further metadata from the backend, and in a finished run from the method.
     """
 
@@ -249,8 +262,9 @@ class Selection(Variant, frozen=True):
 
     @property
     def probs(self) -> dict[str, float]:
-        """Probability of each choice: the softmax of the choices' summed log-probabilities. The decision may be another
-        than the largest: the default method, token_length_normalized, compares means per token.
+        """Probability of each choice: the softmax of the choices' summed log-probabilities. The
+        decision is not always the most probable choice: the default method,
+        token_length_normalized, compares means per token.
 
         Raises:
             CapabilityError: the backend reported no scores.
@@ -264,7 +278,7 @@ class Selection(Variant, frozen=True):
 
 
 class Failure(Variant, frozen=True, tag="Error"):
-    """Error as a record: members of all errors, then members that single classes add."""
+    """An error as a record: members of all errors, then members that individual classes add."""
 
     type: str
     message: str
@@ -282,14 +296,15 @@ class Failure(Variant, frozen=True, tag="Error"):
     max_tokens: int | None = None
 
 
-class Played(Record, frozen=True, gc=True):  # an error's traceback has frames, which may hold the event
+class Played(Record, frozen=True, gc=True):  # an error's traceback has frames that may hold the event
     """Event of a running program.
 
     Attributes:
         path: path of the node: the path of its branch and the node's place in the branch.
         name: name of the node, or None.
-        event: new text of a running generation, the node's result, or the error that it failed with.
-        attempt: number of verdicts before it that have asked again in this place.
+        event: new text of a running generation, the node's result, or the error that it
+            failed with.
+        attempt: number of earlier verdicts that requested a new attempt at this node.
     """
 
     path: tuple[int, ...]
@@ -299,8 +314,9 @@ class Played(Record, frozen=True, gc=True):  # an error's traceback has frames, 
 
 
 class ProgramResult(Record, frozen=True):
-    """Event at the end of a program that was played successfully. `text` is the text that the program added to its
-    prompt, including joined branches."""
+    """Final event of a program that ran successfully. `text` is the text that the program added to
+    its prompt, including joined branches.
+    """
 
     text: str
 
@@ -310,7 +326,7 @@ ProgramSink: TypeAlias = Callable[[ProgramEvent], None]
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:
-    """Total of several usages: sums of the tokens, and maxima of the times."""
+    """Adds up several usages: sums of the tokens, and maxima of the times."""
     usages = list(usages)
     return Usage(
         prompt_tokens=sum(u.prompt_tokens for u in usages),

@@ -1,8 +1,10 @@
-"""Sampling parameters: the table of all parameters, and the record of the parameters that a generation sets.
+"""Sampling parameters: the table of all parameters, and the record of the parameters that a
+generation sets.
 
-The table is the single source of SGLang's dictionaries, the checks, the engine's defaults and limits, the signatures
-that `help` shows, and the table in docs/sampling.md. `SamplingOptions`, the docstring of `gen` and records repeat it
-for readers and type checkers; tests/test_sampling_parameters.py verifies that they agree.
+The table is the single source of SGLang's dictionaries, the checks, the engine's defaults
+and limits, the signatures that `help` shows, and the table in docs/sampling.md.
+`SamplingOptions`, the docstring of `gen` and records repeat it for readers and type
+checkers; tests/test_sampling_parameters.py verifies that they agree.
 """
 
 from __future__ import annotations
@@ -200,7 +202,7 @@ PARAMETERS: Final = (
 
 
 def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
-    """Parameters that can be given in a place, by name.
+    """Returns the parameters that can be given in a place, by name.
 
     Args:
         sglang: whether the names are SGLang's instead of this package's.
@@ -212,7 +214,7 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
 
 
 class OneSampleOptions(TypedDict, total=False):
-    """SamplingOptions without the number of samples, on which the type of a value depends."""
+    """SamplingOptions without the number of samples, which determines the type of a value."""
 
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
@@ -236,8 +238,9 @@ class OneSampleOptions(TypedDict, total=False):
 
 
 class SamplingOptions(OneSampleOptions, total=False):
-    """Keywords of `gen` and of the ways to run a program, besides the maximum number of tokens, which SGLang gives two
-    names. None is unset."""
+    """Keywords of `gen` and of the functions that run a program, except the maximum number of
+    tokens, which has two names in SGLang. None means unset.
+    """
 
     n: int | None
 
@@ -261,7 +264,9 @@ class GenSamplingOptions(SamplingOptions, OneSampleGenOptions, total=False):
 
 
 class SglangOptions(TypedDict, total=False):
-    """Keys of SGLang's dictionary `sampling_params`, besides the number of samples and constraints. None is unset."""
+    """Keys of SGLang's dictionary `sampling_params`, except the number of samples and constraints.
+    None means unset.
+    """
 
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -289,7 +294,8 @@ class SglangOptions(TypedDict, total=False):
 
 @dataclass
 class HookParams:
-    """Sampling parameters that SGLang's blocking hooks of a backend get, with all defaults filled in."""
+    """Sampling parameters passed to SGLang's blocking backend hooks, with all defaults filled in.
+    """
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -366,30 +372,33 @@ _values = attrgetter(*(each.name for each in PARAMETERS))
 
 
 def given_values(params: SamplingParams) -> dict[str, UserValue]:
-    """Values of the parameters that are set, by name, in the order of the table."""
+    """Returns the values of the parameters that are set, by name, in the order of the table."""
     values = zip(PARAMETERS, _values(params))
     return {parameter.name: value for parameter, value in values if value is not UNSET}
 
 
 def adapter_of(lora_path: tuple[str, ...] | Unset) -> str | None:
-    """Name of the adapter in a `lora_path`, or None if that names none or is not set."""
+    """Returns the name of the adapter in a `lora_path`, or None if it names none or is not set."""
     return None if isinstance(lora_path, Unset) or not lora_path else lora_path[0]
 
 
 def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
-    """Values of the parameters that are set, by name, for requests: with lists instead of tuples."""
+    """Returns the values of the parameters that are set, by name, for requests: with lists instead
+    of tuples.
+    """
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given_values(params).items()}
 
 
 def read_params(values_by_name: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
-    """SamplingParams with the values that a user has given.
+    """Creates SamplingParams from the values that a user has given.
 
     Args:
         values_by_name: values by name; None for unset.
-        names: parameters by the names that `values_by_name` uses for them.
+        names: parameters by the names used in `values_by_name`.
 
     Raises:
-        ParameterError: a value can't be honoured by any backend; the error has the name from `values_by_name`.
+        ParameterError: a value can't be honoured by any backend. The error has the name from
+            `values_by_name`.
     """
     values = {names[name].name: names[name].read(value) for name, value in values_by_name.items() if value is not None}
     try:
@@ -404,7 +413,7 @@ NO_PARAMS: Final = SamplingParams()
 
 
 def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    """Sampling parameters of `outer`, overridden by those that `inner` sets."""
+    """Returns the sampling parameters of `outer`, overridden by those that `inner` sets."""
     if outer is NO_PARAMS or inner is NO_PARAMS:
         return inner if outer is NO_PARAMS else outer
     try:

@@ -1,4 +1,6 @@
-"""Records of a saved run: its text and variables, and the answers of its nodes with digests of the requests."""
+"""Records of a saved run: its text and variables, and the answers of its nodes with digests of the
+requests.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ SavedResult: TypeAlias = Generation | Selection | SavedSamples
 
 
 class SavedPiece(Record, frozen=True):
-    """Piece of a transcript: text or an image.
+    """A piece of a transcript: text or an image.
 
     Attributes:
         spans: text with final token ids.
         image: image, or None.
-        answer: answer without the reasoning, for the text of a generation with `reasoning`; else None.
+        answer: answer without the reasoning, for the text of a generation with `reasoning`;
+            else None.
     """
 
     spans: tuple[Span, ...] = ()
@@ -37,16 +40,18 @@ class SavedPiece(Record, frozen=True):
 
 
 class SavedVariable(Record, frozen=True):
-    """Value that a variable of a run has received.
+    """A value that a variable of a run has received.
 
     Attributes:
         name: name of the variable.
-        value: value as plain data, in which objects are stored with the names of their types.
-        result: result of the node that made it, or None.
-        error: error that the node failed with, if it has no value, or why a value that was replaced is not saved.
-        behind: place after the node, as the numbers of pieces and finished turns up to there, and the open turn (role
-            and index of its first piece) or None; None if no node of the text made the value.
-        node: path in the program's tree of the node that made the value; "" if none did.
+        value: value as plain data; objects are stored with the names of their types.
+        result: result of the node that produced it, or None.
+        error: error that the node failed with, if it has no value, or the reason a replaced
+            value is not saved.
+        behind: place after the node, as the numbers of pieces and finished turns up to there,
+            and the open turn (role and index of its first piece) or None. None if no node of
+            the text produced the value.
+        node: path in the program's tree of the node that produced the value; "" if none did.
     """
 
     name: str
@@ -58,26 +63,31 @@ class SavedVariable(Record, frozen=True):
 
 
 class SavedRun(Record, frozen=True):
-    """Run as data, up to the time when it was saved.
+    """A run as data, up to the time when it was saved.
 
     Attributes:
-        program: name of the program; "" if the state belongs to none, such as one of `fork_at`.
-        parts: digests of the parts of the program (its code and the values that it reads), by name; empty if they can't
-            be compared.
+        program: name of the program; "" if the state belongs to none, for example after
+            `fork_at`.
+        parts: digests of the parts of the program (its code and the values that it reads), by
+            name; empty if they can't be compared.
         arguments: arguments of the body; None if they are not plain data.
         params, seed, retries: settings of the run.
-        branch, nodes: path of the branch, and number of its nodes so far, from which seeds are derived.
+        branch, nodes: path of the branch and its number of nodes so far. Seeds are derived
+            from both.
         model: name of the model.
         tokenizer: digest of the tokenizer of the token ids; None if it is not known.
         pieces: pieces of the text.
         messages: finished turns.
         turn: role of the open turn and the index of its first piece, or None.
-        suffixes: texts that end the turns, the open one last; None where unknown. Earlier files have none.
-        variables: values of the variables in the order in which they were set, including those that were replaced; the
-            one with the name "" is the return value of the body.
-        answers: generations and selections of the program's body, with what a rerun needs of them.
+        suffixes: texts that end the turns, the open one last; None where unknown. Earlier
+            files have none.
+        variables: values of the variables in the order in which they were set, including
+            those that were replaced. The one with the name "" is the return value of the
+            body.
+        answers: generations and selections of the program's body, with the data that a rerun
+            needs.
         usage: usage of the whole run.
-        format: version of this record's meaning; earlier ones can't be read any more.
+        format: version of this record's meaning. Earlier versions can't be read any more.
     """
 
     program: str
@@ -101,11 +111,11 @@ class SavedRun(Record, frozen=True):
 
 
 class CheckpointHead(Record, frozen=True):
-    """First line of a batch's checkpoint: the program's name, and digests of everything that results depend on besides
-    the items, by description.
+    """First line of a batch's checkpoint: the program's name, and digests of everything besides the
+    items that results depend on, by description.
 
     Attributes:
-        secret: whether the codes of the lines are under a secret.
+        secret: whether the lines' codes depend on a secret.
         code: code of the line; "" in earlier files. It is the last field.
     """
 
@@ -116,7 +126,8 @@ class CheckpointHead(Record, frozen=True):
 
 
 class CheckpointRow(Record, frozen=True):
-    """Line of a finished item: its index, the digest of its arguments, and its run without scores and metadata.
+    """Line for a finished item: its index, the digest of its arguments, and its run without scores
+    and metadata.
 
     Attributes:
         code: code of the line; "" in earlier files. It is the last field.

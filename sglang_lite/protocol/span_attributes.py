@@ -1,5 +1,7 @@
-"""Attributes of a result in OpenTelemetry spans, by the semantic conventions for generative AI where those have a name.
-None has a text: texts may be private, and a collector may belong to someone else."""
+"""Attributes of a result in OpenTelemetry spans, named by the semantic conventions for generative
+AI where possible. None contains text: texts may be private, and a collector may belong to someone
+else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from sglang_lite.protocol.results import Generation, Selection
 
 
 def result_attributes(result: Generation | Selection) -> dict[str, str | int | float | Sequence[str]]:
-    """Numbers of tokens, times and the finish reason of a result, as a span has them."""
+    """Returns the numbers of tokens, times and the finish reason of a result as attributes of a
+    span.
+    """
     usage = result.usage
     attributes: dict[str, str | int | float | Sequence[str]] = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,

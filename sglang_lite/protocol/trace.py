@@ -1,4 +1,4 @@
-"""Records of a run's trace: the nodes that were played, with their results, times and cost."""
+"""Records of a run's trace: the nodes that were executed, with their results, times and cost."""
 
 from __future__ import annotations
 
@@ -45,16 +45,18 @@ class CacheMiss(Record, frozen=True):
     """Reason why the tokens of a prompt after some place were not in the prefix cache.
 
     Attributes:
-        reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were cached, and were dropped
-            to make room or by a flush. "paused": so they were while the program was paused. "other_namespace": they are
-            cached in another namespace. "changed": the cache has a different text after the place. "page": less than a
-            page remains, and the cache stores only whole pages. "continued": the prompt continues an earlier generation
-            in its slot, and the rest is new. "disabled": the engine has no prefix cache. "on_host": the host's memory
-            has the tokens, but computing them was faster than to copy them, or they were few. "on_disk": so it was with
-            files that this engine has written or read.
+        reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were
+            cached, and were dropped to make room or by a flush. "paused": the same, while the
+            program was paused. "other_namespace": they are cached in another namespace.
+            "changed": the cache has a different text after the place. "page": less than a
+            page remains, and the cache stores only whole pages. "continued": the prompt
+            continues an earlier generation in its slot, and the rest is new. "disabled": the
+            engine has no prefix cache. "on_host": the host's memory has the tokens, but
+            computing them was faster than copying them, or there were few. "on_disk": the
+            same for files that this engine has written or read.
         at: number of tokens before the place.
-        left: number of characters of the prompt that were computed; None if they were not counted, because they are all
-            or many.
+        left: number of characters of the prompt that were computed. None if they were not
+            counted, because they are all or many.
         now: text of the prompt after the place, at most 40 characters.
         before: text that the cache has there, if any and if it is reported.
     """
@@ -67,37 +69,44 @@ class CacheMiss(Record, frozen=True):
 
 
 class Attempt(Record, frozen=True):
-    """Failed attempt at a node: its error, and its answers if it had any."""
+    """A failed attempt at a node: its error, and its answers if it had any."""
 
     error: str
     answers: tuple[Generation, ...] = ()
 
 
 class TraceNode(Record, frozen=True):
-    """Node that was played.
+    """A node that was executed.
 
     Attributes:
         kind: kind of node.
-        path: path of its branch: () is the main branch, (2, 0) the first branch of the fork that is its node 2.
+        path: path of its branch: () is the main branch, (2, 0) the first branch of the fork
+            that is its node 2.
         place: place of the node in its branch.
         name: name of its variable or scope, or its role; None if it has none.
         where: location in the user's program, as file, line and function.
         text: text that the node added to its branch.
-        cached: number of characters at the beginning of the text that the backend had in its cache.
-        forced: spans of a generation's text that the grammar forced, as (start, end) character offsets.
+        cached: number of characters at the beginning of the text that the backend had in its
+            cache.
+        forced: spans of a generation's text that the grammar forced, as (start, end)
+            character offsets.
         start, end: times in seconds after the start of the run. Text takes no time.
         results: samples of a generation, or scores of a selection.
         attempts: failed attempts before the result.
         error: error that the node failed with, or None.
         rejected: whether the program rolled back to a place before the node.
-        node: path of a generation or selection in the program's tree, equal in all runs that reach it the same way; ""
-            for other nodes, and for those that were added after the end of the program's body.
-        asked: digest of its question: the prompt, and the parameters and the constraint, or the choices and the method;
-            "" if it has no `node`, or another backend than the run.
+        node: path of a generation or selection in the program's tree, the same in all runs
+            that reach it the same way. "" for other nodes, and for those that were added
+            after the end of the program's body.
+        asked: digest of its question: the prompt, and the parameters and the constraint, or
+            the choices and the method. "" if it has no `node`, or a different backend from
+            the run.
         adapter: name of the adapter (LoRA) that answered, or None.
         image: SHA-256 of an image's content, or its address; "" for other nodes.
-        thumbnail: data URL of a small picture of it; "" without pillow, or if its bytes are not here.
-        token_texts: texts of the tokens of the first sample; empty if the backend does not know them.
+        thumbnail: data URL of a small version of the image; "" without pillow, or if its
+            bytes are not available.
+        token_texts: texts of the tokens of the first sample; empty if the backend does not
+            know them.
     """
 
     kind: NodeKind
@@ -150,7 +159,9 @@ class TraceNode(Record, frozen=True):
 
     @property
     def miss(self) -> CacheMiss | None:
-        """Reason why tokens of the prompt were not cached, or None if the backend does not report one."""
+        """Reason why tokens of the prompt were not cached, or None if the backend does not report
+        one.
+        """
         told = self.results[0].meta.get("cache_miss") if self.results else None
         try:
             return None if told is None else msgspec.convert(told, CacheMiss)
@@ -193,7 +204,7 @@ class TraceHead(Record, frozen=True):
         backend: name of the backend's class.
         model: name of the model.
         started: start of the run, in seconds since 1970.
-        arguments: arguments of the program, as name and text, which is shortened.
+        arguments: arguments of the program, as name and shortened text.
     """
 
     nodes: int

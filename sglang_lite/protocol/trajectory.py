@@ -1,4 +1,4 @@
-"""Records of a run's tokens: the sequences that a model read and drew, for training."""
+"""Records of a run's tokens, for training: the sequences that a model read and sampled."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from sglang_lite.protocol.results import TokenArray
 
 
 class DrawnSpan(Record, frozen=True):
-    """Tokens of a sequence that one generation drew.
+    """Tokens of a sequence that one generation sampled.
 
     Attributes:
         start, end: their place in the sequence.
         name: variable of the generation, or None.
-        path, place: its branch and its place there, as of the `TraceNode`.
+        path, place: its branch and its place there, as in `TraceNode`.
         sample: index of the sample.
-        attempt: number of attempts before it that failed.
-        failed: whether it is the answer of an attempt that failed.
-        rejected: whether the program went back to before it.
-        finish_reason: as of the `Generation`.
-        weight_version: version of the weights at its end; None if the backend does not report it.
-        older_weight_versions: versions before, if the weights were replaced meanwhile, as (number of the span's tokens
-            when they were replaced, version).
+        attempt: number of earlier attempts that failed.
+        failed: whether it is the answer of a failed attempt.
+        rejected: whether the program rolled back to a place before it.
+        finish_reason: see `Generation`.
+        weight_version: version of the weights at its end; None if the backend does not report
+            it.
+        older_weight_versions: earlier versions, if the weights were replaced during the
+            generation, as (number of the span's tokens at the replacement, version).
     """
 
     start: int
@@ -39,18 +40,22 @@ class DrawnSpan(Record, frozen=True):
 
 
 class TokenSequence(Record, frozen=True):
-    """Tokens that the model read and drew, in their order. All lists have one entry for each token.
+    """Tokens that the model read and sampled, in order. All lists have one entry for each token.
 
     Attributes:
         ids: token ids.
-        loss_mask: True for tokens that the model drew; False for those of the program, and for those that were the only
-            ones that a grammar allowed. A token of a run that is drawn once is True in one sequence.
-        logprobs: log-probability of an answer's token with temperature, penalties and constraint, before
-            filters such as `top_p` cut; None for other tokens, and without `return_logprob=True`.
-        model_logprobs: the model's own log-probability of an answer's token; None for other tokens, and if it was not
-            recorded, which `confidence=True` asks for, and `return_logprob=True` under a constraint.
-        spans: generations that drew tokens of it.
-        routed_experts, hidden_states: those of its first tokens, as the last `Generation` with any has them.
+        loss_mask: True for tokens that the model sampled. False for those of the program, and
+            for those that were the only ones that a grammar allowed. A token that a run
+            samples once is True in only one sequence.
+        logprobs: log-probability of an answer's token with temperature, penalties and
+            constraint, before filters such as `top_p`; None for other tokens, and without
+            `return_logprob=True`.
+        model_logprobs: the model's own log-probability of an answer's token; None for other
+            tokens, and if it was not recorded. It is recorded with `confidence=True`, and
+            with `return_logprob=True` under a constraint.
+        spans: generations that sampled tokens of it.
+        routed_experts, hidden_states: those of its first tokens, from the last `Generation`
+            that has any.
     """
 
     ids: tuple[int, ...]

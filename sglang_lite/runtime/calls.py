@@ -1,7 +1,8 @@
-"""The table of an engine's calls that have one answer: a record for each, with the type of its answer.
+"""An engine's calls that have one answer: a record for each, with the type of its answer.
 
-The cores answer them (`EngineCore.ask`), messages carry them to an engine's process as they are (engine/frames.py), and
-the methods of `Engine` document them. Submissions, whose events go to a sink, are in core/submission.py.
+The cores answer them (`EngineCore.ask`), messages carry them unchanged to an engine's process
+(engine/frames.py), and the methods of `Engine` document them. Submissions, which send events to a
+sink, are in core/submission.py.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ R = TypeVar("R")
 
 
 class EngineCall(msgspec.Struct, Generic[R], frozen=True, array_like=True):
-    """Call whose answer is an R. The tag is the name of the method of `Engine`."""
+    """Call whose answer is an R. Its tag names the method of `Engine`."""
 
 
 class CompileGrammar(EngineCall[Any], frozen=True, tag="compile_grammar"):
-    """Answered by the CompiledGrammar, which doesn't leave its process."""
+    """Call answered with the CompiledGrammar, which stays in its process."""
 
     constraint: Constraint
 
 
 class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
-    """Answered by the new name of the model."""
+    """Call answered with the new name of the model."""
 
     path: str
     version: str | None
@@ -34,7 +35,7 @@ class UpdateWeights(EngineCall[str], frozen=True, tag="update_weights"):
 
 
 class UpdateTensors(EngineCall[str], frozen=True, tag="update_weights_from_tensor"):
-    """Answered by the version of the weights."""
+    """Call answered with the version of the weights."""
 
     file: str  # in the format of safetensors; any of the model's tensors
     last: bool  # whether the update is complete
@@ -58,13 +59,13 @@ class OpenTensors(EngineCall[str], frozen=True, tag="update_weights_from_handles
 
 
 class NameWeights(EngineCall[str], frozen=True, tag="update_weight_version"):
-    """Gives the weights another name, which is the answer."""
+    """Renames the version of the weights. The answer is the new name."""
 
     version: str
 
 
 class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
-    """Answered when all processes of the group are there."""
+    """Call answered when all processes of the group have joined."""
 
     address: str
     port: int
@@ -75,7 +76,7 @@ class JoinGroup(EngineCall[None], frozen=True, tag="init_weights_update_group"):
 
 
 class ReceiveWeights(EngineCall[str], frozen=True, tag="update_weights_from_distributed"):
-    """Answered by the version of the weights."""
+    """Call answered with the version of the weights."""
 
     group: str
     names: tuple[str, ...]
@@ -91,7 +92,9 @@ class LeaveGroup(EngineCall[None], frozen=True, tag="destroy_weights_update_grou
 
 
 class OfferWeights(EngineCall[dict[str, Any]], frozen=True, tag="offer_weights"):
-    """Answered by `names`, `dtypes` and `shapes` of all tensors, their `weight_version`, and the group's `port`."""
+    """Call answered with `names`, `dtypes` and `shapes` of all tensors, their `weight_version`, and
+    the group's `port`.
+    """
 
     address: str
     port: int  # 0 for any
@@ -100,27 +103,29 @@ class OfferWeights(EngineCall[dict[str, Any]], frozen=True, tag="offer_weights")
 
 
 class SendWeights(EngineCall[str], frozen=True, tag="send_weights"):
-    """Answered by the version of the weights, when the tensors are sent."""
+    """Call answered with the version of the weights, when the tensors are sent."""
 
     group: str
     names: tuple[str, ...]  # () to end the group
 
 
 class ReadWeights(EngineCall[list[Any]], frozen=True, tag="get_weights_by_name"):
-    """Answered by a tensor's numbers, as nested lists."""
+    """Call answered with a tensor's numbers, as nested lists."""
 
     name: str
-    rows: int  # at most
+    rows: int  # maximum number of rows
 
 
 class CheckWeights(EngineCall[dict[str, Any]], frozen=True, tag="check_weights"):
-    """Answered by `checksums` by name, `unreadable` names, and, for "compare", those that `changed`."""
+    """Call answered with `checksums` by name, `unreadable` names, and, for "compare", those that
+    `changed`.
+    """
 
     action: str  # "checksum", "snapshot" or "compare"
 
 
 class PauseGeneration(EngineCall[int], frozen=True, tag="pause_generation"):
-    """Answered by the number of requests that ran or waited."""
+    """Call answered with the number of requests that ran or waited."""
 
     mode: str  # "abort", "retract" or "in_place"
 
@@ -148,34 +153,35 @@ class LoadLoraAdapter(EngineCall[None], frozen=True, tag="load_lora_adapter"):
 
 
 class UnloadLoraAdapter(EngineCall[None], frozen=True, tag="unload_lora_adapter"):
-    """Answered when no request uses the adapter any more."""
+    """Call answered when no request uses the adapter any more."""
 
     name: str
 
 
 class Loras(EngineCall[list[dict[str, Any]]], frozen=True, tag="loras"):
-    """Answered by the adapters, in the order of their names."""
+    """Call answered with the adapters, in the order of their names."""
 
 
 class EncodeMedia(EngineCall[bytes], frozen=True, tag="encode_media"):
-    """Answered by the features of images, videos or sounds in the format of safetensors: a tensor [count, size] for
-    each, named by its hash (`MediaItem.key`) in hexadecimal."""
+    """Call answered with the features of images, videos or sounds in the format of safetensors: a
+    tensor [count, size] for each, named by its hash (`MediaItem.key`) in hexadecimal.
+    """
 
     media: tuple[Media, ...]
 
 
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
-    """Answered by the number of tokens that were freed."""
+    """Call answered with the number of tokens that were freed."""
 
 
 class EndSession(EngineCall[None], frozen=True, tag="end_session"):
-    """Answered when a session, if the engine has it, counts as closed."""
+    """Call answered when the session, if the engine has it, counts as closed."""
 
     name: str
 
 
 class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
-    """Answered by the number of tokens that were written."""
+    """Call answered with the number of tokens that were written."""
 
     prompt: Prompt | str
     ids: tuple[int, ...]  # instead of a prompt
@@ -185,7 +191,7 @@ class ExportPrefix(EngineCall[int], frozen=True, tag="export_prefix"):
 
 
 class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
-    """Answered by the number of tokens that were read."""
+    """Call answered with the number of tokens that were read."""
 
     path: str
     namespace: str
@@ -193,7 +199,7 @@ class ImportPrefix(EngineCall[int], frozen=True, tag="import_prefix"):
 
 
 class Stats(EngineCall[dict[str, Any]], frozen=True, tag="stats"):
-    """Answered by counts (int) and seconds (float)."""
+    """Call answered with counts (int) and seconds (float)."""
 
 
 class StartProfile(EngineCall[None], frozen=True, tag="start_profile"):
@@ -203,10 +209,12 @@ class StartProfile(EngineCall[None], frozen=True, tag="start_profile"):
 
 
 class RecordExperts(EngineCall[list[list[int]]], frozen=True, tag="expert_distribution_record"):
-    """Answered by the number of rows, since the start, that have chosen each expert of each layer."""
+    """Call answered with the number of rows, since the start, that have chosen each expert of each
+    layer.
+    """
 
     action: str  # "start", "stop" or "dump"
 
 
 class StopProfile(EngineCall[str], frozen=True, tag="stop_profile"):
-    """Answered by the path of the trace."""
+    """Call answered with the path of the trace."""

@@ -1,4 +1,5 @@
-"""Sizes of an engine on its device, which follow from its settings, its model and the memory there."""
+"""Sizes of an engine on its device, determined by its settings, its model and the device's memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Capacity:
         context_length: longest sequence that the config and the model allow, in tokens.
         pages: number of pages in the KV cache.
         longest: longest sequence that also fits the KV cache, in tokens.
-        window_pages: number of pages in the KV cache of the layers with a window; 0 if these have `pages`, too.
+        window_pages: number of pages in the KV cache of the layers with a window; 0 if these use `pages` as well.
     """
 
     sizes: Sizes

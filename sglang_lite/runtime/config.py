@@ -1,4 +1,6 @@
-"""Configuration of an engine. Every field is a keyword of `Engine`, and is either honoured or refused."""
+"""Configuration of an engine. Every field is a keyword of `Engine`, and is either honoured or
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 from sglang_lite.runtime.tokens.image_options import ImageOptions, by_kind
 
-# Beyond these bounds the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
+# Larger values would exceed the machine's limits: positions and slots are int32, and each thread has a stack.
 _MAX = {
     "context_length": (1 << 31) - 1,
     "max_total_tokens": (1 << 31) - 1,
@@ -69,7 +71,7 @@ DEFAULT_MODEL = "smollm2-135m"
 _P = ParamSpec("_P")
 
 
-# How matrices are quantised while they are loaded, or how a checkpoint says that they are.
+# How matrices are quantised while loading, or the format a checkpoint declares.
 QuantizationName: TypeAlias = Literal[
     "fp8", "int4", "int8", "nf4", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes",
     "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4", "mxfp4", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8",
@@ -79,32 +81,32 @@ QuantizationName: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Configuration of an engine, checked when it is made.
+    """Configuration of an engine, checked on creation.
 
     Attributes:
         model: a short name (`sglang-lite models` lists them), a Hugging Face folder, a `.gguf` file, a hub id, or the
             address of a folder that fsspec knows.
         revision: branch, tag or commit of a hub id.
         model_impl: "native" runs the model with our own code; "transformers" with transformers' code over our KV cache:
-            slower, but for any causal language model that keeps nothing but keys and values; "auto" prefers our own
+            slower, but works for any causal language model whose only state is keys and values; "auto" prefers our own
             code if it supports the model.
         load_format: "auto" reads the checkpoint in its own format; "safetensors", "pt" (pickled tensors) and "gguf"
-            refuse another format; "npcache" reads pickled tensors from a copy in NumPy's format, which it makes beside
+            reject another format; "npcache" reads pickled tensors from a copy in NumPy's format, which it makes beside
             them; "sharded_state" reads the files that `sglang-lite save --sharded` writes; "mistral" reads
-            `consolidated*.safetensors`, which Mistral publishes beside `params.json`; "remote" reads safetensors at an
-            address (`model="s3://…"`), as "auto" does there; "remote_instance" takes those of a running server's engine
-            (`model="instance://host:port"` does, with the model's name); "dummy" draws random weights of the model's
+            `consolidated*.safetensors`, which Mistral publishes next to `params.json`; "remote" reads safetensors at an
+            address (`model="s3://…"`), like "auto" there; "remote_instance" loads those of a running server's engine
+            (like `model="instance://host:port"`, plus the model's name); "dummy" draws random weights of the model's
             shapes.
         load_threads: number of threads that read safetensors.
         remote_instance_weight_loader_seed_instance_ip, remote_instance_weight_loader_seed_instance_service_port: host
             and port of that server.
         remote_instance_weight_loader_send_weights_group_ports: port of the group in which its engine sends them, in a
-            list; None for any that is free there.
+            list; None for any free port there.
         remote_instance_weight_loader_backend: "gloo" or "nccl"; "auto" is nccl on a GPU.
         model_checksum: file with the SHA-256 sums of the model's files, which are compared before weights are read:
             lines of `sha256sum`, or JSON as SGLang's verifier writes it. None to compare none.
         skip_tokenizer_init: whether the checkpoint may lack a tokenizer. If it does, prompts and answers are token ids
-            only: the texts of answers are empty, and text, chat templates and constraints are refused.
+            only: the texts of answers are empty, and text, chat templates and constraints are rejected.
         served_model_name: name of the model in answers; None for `model`.
         weight_version: name of the weights, reported in answers and by `get_model_info`; `update_weights` may change
             it.
@@ -112,108 +114,108 @@ class EngineConfig:
         special_tokens_in_roles: whether text that a program writes into a turn (users' text, tools' results, choices,
             variables) can name special tokens, as text outside turns, chat templates and `generate`'s prompts always
             can. If True, a user who writes `<|im_end|>` ends the turn.
-        device: "cpu", "cuda" or "cuda:1"; "auto" for the GPU if a usable one is found, else the CPU.
-        dp_size: number of replicas: engines of the same model behind one handle, each in a process of its own, on a GPU
-            of its own if it has one. Sizes (`max_running`, `max_total_tokens`, `mem_fraction`) are those of each.
-        load_balance_method: rule by which requests and programs get a replica: "auto" (or "cache_aware") takes the one
-            whose cache has the most of the prompt, else the least loaded; "total_tokens" the one with the fewest
+        device: "cpu", "cuda" or "cuda:1"; "auto" for the GPU if a usable one is found, otherwise the CPU.
+        dp_size: number of replicas: engines of the same model with one handle, each in its own process, on its own
+            GPU if it has one. Sizes (`max_running`, `max_total_tokens`, `mem_fraction`) apply to each.
+        load_balance_method: how requests and programs get a replica: "auto" (or "cache_aware") chooses the one
+            with most of the prompt in its cache, otherwise the least loaded; "total_tokens" the one with the fewest
             expected tokens to compute, "total_requests" (or "shortest_queue") the one with the fewest requests;
-            "round_robin" takes turns.
-        base_gpu_id: number of the GPU, of the first one's if ranks or replicas have several.
-        gpu_id_step: distance between two of their GPUs; 0 puts all on one, and each takes its part of `mem_fraction`.
+            "round_robin" alternates.
+        base_gpu_id: number of the GPU, or of the first one if ranks or replicas have several.
+        gpu_id_step: distance between two of their GPUs; 0 puts all on one, and each gets its part of `mem_fraction`.
         dtype: "bfloat16", "float32" or "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
-            many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
+            many rows, less exact); "auto" is bfloat16 if the device computes in it, otherwise float32.
         quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
             output, one per row of activations); the head and the embedding are not quantised. Needs a GPU of compute
             capability 8.9 (Ada, Hopper) or newer. "int8" does the same with integers on any GPU, but not with experts.
-            "int4" and "nf4", and on CPUs "int8", round them to so many bits, in groups of inputs. None keeps the
+            "int4" and "nf4", and on CPUs "int8", round them to that many bits, in groups of inputs. None keeps the
             checkpoint's format: layer matrices stored in 8-bit floating point (fp8, fbgemm_fp8, modelopt,
             compressed-tensors) keep their 8 bits on such a GPU if `dtype` is bfloat16, exactly except for block scales,
             which become one scale per output; on other devices they are dequantised while loading. Packed matrices keep
             their bits where a kernel multiplies them (docs/models.md). A checkpoint's own format ("gptq", "awq",
             "awq_marlin", "gptq_marlin", "compressed-tensors", "bitsandbytes", "mxfp4", "modelopt_fp8", "modelopt_fp4",
-            "w8a8_int8", "w8a8_fp8", "torchao"; "gguf" for a GGUF file) may be named; another is refused.
+            "w8a8_int8", "w8a8_fp8", "torchao"; "gguf" for a GGUF file) may be named; another is rejected.
         kv_dtype: "fp8" stores keys and values in 8-bit floating point (e4m3), on a GPU as for `quantization`; "auto" is
             `dtype`. The values of each KV head are divided by a power of two: the checkpoint's scale rounded up, or, if
             it has none, one found while loading by running the model on a few hundred fixed tokens.
         quantization_param_path: JSON file with a scale of each layer's 8-bit keys and values, as SGLang's and vLLM's
-            tools write it; counts before the checkpoint's own scales. Needs `kv_dtype="fp8"`. None for those, and for a
-            trial run where there are none.
+            tools write it; overrides the checkpoint's own scales. Needs `kv_dtype="fp8"`. None for those, or for a
+            trial run if there are none.
         context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi) has
-            two sets of factors: the short ones are used if this is within its original length, else the long ones.
+            two sets of factors: the short ones are used if this is within its original length, otherwise the long ones.
         max_total_tokens: size of the KV pool in tokens. None: on a GPU, the memory that `mem_fraction` leaves; on a
             CPU, 512 for each of `max_running`, and at least `context_length`.
         mem_fraction: share of a GPU's memory for this engine: weights, KV pool and everything else. Sets the size of
             the pool if `max_total_tokens` is None. Ignored on a CPU.
         max_running: maximum number of requests computed at the same time; None for 64 on a CPU, 256 on a GPU.
-        max_queued: maximum number of waiting requests; one more is refused.
+        max_queued: maximum number of waiting requests; further ones are rejected.
         step_tokens: maximum number of tokens computed in one step; a longer prompt is prefilled in chunks. None for 512
             on a CPU, 8,192 on a GPU. -1 for the longest sequence's length, so that no prompt is chunked.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         image_cache_mb: memory for the features of images, videos and sounds in MB. Those of a request must fit; the
-            least recently used of others are encoded again. Ignored by models that take text alone.
-        enable_multimodal: False reads text alone, without the memory of an encoder; True refuses a model that takes
-            text alone; None reads what the model does.
-        limit_mm_data_per_request: largest numbers of images, videos and sounds in a prompt, as {"image": 4, "video":
+            least recently used of others are dropped, and encoded again when needed. Ignored by text-only models.
+        enable_multimodal: False reads only text, without the memory of an encoder; True rejects a model that takes
+            only text; None reads whatever the model supports.
+        limit_mm_data_per_request: maximum numbers of images, videos and sounds in a prompt, e.g. {"image": 4, "video":
             1}; None for no limit.
-        mm_process_config: settings that replace those of the model's processors, as {"image": {"max_pixels": 500000},
+        mm_process_config: settings that override those of the model's processors: {"image": {"max_pixels": 500000},
             "video": {"fps": 1}}; None for the model's.
-        encoder_only: whether to load the encoder of images, videos and sounds alone, whose features other engines ask
-            for. Refused with settings of text.
+        encoder_only: whether to load only the encoder of images, videos and sounds, whose features other engines
+            request. Rejected with settings for text.
         language_only: whether the features come from other servers, and no encoder is loaded. Needs `encoder_urls`.
-        encoder_urls: addresses of servers with `encoder_only` and the same model, as ("http://10.0.0.2:30000",). One
+        encoder_urls: addresses of servers with `encoder_only` and the same model, e.g. ("http://10.0.0.2:30000",). One
             that does not answer is replaced by the next.
         prefix_cache: whether to keep and reuse computed prefixes.
-        explain_cache_misses: whether results explain tokens that were not cached with the text that the cache has
+        explain_cache_misses: whether results explain uncached tokens with the text that the cache has
             instead, and with a match in another namespace; this reveals parts of other prompts. None is True, but False
-            for `sglang-lite serve`. Refused if True for embedding models, which have no cache.
+            for `sglang-lite serve`. True is rejected for embedding models, which have no cache.
         policy: order of admission: "lpm" (longest cached prefix first), "fcfs" (first come, first served), "priority".
         eviction: order in which cached prefixes are evicted: "lru", "lfu", "fifo", "slru".
-        cpu_offload_gb: GiB of the last layers' weights that the host has. Each step copies them from its pinned memory
-            to a GPU, while it computes others. 0 for none.
-        offload_group_size: number of layers that are copied together; two such groups have places on the GPU. -1 for 1.
-        enable_memory_saver: whether weights and KV cache lie in memory that `sleep` can give back; without it an engine
+        cpu_offload_gb: GiB of the last layers' weights kept on the host. Each step copies them from its pinned memory
+            to a GPU, while it computes other layers. 0 for none.
+        offload_group_size: number of layers copied together; the GPU has room for two such groups. -1 for 1.
+        enable_memory_saver: whether weights and KV cache are in memory that `sleep` can release; without it an engine
             on a GPU can't sleep. One on a CPU always can.
-        enable_weights_cpu_backup: whether memory of the host for the weights is taken at the start, rather than at the
+        enable_weights_cpu_backup: whether host memory for the weights is allocated at the start, rather than at the
             first sleep. Needs `enable_memory_saver`.
         refuse_while_asleep: whether new requests fail with `OverloadedError` while the engine sleeps, rather than wait.
-        enable_return_routed_experts: whether the KV cache also has the experts of each token, for requests with
+        enable_return_routed_experts: whether the KV cache also stores the experts of each token, for requests with
             `return_routed_experts`. Needs a mixture of experts.
-        enable_return_hidden_states: the same of hidden states, for requests with `return_hidden_states`.
+        enable_return_hidden_states: the same for hidden states, for requests with `return_hidden_states`.
         enable_hierarchical_cache: whether pages that leave the device are kept in the host's memory, and copied back
-            for prompts that begin like theirs. Outputs don't change. Needs `prefix_cache`.
+            for prompts with the same beginning. Outputs don't change. Needs `prefix_cache`.
         hicache_ratio: size of that memory, in multiples of the KV pool. Ignored if `hicache_size` is given.
         hicache_size: the same in GB; 0 for `hicache_ratio`.
         hicache_write_policy: when a page is copied to the host: "write_through", when it is computed;
             "write_through_selective", when a second request begins with it; "write_back", when it is evicted.
         hicache_storage_backend: "file" also keeps the host's pages in files, each of 256 tokens of a prompt, which
-            other engines on this machine, and later ones, read; "fsspec" keeps them behind a URL of fsspec, and other
-            names are those of classes that are registered as entry points of "sglang_lite.page_stores". What the
-            device alone has when the engine ends is not kept. None for no files. Needs `enable_hierarchical_cache`.
-        hicache_storage_dir: folder of the files, URL, or what else the class takes. Whoever can write there can change
-            what a model takes for computed.
-        hicache_storage_prefetch_policy: how long a request waits for files before it computes what has not been read:
-            "wait_complete", until all has been read; "timeout", for 2 s and 0.1 s more for each 1,000 tokens;
-            "best_effort", no longer than it waits for its turn. Nobody waits for more than ten seconds.
-        hicache_storage_max_gb: size of all files of "file"; the least recently used are removed beyond. Other stores
+            other engines on this machine, and later ones, read; "fsspec" keeps them at a URL of fsspec, and other
+            names are those of classes that are registered as entry points of "sglang_lite.page_stores". Pages that
+            only the device has when the engine ends are lost. None for no files. Needs `enable_hierarchical_cache`.
+        hicache_storage_dir: folder of the files, URL, or other argument of the class. Anyone who can write there can
+            forge what a model takes for its own computation.
+        hicache_storage_prefetch_policy: how long a request waits for files before it computes the unread part:
+            "wait_complete", until everything has been read; "timeout", for 2 s plus 0.1 s per 1,000 tokens;
+            "best_effort", no longer than it waits for its turn. No request waits more than ten seconds.
+        hicache_storage_max_gb: maximum size of all files of "file"; the least recently used are removed. Other stores
             have no limit here.
-        overlap: whether to plan and launch a step while the one before is still running.
+        overlap: whether to plan and launch a step while the previous one is still running.
         jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
             of token by token; tokens at its end that might merge with the following text are left to the model. Not for
-            requests with log-probabilities or a logit processor. On a CPU, what follows in the document of a quote is
+            requests with log-probabilities or a logit processor. On a CPU, the text after a quote in its document is
             drafted, so one step checks several of its words. "off" lets the model write every token.
-        speculation: drafters that guess tokens, which one step then checks together: "off", "auto" for all, or their
-            names, separated by commas. "again" remembers answers to the same prompt, "node" those of the same node of
-            programs or under the same constraint, "state" what came in the same state of a constraint, and "prompt"
-            copies what came behind the last tokens earlier in the text. A guess counts while it equals what would have
-            been drawn, so no token and no log-probability changes, but for the rounding of larger batches. Guesses that
-            are too rarely right to pay are left out. Requests with a logit processor get none.
-        draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it comes on
-            top.
+        speculation: drafters that guess tokens, which one step then checks together: "off", "auto" for all, or
+            comma-separated names. "again" remembers answers to the same prompt, "node" those of the same node of
+            programs or under the same constraint, "state" tokens in the same state of a constraint, and "prompt"
+            copies what followed the last tokens earlier in the text. A guess counts while it is what would have
+            been drawn, so no token or log-probability changes, except for the rounding of larger batches. Guesses that
+            are too rarely right to pay are skipped. Requests with a logit processor get none.
+        draft_tokens: maximum number of guesses in a draft, 1 to 16. Text that a constraint forces within it is not
+            counted.
         draft_capacity: number of the last tokens of answers that a drafter remembers, some 700 bytes each.
-        draft_context: maximum number of last tokens of a text that are looked for in earlier text, 1 to 16.
+        draft_context: maximum number of a text's last tokens to search for in earlier text, 1 to 16.
         deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
-            the same bits whatever runs at the same time, however its prompt is cut into chunks, and whether it was
+            the same bits regardless of concurrent requests, of how its prompt is cut into chunks, and of whether it was
             found in the cache. On a CPU attention is computed token by token: in bfloat16, decoding reaches 0.6 (one
             request) to 0.8 (64) of the normal speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a GPU it needs a
             Hopper GPU, 16 bits, and a model without experts, latent attention and attention sinks.
@@ -224,74 +226,74 @@ class EngineConfig:
         enable_lora: whether requests may name adapters (LoRA); `lora_paths` implies it. Not with `deterministic`.
         lora_paths: adapters to begin with: folders of peft's, `name=folder`, or objects with lora_name, lora_path and
             pinned (whether it stays on the device). `Engine.load_lora_adapter` loads others.
-        max_loras_per_batch: number of different adapters that run at the same time; requests of others wait.
-        max_loaded_loras: maximum number of adapters in the host's memory, of which they take half of what is free at
-            most; the least recently used ones give way, and are read again when they are named. None for no limit.
+        max_loras_per_batch: number of different adapters that run at the same time; requests for others wait.
+        max_loaded_loras: maximum number of adapters in the host's memory, where they use at most half of the free
+            memory; the least recently used ones are dropped, and read again when they are named. None for no limit.
         max_lora_rank: largest rank of an adapter; None for the largest of `lora_paths`, or 64 without any.
         lora_target_modules: names of the modules that adapters may change, such as "q_proj"; None or "all" for all.
-        lora_eviction_policy: which adapter gives way to another on the device: "lru", the one used longest ago, or
+        lora_eviction_policy: which adapter on the device is replaced by another: "lru", the one used longest ago, or
             "fifo", the one copied longest ago.
-        constraint_backend: grammar engine for constraints: "llguidance", which "auto" takes, enforces all; "xgrammar"
-            and "outlines" (regexes and choices) refuse constraints that they can't enforce.
+        constraint_backend: grammar engine for constraints: "llguidance", the choice of "auto", enforces all; "xgrammar"
+            and "outlines" (regexes and choices) reject constraints that they can't enforce.
         compile_timeout_s: limit of CPU time for compiling a constraint, in seconds; beyond it, only the constraint's
             request fails.
         compile_memory_mb: memory limit of a process that compiles constraints, in MB; up to two of them run.
         cuda_graphs: whether to decode through captured CUDA graphs on a GPU; ignored on a CPU.
         compile_processes: number of forked processes that compile a model's kernels for a GPU in parallel while its
             weights are read; the engine uses each kernel as soon as it is ready. None are started if Triton's cache has
-            all kernels. 0: the engine compiles them itself, one after the other. None: one per core, at most 16; 0 on a
+            all kernels. 0: the engine compiles them itself, one by one. None: one per core, at most 16; 0 on a
             single core. Ignored on a CPU.
         attention_backend: attention kernels on a GPU: "triton" for our own, or "torch", which supports heads of any
             size, but doesn't share the reading of common prefixes, runs without CUDA graphs, and is slower. "auto" is
             the first one that can run the model. "flashinfer" and "flash_attn" use the packages `flashinfer-python` and
             `flash-attn-4` if they are installed; neither shares the reading of common prefixes, and flashinfer runs
-            without CUDA graphs. A named backend that can't run the model is refused. Ignored on a CPU.
-        threads: CPU threads, which ranks on a CPU share; None for one per physical core, which replicas share
+            without CUDA graphs. A named backend that can't run the model is rejected. Ignored on a CPU.
+        threads: CPU threads, shared by ranks on a CPU; None for one per physical core, which replicas share
             out.
         tp_size: number of processes, called ranks, that share each layer's matrices (tensor parallelism);
             docs/parallel.md says what works with more than one.
-        ep_size: number of groups of ranks that share out the experts of each layer by number (expert parallelism);
-            divides `tp_size`. 1 cuts each expert over all ranks.
-        enable_dp_attention: whether the `dp_size` replicas share one model's feed-forwards, cut over them as `ep_size`
+        ep_size: number of groups of ranks among which the experts of each layer are divided (expert parallelism);
+            must divide `tp_size`. 1 shards each expert over all ranks.
+        enable_dp_attention: whether the `dp_size` replicas share one model's feed-forwards, sharded as `ep_size`
             says, while each has its own rows, cache, attention, embedding and head (attention by replicas). `tp_size`
-            must be `dp_size`, and is the number of processes.
-        ep_num_redundant_experts: number of further copies of experts in each layer, of those that are chosen most.
-        init_expert_location: where experts are at first: "trivial" for in order; or JSON, or a file of it, as
+            must equal `dp_size`, and is the number of processes.
+        ep_num_redundant_experts: number of extra copies, in each layer, of the experts chosen most.
+        init_expert_location: initial placement of experts: "trivial" for in order; or JSON, or a file of it, as
             `Engine.dump_expert_distribution_record` returns it.
-        enable_eplb: whether to count how often experts are chosen, and to place them and their copies anew from time to
-            time, so that ranks get about as many rows.
-        eplb_algorithm: how they are placed: "deepseek" by their load alone; "deepseek_hierarchical" with the groups of
+        enable_eplb: whether to count how often experts are chosen, and periodically redistribute them and their
+            copies, so that ranks get similar numbers of rows.
+        eplb_algorithm: how they are placed: "deepseek" only by their load; "deepseek_hierarchical" with the groups of
             experts that tokens choose from on one machine; "auto" for that with several machines.
-        eplb_rebalance_num_iterations: number of steps after which they are placed anew.
-        expert_distribution_recorder_mode: "stat" to count how often experts are chosen; `enable_eplb` does that, too.
-        enable_layerwise_nvtx_marker: whether each layer of a step is a range of profiles, on a GPU also of NVTX's.
+        eplb_rebalance_num_iterations: number of steps between redistributions.
+        expert_distribution_recorder_mode: "stat" to count how often experts are chosen; `enable_eplb` also does that.
+        enable_layerwise_nvtx_marker: whether each layer of a step is a range in profiles, and on a GPU in NVTX.
             Steps are then not captured in CUDA graphs.
-        debug_tensor_dump_output_folder: folder of a folder for each process, where each forward writes its ids and the
-            hidden states behind each layer, and the engine its steps, which `sglang-lite replay` plays. For tests:
+        debug_tensor_dump_output_folder: folder with a subfolder per process, where each forward writes its ids and the
+            hidden states after each layer, and the engine its steps, which `sglang-lite replay` replays. For tests:
             no CUDA graphs, and no step is planned ahead.
-        debug_tensor_dump_layers: numbers of the layers that are written there; None for all.
+        debug_tensor_dump_layers: numbers of the layers written there; None for all.
         pp_size: number of stages in a row, each of `tp_size` processes with a run of the layers (pipeline parallelism),
-            that compute a step one after another; on GPUs, each another step at the same time.
-        nnodes: number of machines that the ranks, or with `dp_size` above 1 the replicas, are on, each with as many.
+            that compute a step one after another; on GPUs, each works on a different step at the same time.
+        nnodes: number of machines among which the ranks, or with `dp_size` above 1 the replicas, are divided evenly.
             Each runs the same `sglang-lite serve`.
-        node_rank: number of this machine; 0 has the engine.
-        dist_init_addr: address of machine 0 and a port, as "10.0.0.1:5000". The two ports behind it are used, too.
+        node_rank: number of this machine; the engine is on 0.
+        dist_init_addr: address of machine 0 and a port, such as "10.0.0.1:5000". The next two ports are also used.
         dist_timeout: seconds that processes of a group in which weights are sent, ranks that start, and replicas with
             `enable_dp_attention` in a step wait for one another; None for 300.
-        disable_custom_all_reduce: whether NCCL alone sums what GPUs have computed, also the few rows that are summed
+        disable_custom_all_reduce: whether only NCCL sums the results of GPUs, even for the few rows that are summed
             faster by stores into each other's memory.
-        use_ray: whether the ranks but the first are actors on a Ray cluster, one each, that this process is connected
+        use_ray: whether the ranks after the first are actors on a Ray cluster, one each, that this process is connected
             to, or connects to. A GPU is reserved for each, or a CPU.
-        seed: base of the seeds of requests that set none; None for fresh randomness. Replica r begins at `seed + r`.
+        seed: base of the seeds of requests that set none; None for fresh randomness. Replica r starts from `seed + r`.
         in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
             the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
-            On platforms that can't start the process (Windows), every engine runs so.
+            On platforms that can't start the process (Windows), every engine runs this way.
         restart: whether to start another process for later requests if the engine's process has died, at most three
-            times in five minutes. Refused with `in_process`, like the next two fields.
-        stall_timeout_s: seconds after which a step that doesn't finish is logged, with what it is doing.
+            times in five minutes. Rejected with `in_process`, like the next two fields.
+        stall_timeout_s: seconds after which an unfinished step is logged, with its current activity.
         stream_interval_s: minimum number of seconds between two deltas of a stream; text in between is joined. 0 sends
-            each delta at once.
-        log_level: level of this package's log messages in the whole process, in any case of letters; they are shown on
+            each delta immediately.
+        log_level: level of this package's log messages in the whole process, case-insensitive; they are shown on
             standard error if the caller has set up no logging. None leaves the level unchanged.
     """
 
@@ -449,14 +451,14 @@ class EngineConfig:
 
     @property
     def recorded(self) -> tuple[RecordName, ...]:
-        """Names of what is recorded of each token beside its keys and values."""
+        """Names of the values recorded for each token besides its keys and values."""
         asked: dict[RecordName, bool] = {
             "routed_experts": self.enable_return_routed_experts, "hidden_states": self.enable_return_hidden_states,
         }  # fmt: skip
         return tuple(name for name, wanted in asked.items() if wanted)
 
     def _check_lora(self) -> None:
-        """Checks the settings of adapters, and gives lists of them one form."""
+        """Checks the settings of adapters, and normalises lists of them."""
         object.__setattr__(self, "lora_paths", lora_texts(self.lora_paths))
         targets: UserValue = self.lora_target_modules
         if targets is not None:
@@ -487,12 +489,12 @@ class EngineConfig:
 
     @property
     def counts_experts(self) -> bool:
-        """True if rows that choose each expert are counted."""
+        """Whether rows that choose each expert are counted."""
         return self.enable_eplb or self.expert_distribution_recorder_mode is not None
 
     @property
     def parallel(self) -> Parallel:
-        """Layout of the engine's, or each replica's, ranks, seen from the one that schedules."""
+        """Layout of the ranks of the engine, or of each replica, as seen by the scheduling rank."""
         if self.enable_dp_attention:
             return ALONE
         nodes = self.nnodes if self.dp_size == 1 else 1  # a replica is on one
@@ -500,15 +502,16 @@ class EngineConfig:
 
     @property
     def sharing(self) -> Parallel:
-        """Layout of all processes that have parts of a model: an engine's ranks, or with `enable_dp_attention` the
-        replicas."""
+        """Layout of all processes that hold parts of a model: an engine's ranks, or with
+        `enable_dp_attention` the replicas.
+        """
         if not self.enable_dp_attention:
             return self.parallel
         return Parallel(tp=self.tp_size, pp=self.pp_size, dp=self.dp_size, ep=self.ep_size)
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that `speculation` asks for."""
+        """Names of the drafters selected by `speculation`."""
         if self.speculation == "off":
             return ()
         return DRAFTERS if self.speculation == "auto" else tuple(self.speculation.split(","))
@@ -519,7 +522,7 @@ class EngineConfig:
         return self.draft_tokens if self.drafters else 0
 
     def sized(self, *, gpu: bool, longest: int) -> Sizes:
-        """Returns the sizes in force: the configured ones, or the defaults of the kind of device.
+        """Returns the sizes in force: the configured ones, or the defaults for the kind of device.
 
         Args:
             gpu: whether the model is on a GPU.
@@ -533,7 +536,9 @@ class EngineConfig:
 
     @staticmethod
     def make(**values: UserValue) -> EngineConfig:
-        """Makes a config from keywords. Raises ParameterError if a keyword or its value is not valid."""
+        """Creates a config from keywords. Raises ParameterError if a keyword or its value is
+        invalid.
+        """
         known = {field.name for field in fields(EngineConfig)}
         for name in values:
             if name not in known:
@@ -547,7 +552,8 @@ class EngineConfig:
 
 
 def _choices(hint: Any) -> tuple[UserValue, ...]:  # any type
-    """Values of a boolean or a Literal, which may be None, too; () for other types."""
+    """Returns the values of a boolean or a Literal, including None if optional; () for other types.
+    """
     if hint is bool:
         return True, False
     if get_origin(hint) is Literal:
@@ -560,7 +566,7 @@ def _choices(hint: Any) -> tuple[UserValue, ...]:  # any type
 _OF_GENERATIONS = named("gen")
 _HINTS: dict[str, Any] = get_type_hints(EngineConfig)
 _CHOICES = {name: allowed for name, hint in _HINTS.items() if (allowed := _choices(hint))}
-# Texts, and whether they may be None; the three others have checks of their own.
+# Texts, and whether they may be None; the three others have their own checks.
 _TEXTS = {
     name: hint is not str
     for name, hint in _HINTS.items()
@@ -573,7 +579,7 @@ FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # 
 def _takes(
     record: Callable[_P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:  # of any class
-    """Decorator that sets the signature of a constructor to that of a record."""
+    """Returns a decorator that sets the signature of a constructor to that of a record."""
 
     def with_signature(constructor: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
         this = next(iter(inspect.signature(constructor).parameters.values()))
@@ -586,4 +592,4 @@ def _takes(
 
 
 takes_fields = _takes(EngineConfig)  # all fields by keyword, the model also by position
-shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields  # and it takes more
+shows_fields: Callable[[Callable[..., None]], Callable[..., None]] = takes_fields  # it also takes others

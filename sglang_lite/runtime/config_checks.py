@@ -1,4 +1,4 @@
-"""Checks of settings of an engine that belong together."""
+"""Checks of engine settings that depend on each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.config import EngineConfig
 
 _MAX_REPLICAS = 1024
-# Settings that have only their defaults with several ranks.
+# Settings that must keep their defaults with several ranks.
 _OF_ONE_RANK = (
     "in_process",
     "deterministic",
@@ -31,7 +31,7 @@ _OF_ONE_RANK = (
     "encoder_only",
     "language_only",
 )
-# The same where replicas share feed-forwards.
+# The same when replicas share feed-forwards.
 _OF_WHOLE_REPLICAS = (
     "restart",
     "nnodes",
@@ -44,20 +44,24 @@ _SEED = "remote_instance_weight_loader_"
 
 
 def check_unset(config: EngineConfig, names: Collection[str], problem: str, hint: str = "Leave one out.") -> None:
-    """Raises ParameterError with a problem if one of some settings doesn't have its default."""
+    """Raises ParameterError with the given problem if any of these settings differs from its
+    default.
+    """
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             raise ParameterError(field.name, problem, hint=hint)
 
 
 def check_int(name: str, value: object, least: int) -> None:
-    """Raises ParameterError if a setting is not a whole number, or less than `least`."""
+    """Raises ParameterError if a setting is not a whole number or is less than `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ParameterError(name, f"{value!r} is not a whole number of at least {least}.")
 
 
 def check_number(name: str, value: object, valid: Callable[[float], bool], problem: str) -> None:
-    """Raises ParameterError with a problem if a setting is no number, or not a valid one."""
+    """Raises ParameterError with the given problem if a setting is not a number, or not a valid
+    one.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool) or not valid(value):
         raise ParameterError(name, f"{value!r} is {problem}")
 
@@ -70,7 +74,8 @@ def check_template(template: str | None) -> None:
 
 
 def check_scales(path: str | None, kv_dtype: str) -> None:
-    """Raises ParameterError if a file has scales for keys and values that are not in 8 bits."""
+    """Raises ParameterError if a scales file is given for keys and values that are not in 8 bits.
+    """
     if path is not None and kv_dtype != "fp8":
         raise ParameterError(
             "quantization_param_path", "scales are for keys and values in 8 bits.", hint='Add kv_dtype="fp8".'
@@ -78,14 +83,14 @@ def check_scales(path: str | None, kv_dtype: str) -> None:
 
 
 def seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
-    """Ports of the group of an engine that sends weights, as a tuple; None for any that is free.
+    """Returns the group ports of an engine that sends weights, as a tuple; None for any free port.
 
     Args:
         service: port of its server.
-        group: ports of the group as they were given.
+        group: ports of the group as given.
 
     Raises:
-        ParameterError: a port is none, or there are several.
+        ParameterError: a port is invalid, or there are several.
     """
     of_group, of_service = f"{_SEED}send_weights_group_ports", f"{_SEED}seed_instance_service_port"
     if group is not None and (not isinstance(group, list | tuple) or len(group) != 1):
@@ -100,7 +105,9 @@ def seed_ports(service: int | None, group: UserValue) -> tuple[int, ...] | None:
 
 
 def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
-    """Raises ParameterError if settings of layers in the host's memory are wrong, or don't go with `saver`."""
+    """Raises ParameterError if settings of layers in the host's memory are wrong, or conflict with
+    `saver`.
+    """
     check_int("cpu_offload_gb", gigabytes, 0)
     if group_size != -1:
         check_int("offload_group_size", group_size, 1)
@@ -111,7 +118,9 @@ def check_offload(gigabytes: int, group_size: int, *, saver: bool) -> None:
 
 
 def _urls_of_encoders(given: UserValue) -> tuple[str, ...]:
-    """Addresses of encoders, without a slash at their ends. Raises ParameterError if one is none."""
+    """Returns the addresses of encoders without trailing slashes. Raises ParameterError if one is
+    invalid.
+    """
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, list | tuple):
         raise ParameterError("encoder_urls", f"{shown(given)} is no list of addresses.")
@@ -123,7 +132,9 @@ def _urls_of_encoders(given: UserValue) -> tuple[str, ...]:
 
 
 def _check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ...], media: bool | None) -> None:
-    """Raises ParameterError if settings of encoders on other servers don't fit together, or to `enable_multimodal`."""
+    """Raises ParameterError if settings of encoders on other servers conflict with each other or
+    with `enable_multimodal`.
+    """
     if language_only and encoder_only:
         raise ParameterError("encoder_only", "and language_only are both given.", hint="Leave one out.")
     if language_only and not urls:
@@ -137,10 +148,10 @@ def _check_encoders(encoder_only: bool, language_only: bool, urls: tuple[str, ..
 
 
 def set_watch(config: EngineConfig) -> None:
-    """Checks which layers are looked at, and turns off what would hide them.
+    """Checks which layers are dumped, and turns off settings that would hide them.
 
     Raises:
-        ParameterError: their numbers are none, or are for no folder.
+        ParameterError: their numbers are invalid, or given without a folder.
     """
     name, folder = "debug_tensor_dump_layers", config.debug_tensor_dump_output_folder
     layers: UserValue = config.debug_tensor_dump_layers
@@ -159,7 +170,9 @@ def set_watch(config: EngineConfig) -> None:
 
 
 def set_media(config: EngineConfig) -> None:
-    """Checks the settings of images, videos and sounds, and gives them one form. Raises ParameterError."""
+    """Checks and normalises the settings of images, videos and sounds. Raises ParameterError if one
+    is invalid.
+    """
     for name, kind in (("limit_mm_data_per_request", int), ("mm_process_config", Mapping)):
         found = by_kind(name, getattr(config, name))
         for medium, value in found.items():
@@ -193,7 +206,7 @@ def check_replicas(replicas: int, first_gpu: int, gpu_step: int, device: str, ra
 
 
 def check_parallel(config: EngineConfig) -> None:
-    """Raises ParameterError if a setting does not go with several ranks, or with several replicas."""
+    """Raises ParameterError if a setting conflicts with several ranks, or with several replicas."""
     if config.enable_dp_attention and config.dp_size == 1:
         hint = "Add dp_size and as large a tp_size, or leave it out."
         raise ParameterError("enable_dp_attention", "is for several replicas.", hint=hint)
@@ -219,7 +232,7 @@ def check_parallel(config: EngineConfig) -> None:
 
 
 def check_experts(config: EngineConfig, parallel: Parallel) -> None:
-    """Raises ParameterError if settings of experts are wrong, or don't go with a layout."""
+    """Raises ParameterError if settings of experts are wrong, or conflict with a layout."""
     check_int("ep_num_redundant_experts", config.ep_num_redundant_experts, 0)
     check_int("eplb_rebalance_num_iterations", config.eplb_rebalance_num_iterations, 1)
     if parallel.ep == 1:
@@ -249,7 +262,7 @@ def check_nodes(nodes: int, own: int, first: str | None, replicas: int) -> None:
 
 
 def check_tiers(config: EngineConfig) -> None:
-    """Raises ParameterError if settings of the cache's tiers are wrong or don't fit together."""
+    """Raises ParameterError if settings of the cache's tiers are wrong or conflict."""
     ratio, folder = config.hicache_ratio, config.hicache_storage_dir
     check_number("hicache_ratio", ratio, lambda x: 0 < x <= 10_000, "no number above 0, and at most 10,000.")
     check_int("hicache_size", config.hicache_size, 0)

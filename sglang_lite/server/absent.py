@@ -1,4 +1,4 @@
-"""Routes of SGLang's and Ollama's servers that this one doesn't have, by the feature that they need."""
+"""Routes of SGLang's and Ollama's servers that this one lacks, by the feature that they need."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
     ): ("Changing settings while the server runs", "Start it with other settings."),
     ("/dumper",): ("Files of a model's tensors between its layers", "The states of tokens: return_hidden_states."),
 }  # fmt: skip
-_FOLDERS = ("/api/blobs", "/dumper")  # whose paths have more behind them
+_FOLDERS = ("/api/blobs", "/dumper")  # their paths continue after these prefixes
 ABSENT = {path: feature for paths, feature in _FEATURES.items() for path in paths}
 
 
 def absent_error(path: str) -> NotServedError | None:
-    """Error for a path of SGLang's or Ollama's that this server doesn't have; None for any other path."""
+    """Returns the error for a path of SGLang's or Ollama's that this server lacks, or None for any
+    other path.
+    """
     known = next((each for each in _FOLDERS if path.startswith(f"{each}/")), path.rstrip("/"))
     if known not in ABSENT:
         return None

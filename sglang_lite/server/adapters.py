@@ -14,7 +14,7 @@ from sglang_lite.server.fields import Fields
 from sglang_lite.server.service import Service
 from sglang_lite.server.weight_paths import require_allowed_path
 
-_LONGEST_S = 3600.0  # for an adapter that is read, or waited for
+_LONGEST_S = 3600.0  # limit for reading an adapter, or for waiting until it is unused
 
 
 class LoadRequest(msgspec.Struct, kw_only=True):
@@ -26,7 +26,7 @@ class LoadRequest(msgspec.Struct, kw_only=True):
 
 
 class UnloadRequest(msgspec.Struct, kw_only=True):
-    """Request to forget an adapter."""
+    """Request to unload an adapter."""
 
     lora_name: str
 
@@ -49,9 +49,9 @@ async def load(service: Service, call: HttpRequest) -> Response:
 
 
 async def unload(service: Service, call: HttpRequest) -> Response:
-    """Forgets an adapter, when no request uses it any more."""
+    """Unloads an adapter once no request uses it."""
     body = await read_record(service, call, UNLOAD)
-    path = service.adapters.pop(body.lora_name, None)  # no request names it while it leaves
+    path = service.adapters.pop(body.lora_name, None)  # no new request can name it while it is unloaded
     try:
         await service.call_engine(partial(service.engine.unload_lora_adapter, body.lora_name), at_most_s=_LONGEST_S)
     except ParameterError as error:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def application(engine: Engine, settings: ServerSettings, token: str = "", tracer: Tracer | None = None) -> Starlette:
-    """ASGI application that serves an engine.
+    """Creates the ASGI application that serves an engine.
 
     Args:
         token: token of the playground's page; with "", there is no page.
@@ -76,7 +76,7 @@ def application(engine: Engine, settings: ServerSettings, token: str = "", trace
 
 @contextlib.asynccontextmanager
 async def _grpc(service: Service, gate: AccessControl) -> AsyncIterator[None]:
-    """Context in which SGLang's gRPC service runs, if the settings ask for it."""
+    """Serves SGLang's gRPC service within the context, if the settings ask for it."""
     if service.settings.grpc_port is None:
         yield
         return
@@ -91,11 +91,13 @@ async def _grpc(service: Service, gate: AccessControl) -> AsyncIterator[None]:
 
 
 def _check_grpc(settings: ServerSettings) -> None:
-    """Raises an error, before a model is loaded, if the settings ask for gRPC and it can't be served."""
+    """Raises an error before the model is loaded if the settings ask for gRPC and it can't be
+    served.
+    """
     if settings.grpc_port is None:
         return
     try:
-        from sglang_lite.server import grpc_service  # noqa: F401 # is the package there?
+        from sglang_lite.server import grpc_service  # noqa: F401 # is the package installed?
     except ModuleNotFoundError as error:
         hint = "pip install 'sglang-lite[grpc]'"
         raise CapabilityError("grpc_port needs gRPC.", parameter="grpc_port", hint=hint) from error
@@ -103,12 +105,13 @@ def _check_grpc(settings: ServerSettings) -> None:
 
 
 class _Application(Starlette):
-    """Starlette application with a table of the paths that have no parameters. Trying one route after the other, and
-    Starlette's error-handling layers (an endpoint handles errors itself), take longer than a small request.
+    """Starlette application that looks up paths without parameters in a table. Trying one route
+    after the other, and Starlette's error-handling layers (an endpoint handles errors itself),
+    would take longer than a small request.
 
     Args:
         endpoints: endpoints by method and path.
-        origins: web pages that browsers may let read answers.
+        origins: origins of web pages whose browsers may read answers (CORS).
         settings: arguments of Starlette's application.
     """
 
@@ -136,7 +139,9 @@ class _Application(Starlette):
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Response to an error of the router itself: an unknown path, or a method that the path doesn't have."""
+    """Answers an error of the router itself: an unknown path, or a method that the path doesn't
+    have.
+    """
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     refused: SglError = NotFoundError(f"the path {path!r} does not exist.", hint="/openapi.json lists all paths.")
@@ -156,8 +161,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Methods of all routes of a request's path. Starlette tells those of the first alone. Routes without parameters
-    come before those that match by one, as in the OpenAPI document."""
+    """Returns the methods of all routes that match a request's path; Starlette names only those of
+    the first. Routes without parameters hide those with parameters, as in the OpenAPI document.
+    """
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     fixed = [route for route in routes if route.path == request.url.path]
     return sorted(set().union(*(route.methods for route in fixed or routes)))
@@ -182,14 +188,14 @@ def serve(
     announce: Callable[[str], object] = say,
     listening: socket.socket | None = None,
 ) -> int:
-    """Serves until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second signal ends them at
-    once.
+    """Serves until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
+    signal ends them immediately.
 
     Args:
         settings: settings of the server.
         engine_settings: keywords of `Engine`.
-        announce: function called with one line of text when the server can be reached, and with another that has the
-            address of the playground, if there is one.
+        announce: function called with one line of text when the server can be reached, and with
+            another that has the address of the playground, if there is one.
         listening: bound socket to use instead of one with the address of the settings.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Asynchronous form of an engine: events of requests arrive on the event loop that submitted them."""
+"""Asynchronous form of an engine: a request's events arrive on the event loop that submitted it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Owned:
 
     Attributes:
         key: API key of the HTTP request that submitted it; "" if none is required.
-        rids: names of its requests, of which another key may have the same.
+        rids: names of its requests; another key may use the same names.
     """
 
     key: str
@@ -78,7 +78,7 @@ class AsyncEngine:
     Args:
         engine: engine that runs the requests.
         observe: function that is called with all events of the engine.
-        apart: whether requests of different API keys never share cached prefixes.
+        apart: whether to keep requests of different API keys from sharing cached prefixes.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AsyncEngine:
         """Aborts the request that a key has named `rid`, unless it has ended.
 
         Args:
-            key: API key whose request is aborted; None for those of this name of all keys.
+            key: API key whose request is aborted; None aborts the requests of this name of all keys.
         """
         for owned in list(self._open.values()):
             if rid in owned.rids and key in (None, owned.key):
@@ -105,7 +105,7 @@ class AsyncEngine:
                     self.engine.abort(own_name(owned.key, rid))
 
     def abort_all(self, key: str | None) -> None:
-        """Aborts all open requests and programs of a key; None for those of all keys."""
+        """Aborts all open requests and programs of a key, or of all keys if it is None."""
         for each, owned in list(self._open.items()):
             if key is None or owned.key == key:
                 each.abort()
@@ -135,7 +135,7 @@ class AsyncEngine:
                     raise failed
 
     async def results(self, request: GenerateRequest) -> list[Generation]:
-        """Generations of a request, in the order of the samples.
+        """Runs a request and returns its generations, in the order of the samples.
 
         Raises:
             SglError: as `generate`.
@@ -177,7 +177,7 @@ class AsyncEngine:
                 yield results if request.is_list else [results]
 
     async def select(self, request: SelectRequest) -> Selection:
-        """Scores choices.
+        """Scores a request's choices.
 
         Raises:
             SglError: as `Engine.submit_select`, or the request's last event.
@@ -231,7 +231,7 @@ class AsyncEngine:
         return await _submitted(submit, _length(request.prompt))
 
     def _salted(self, request: S) -> S:
-        """Request in the namespace of its API key, if each has its own."""
+        """Returns the request in the namespace of its API key, if each key has its own."""
         key = key_in_use.get()
         if not self._apart or not key:
             return request
@@ -243,8 +243,9 @@ class AsyncEngine:
     async def _played(
         self, events: _EventQueue[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Yields the events of a program, which is aborted after `timeout_s`; first an empty list if the program was
-        only `opened`."""
+        """Yields the events of a program, which is aborted after `timeout_s`; yields an empty list
+        first if the program was only `opened`.
+        """
         late = False
 
         def end() -> None:
@@ -269,8 +270,10 @@ class AsyncEngine:
 
     @contextlib.contextmanager
     def _ends(self, submitted: A, events: _EventQueue[Any], rids: Collection[str | None] = ()) -> Iterator[A]:
-        """Context that aborts a submission if the block is left before the submission has ended; its last events, which
-        tell what it has used, are then still observed. `rids`: the names of its requests."""
+        """Aborts a submission if the block is left before the submission has ended. Its last
+        events, which report its usage, are then still observed. `rids` are the names of its
+        requests.
+        """
         self._open[submitted] = Owned(key_in_use.get(), rids)
         try:
             yield submitted
@@ -284,7 +287,9 @@ class AsyncEngine:
 
 @contextlib.contextmanager
 def _telling_names(rids: Iterable[str | None]) -> Iterator[None]:
-    """Context in which an error about the engine's name of a request tells its client's, one of `rids`, instead."""
+    """Replaces the engine's name of a request in an error with the client's name, which is one of
+    `rids`.
+    """
     try:
         yield
     except ParameterError as error:
@@ -296,24 +301,26 @@ def _telling_names(rids: Iterable[str | None]) -> Iterator[None]:
 
 
 def _is_aborted(event: ProgramEvent) -> bool:
-    """True for what a generation had used when its program was aborted."""
+    """Returns whether an event reports what a generation had used when its program was aborted."""
     return isinstance(event, Played) and isinstance(event.event, RequestAbortedError)
 
 
 class _Relay:
-    """Path of events from an engine's thread to the event loop, which is woken once for all events of a step."""
+    """Relay of events from an engine's thread to the event loop, which is woken once for all events
+    of a step.
+    """
 
     def __init__(self, observe: Callable[[Sequence[object]], object] | None) -> None:
         self.loop, self.observe = asyncio.get_running_loop(), observe
         self._pending: deque[_EventQueue[Any]] = deque()
 
     def add(self, events: _EventQueue[Any]) -> None:
-        """Makes the next `flush` wake the reader of some events. Called on any thread."""
+        """Marks a queue whose reader the next `flush` wakes. Called on any thread."""
         self._pending.append(events)
 
     def flush(self) -> None:
-        """Wakes the readers. Called on any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
+        """Wakes the readers of all marked queues. Called on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for events
             self.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -322,8 +329,8 @@ class _Relay:
 
 
 class _EventQueue(Generic[E]):
-    """Events of a submission: put on the engine's thread, and taken on the event loop, all that have arrived at
-    once."""
+    """Queue of a submission's events, filled on the engine's thread and emptied on the event loop.
+    """
 
     def __init__(self, relay: _Relay) -> None:
         self._relay = relay
@@ -337,21 +344,23 @@ class _EventQueue(Generic[E]):
         self._relay.add(self)
 
     def wake(self) -> None:
-        """Wakes the coroutine that waits in `take`. Called on the event loop."""
+        """Wakes the coroutine that waits in `next_batch`. Called on the event loop."""
         if self._left is not None:
             self._left.run(self._taken)
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[E]:
-        """Events that have arrived; waits for the first one."""
+        """Returns all events that have arrived, after waiting for the first one."""
         while not self._events:
             self._waiter = self._relay.loop.create_future()
             await self._waiter
         return self._taken()
 
     def leave(self) -> None:
-        """Has events that nobody takes any more observed when they arrive, on behalf of the caller's context."""
+        """Lets events that nobody reads any more be observed when they arrive, in the caller's
+        context.
+        """
         self._left = copy_context()
         self.wake()
 
@@ -365,8 +374,9 @@ class _EventQueue(Generic[E]):
 
 
 async def _submitted(submit: Callable[[], A], length: int) -> A:
-    """Submits; on another thread if the prompt is long. If the caller is cancelled, the submission is aborted once it
-    is made."""
+    """Submits a request, on another thread if its prompt is long. If the caller is cancelled, the
+    submission is aborted as soon as it is made.
+    """
     if length <= _LONG:
         return submit()
     task = asyncio.ensure_future(asyncio.to_thread(submit))
@@ -383,14 +393,14 @@ def _abort(task: asyncio.Future[Any]) -> None:
 
 
 def _length(prompt: Prompt | str | Sequence[int]) -> int:
-    """Number of characters of a prompt that must be tokenised."""
+    """Returns the number of characters of a prompt that must be tokenised."""
     if isinstance(prompt, Prompt):
         return sum(len(span.text) for span in prompt.spans)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
 def _joined(events: Iterable[T]) -> list[T | Delta]:
-    """Events in order, with the deltas of each sample joined to one."""
+    """Joins the deltas of each sample into one, at the place of the first."""
     found: list[T | Delta] = []
     at: dict[int, int] = {}  # index in `found` of each sample's delta
     for event in events:
@@ -409,7 +419,7 @@ def _joined(events: Iterable[T]) -> list[T | Delta]:
 
 
 def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
-    """Events of a program in order, with the deltas of each sample of a node joined to one."""
+    """Joins the deltas of each sample of a program's node into one, at the place of the first."""
     found: list[ProgramEvent] = []
     at: dict[tuple[Path, int, int], int] = {}  # index in `found` of each sample's delta
     for event in events:
@@ -427,8 +437,8 @@ def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
 
 
 async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
-    """Waits for the first event, so that an invalid request raises its error before a response begins; returns a
-    generator of all events.
+    """Returns a generator of all events once the first one has arrived, so that an invalid request
+    raises its error before a response begins.
 
     Raises:
         SglError: as `events`.
@@ -437,7 +447,7 @@ async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E,
     async def all_events() -> AsyncGenerator[E, None]:
         async with contextlib.aclosing(events):
             first = await anext(events)
-            yield first  # taken below: closing a generator that has not started would not close `events`
+            yield first  # consumed below: closing a generator that has not started would not close `events`
             yield first
             async for each in events:
                 yield each

@@ -1,5 +1,6 @@
-"""Routes that clouds send requests to: SageMaker's `/invocations` and Vertex AI's `/vertex_generate`. Each has the form
-of another route; their health is `/ping` and `/health`."""
+"""Routes that clouds send requests to: SageMaker's `/invocations` and Vertex AI's
+`/vertex_generate`. Each has the form of another route; health checks go to `/ping` and `/health`.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from sglang_lite.server.service import Service
 
 
 class VertexInstance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Prompt of a request: one of its first two fields."""
+    """Prompt of a request, given as one of the first two fields."""
 
     text: str | None = None
     input_ids: list[int] | None = None
-    image_data: Any = None  # texts, or a list of them; so the next two
+    image_data: Any = None  # text, or a list of texts; so are the next two
     video_data: Any = None
     audio_data: Any = None
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
-    """Vertex AI's request: prompts, and further fields of `/generate`, which hold for all."""
+    """Vertex AI's request: prompts, and further fields of `/generate` that apply to all of them."""
 
     instances: list[VertexInstance]
     parameters: dict[str, Any] | None = None
@@ -38,7 +39,7 @@ VERTEX: Fields[VertexRequest] = Fields(VertexRequest, {}, {})
 
 
 async def vertex(service: Service, call: HttpRequest) -> Response:
-    """Continues the texts of a request of Vertex AI."""
+    """Continues the texts of a Vertex AI request."""
     body = await read_record(service, call, VERTEX)
     if not body.instances:
         raise ParameterError("instances", "is empty.")

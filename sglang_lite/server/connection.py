@@ -1,7 +1,9 @@
-"""HTTP/1.1 protocol of uvicorn within limits: what a client can make the server keep or wait for before a handler runs.
+"""uvicorn's HTTP/1.1 protocol within limits on what a client can make the server keep or wait for
+before a handler runs.
 
-uvicorn's own settings don't bound it: `limit_concurrency` counts only requests whose headers are complete,
-`timeout_keep_alive` runs only after an answer, and httptools has no limit of a head's size.
+uvicorn's own settings don't bound it: `limit_concurrency` counts only requests whose headers are
+complete, `timeout_keep_alive` runs only after an answer, and httptools doesn't limit the size of a
+head.
 """
 
 from __future__ import annotations
@@ -31,26 +33,28 @@ from sglang_lite.server.lingering import Linger, LingeringTransport
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.server.unread_client import UnreadClient
 
-_MAX_QUEUED: Final = 16  # requests that wait for their turn on a connection before it is read no further
-_PIECE: Final = 4096  # bytes that are parsed before the queue is looked at again; they hold at most 160 requests
-_MAX_PARTS: Final = 1000  # chunks of a body; more need `_MIN_PART` bytes on average, as each takes the same time
+_MAX_QUEUED: Final = 16  # waiting requests on a connection, after which it is not read any further
+_PIECE: Final = 4096  # bytes that are parsed between two checks of the queue; they hold at most 160 requests
+_MAX_PARTS: Final = 1000  # chunks of a body; more must average `_MIN_PART` bytes, since each takes the same time
 _MIN_PART: Final = 64
 
 
 class _Reading(FlowControl):
-    """uvicorn's flow control, which reads nothing while a connection has data that is not to be parsed yet."""
+    """uvicorn's flow control, which pauses reading while a connection has data that must not be
+    parsed yet.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
         self._transport, self._is_held = transport, False
 
     def hold(self) -> None:
-        """Stops reading until `release`, also if something else resumed it."""
+        """Pauses reading until `release`, even if something else resumes it."""
         self._is_held = True
         self._transport.pause_reading()
 
     def release(self) -> None:
-        """Reads again, unless uvicorn has paused it."""
+        """Resumes reading, unless uvicorn has paused it."""
         self._is_held = False
         if not self.read_paused:
             self._transport.resume_reading()
@@ -65,16 +69,18 @@ class _Reading(FlowControl):
 class ClientConnection(HttpToolsProtocol):
     """Connection of a client, closed if the client exceeds a limit.
 
-    A client may send any number of requests ahead of their answers: while some wait for their turn, it is read no
-    further. One that ends its side of the connection gets the answers to what it has sent.
+    A client may send any number of requests ahead of their answers: while too many wait for their
+    turn, nothing more is read. A client that ends its side of the connection gets the answers to
+    what it has sent.
 
-    Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn notifies only the last
-    one, and the one being answered would run to its end.
+    Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn
+    notifies only the last one, and the one being answered would run to its end.
 
     Args:
         settings: settings of the server, with the limits.
-        clients: number of connections of each client's address, shared by all connections of a server.
-        linger: connections that are read from after their end, shared likewise.
+        clients: number of connections of each client's address, shared by all connections of a
+            server.
+        linger: connections that are still read after their end, shared likewise.
         arguments, options: uvicorn's own.
     """
 
@@ -92,15 +98,15 @@ class ClientConnection(HttpToolsProtocol):
         self._address = ""
         self._requests: list[RequestResponseCycle] = []
         self._head = self._lines = 0  # bytes and lines of the head of the request that is being read
-        self._parts = self._size = 0  # of its body so far: parts that the parser has passed on, and their bytes
-        self._unparsed = 0  # bytes that the parser has kept to itself
+        self._parts = self._size = 0  # of its body so far: parts from the parser, and their bytes
+        self._unparsed = 0  # bytes that the parser still buffers
         self._begun = self._in_body = False  # of the request that is being read
-        self._hosts = 0  # header lines `Host` of that head
+        self._hosts = 0  # `Host` lines in that head
         self._refused: SglError | None = None  # why the parser was stopped
-        self._drops_rest = False  # of what the client sends, which was refused
-        self._last_answer: SglError | None = None  # sent when all requests before have their answers
+        self._drops_rest = False  # of what the client sends, because it was refused
+        self._last_answer: SglError | None = None  # sent once all earlier requests are answered
         self._held = memoryview(b"")  # data that is parsed when there is room for requests
-        self._ended = False  # by the client, on its side
+        self._ended = False  # the client has ended its side
         self._timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------------------ the connection
@@ -142,7 +148,9 @@ class ClientConnection(HttpToolsProtocol):
         self._parse_held()
 
     def _parse_held(self) -> None:
-        """Parses data piece by piece while there is room for requests, and reads on when none is left."""
+        """Parses held data piece by piece while there is room for requests, and resumes reading
+        once all of it is parsed.
+        """
         while self._held and len(self.pipeline) < _MAX_QUEUED:
             piece = self._held[:_PIECE]
             self._held = self._held[_PIECE:]
@@ -170,26 +178,29 @@ class ClientConnection(HttpToolsProtocol):
             self._parse_held()
         elif self._ended or self._last_answer is not None:
             self._finish()
-        elif self._timer is None and self._begun and not self._answering:  # the next head has come in part
+        elif self._timer is None and self._begun and not self._answering:  # part of the next head has arrived
             self._set_timer()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
-        """Keeps the connection of a client that has ended its side, until it has its answers."""
+        """Keeps the connection of a client that has ended its side until its requests are answered.
+        """
         if self._begun and self._last_answer is None:
             self._refuse(WireError("the client has ended the connection in the middle of a request."))
-        has_half_ends = UnreadClient.is_supported() and self.scheme == "http"  # TLS ends as a whole
+        has_half_ends = UnreadClient.is_supported() and self.scheme == "http"  # TLS can't end one side only
         due = self._due()
         if self.transport.is_closing() or not due or not has_half_ends:
             return None
         if due[0].response_started and not self.flow.write_paused:
-            return None  # a stream under way, which may be silent for long: nothing would tell that the client has left
+            return None  # a running stream may be silent for long, and nothing would show that the client has left
         self._ended = True
         self._cancel_timer()
         self._finish()
         return True
 
     def _finish(self) -> None:
-        """Goes on towards the end of a connection on which nothing more is read."""
+        """Ends a connection that is not read any more: watches it while requests are unanswered,
+        then sends the last error or closes.
+        """
         if self._due():
             self._unread.watch()
         elif self._last_answer is not None:
@@ -205,7 +216,7 @@ class ClientConnection(HttpToolsProtocol):
         return current is not None and current.scope["http_version"] == "1.1" and not current.response_started
 
     def _due(self) -> list[RequestResponseCycle]:
-        """Requests without a whole answer, in order."""
+        """Returns the requests whose answers are incomplete, in order."""
         return [each for each in self._requests if not each.response_complete]
 
     @property
@@ -227,7 +238,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Reads a header, or a trailer behind the body."""
+        """Reads a header, or a trailer after the body."""
         self._lines += 1
         self._add_to_head(len(name) + len(value))
         if self._head > self._most:
@@ -275,14 +286,16 @@ class ClientConnection(HttpToolsProtocol):
         return LargeHeadersError(told, hint="Send less, or raise max_head_kb.")
 
     def _stop(self, error: SglError) -> SglError:
-        """Error for a callback to raise: it stops the parser, and `send_400_response` is called."""
+        """Returns the error for a callback to raise, which stops the parser; `send_400_response` is
+        then called.
+        """
         self._refused = error
         return error
 
     # ------------------------------------------------------------------------------------------------ the end
 
     def _set_timer(self) -> None:
-        """Limits the time to the end of the request's head, or else of its body."""
+        """Starts the time limit for the body if one is being read, else for the request's head."""
         seconds = self._settings.body_timeout_s if self._in_body else self._settings.head_timeout_s
         self._timer = self.loop.call_later(seconds, self._end_late)
 
@@ -302,12 +315,14 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses data at which the parser has stopped."""
+        """Rejects the data at which the parser stopped."""
         self._refuse(self._refused or WireError(msg))
 
     def _refuse(self, error: SglError) -> None:
-        """Answers the request that is being read with an error, and closes. Requests before it are answered first. Only
-        closes if its own answer has begun: the error would be taken for a part of that."""
+        """Answers the request that is being read with an error, and closes the connection. Earlier
+        requests are answered first. If the request's own answer has begun, only closes, since the
+        error would be taken for a part of it.
+        """
         present = self.cycle if self._in_body else None
         if any(each is not present for each in self._due()):
             self._last_answer = error

@@ -1,4 +1,6 @@
-"""The ASGI endpoint that serves any route, and the record by which a protocol's file describes one."""
+"""The ASGI endpoint that serves any route, and the record with which a protocol's file describes
+one.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ T = TypeVar("T")
 ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
 UNUSED = "x-unused-fields"  # header that names the fields of a request that have no effect
 _MAX_ITEMS = 2**20
-_SHORT = 4096  # bytes of a body; reading a shorter one takes less time than a change of threads
-_QUERY_NEUTRAL = ("beta",)  # Anthropic's client sets it for fields that are known by their own names
+_SHORT = 4096  # bytes; reading a shorter body takes less time than switching threads
+_QUERY_NEUTRAL = ("beta",)  # Anthropic's client sets it along with fields that are known by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,11 @@ class HttpRequest:
     reports: bool = False
 
     def object(self) -> dict[str, Json]:
-        """Body as plain data. Raises WireError if the body isn't a JSON object."""
+        """Returns the body as plain data. Raises WireError if the body isn't a JSON object."""
         return parse_object(self.data, self.limits)
 
     def read(self, fields: Fields[R]) -> R:
-        """Body as a record.
+        """Returns the body as a record.
 
         Raises:
             WireError: the body isn't a JSON object.
@@ -93,11 +95,11 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class BodyTask:
-    """Body to read in another process: the arguments of `read`, without the service.
+    """Body to read in another process: the arguments of `read_body`, without the service.
 
     Attributes:
         function: function of a reader, a request with nothing but its body, and `more`.
-        data, limits, reports: as of HttpRequest.
+        data, limits, reports: as in HttpRequest.
         more: further arguments of the function.
     """
 
@@ -111,12 +113,12 @@ class BodyTask:
 async def read(
     service: Service, call: HttpRequest, function: Callable[..., T], more: tuple[object, ...] = (), size: int = 0
 ) -> T:
-    """Result of a function that reads a body: on another thread if the body is long, and in another process if it is
-    larger than `large_body_kb`.
+    """Calls a function that reads a body, and returns its result. It runs on another thread if the
+    body is long, and in another process if the body is larger than `large_body_kb`.
 
     Args:
-        function: function at the top of a module, of a reader, the request and `more`. It uses nothing but these, and
-            appends to the request's `unused`.
+        function: function at the top level of a module that takes a reader, the request and `more`.
+            It uses nothing else, and appends to the request's `unused`.
         more: further arguments of the function.
         size: size of what is read besides the body, in bytes.
 
@@ -135,7 +137,7 @@ async def read(
 
 
 async def read_record(service: Service, call: HttpRequest, fields: Fields[R]) -> R:
-    """Body as a record: see `HttpRequest.read`."""
+    """Returns the body as a record: see `HttpRequest.read_fields`."""
     return await read(service, call, _record, (fields,))
 
 
@@ -144,8 +146,9 @@ def _record(_: RequestReader, call: HttpRequest, fields: Fields[R]) -> R:
 
 
 def with_priorities(service: Service, call: HttpRequest, requests: list[GenerateRequest]) -> list[GenerateRequest]:
-    """Requests with the priorities that the engine heeds. Under a policy that ignores priorities, they are reported and
-    dropped."""
+    """Returns requests with the priorities that the engine heeds. If its policy ignores priorities,
+    they are dropped and reported.
+    """
     if service.engine.config.policy == "priority" or not any(request.priority for request in requests):
         return requests
     call.unused.append("priority")
@@ -174,7 +177,7 @@ class Route:
             "owner" for the administrator's in any case: the request names folders of this machine, "page" for the
             token of the playground's page.
         counts_as_open: True if its requests count as open requests.
-        acts: True if even a GET does something, which an image in a web page must not.
+        acts: True if even a GET has an effect, which an image in a web page must not trigger.
     """
 
     path: str
@@ -193,12 +196,12 @@ class Route:
 
 
 def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Response with plain data or records as JSON."""
+    """Returns a response with plain data or records as JSON."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 def refusal(error: SglError, protocol: Protocol, request_id: str) -> Response:
-    """Response for an error."""
+    """Returns the response for an error."""
     return answer(content_of(error, protocol, request_id), status_of(error).status, headers_of(error))
 
 
@@ -231,7 +234,7 @@ class Endpoint:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                count(status)  # before the client knows it
+                count(status)  # before the client sees it
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if self._service().shutting_down:  # the client's next request has to go elsewhere
                     message["headers"].append((b"connection", b"close"))
@@ -318,7 +321,7 @@ async def _never() -> Any:  # `until_disconnected` watches for the disconnection
 
 
 def request_id_of(request: Request) -> str:
-    """Value of a request's `X-Request-Id`, or a new id if the header is missing or invalid."""
+    """Returns a request's `X-Request-Id`, or a new id if the header is missing or invalid."""
     given = request.headers.get("x-request-id", "")
     return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
 
@@ -327,16 +330,16 @@ def _header_safe(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
 
 
-_POLLED = ("/v1/loads", "/get_load")  # by gateways, as open routes are by others
-_CLIENT_LEFT = 499  # nginx's status for a client that was gone before there was one
+_POLLED = ("/v1/loads", "/get_load")  # by gateways, like open routes by others
+_CLIENT_LEFT = 499  # nginx's status for a client that left before it was answered
 _KEY = "sglang_lite.key"  # of a request's scope, once its key is checked
-_OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers by which browsers tell a page's requests
+_OF_PAGES = ("origin", "referer", "sec-fetch-site")  # headers with which browsers mark the requests of a page
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)
 
 
 class AccessControl:
-    """Keys that a server requires, names by which it may be addressed, and limits of the number of open requests, in
-    total and for each key.
+    """Keys that a server requires, host names under which it may be addressed, and limits on open
+    requests, in total and for each key.
 
     Args:
         token: token of the playground's page; "" if there is none.
@@ -352,8 +355,10 @@ class AccessControl:
         self.open: Counter[str] = Counter()
 
     def check_host(self, request: Request) -> None:
-        """Raises ForbiddenError if a request addresses the server by a name that isn't its own. A web page whose name
-        leads to this machine (DNS rebinding) could otherwise use the server, and read its answers."""
+        """Raises ForbiddenError if a request addresses the server by a name that isn't its own.
+        Otherwise, a web page whose name resolves to this machine (DNS rebinding) could use the
+        server and read its answers.
+        """
         host = request.headers.get("host", "")
         if not self._checks_host or not host:  # browsers always send it
             return
@@ -366,7 +371,7 @@ class AccessControl:
             )
 
     def key_of(self, request: Request, route: Route) -> str:
-        """API key of a request; "" if none is required.
+        """Returns the API key of a request, or "" if none is required.
 
         Raises:
             AuthenticationError: the key is missing or wrong.
@@ -405,7 +410,9 @@ class AccessControl:
         return valid[0] if valid else ""
 
     def _check_page(self, request: Request) -> None:
-        """Raises an error unless the playground's own page, or who opens it, sent the request."""
+        """Raises an error unless the playground's own page sent the request, or the request opens
+        that page.
+        """
         origin = request.headers.get("origin")
         if origin is not None and origin != f"http://{request.headers.get('host')}":
             raise ForbiddenError("another page sent the request.", hint="Open the address that the server has printed.")
@@ -416,7 +423,9 @@ class AccessControl:
             )
 
     def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
-        """Context in which a request counts as open. Raises RateLimitError if too many are open."""
+        """Returns a context in which a request counts as open. Raises RateLimitError if too many
+        are open.
+        """
         if counts_as_open and self.open.total() >= self._most:
             raise RateLimitError(f"{self._most:,} requests are open, which is the limit.", hint="Try again later.")
         if counts_as_open and self.open[key] >= self._most_per_key:

@@ -26,48 +26,52 @@ Protocol: TypeAlias = Literal["native", "openai", "anthropic", "ollama"]
 
 
 class AuthenticationError(SglError):
-    """Refusal of a request whose key is missing or wrong."""
+    """Request whose key is missing or wrong."""
 
 
 class ForbiddenError(SglError):
-    """Refusal of a request that the server's settings forbid: from a web page, to a foreign name, or for an
-    administrator whom the server doesn't have."""
+    """Request that the server's settings forbid: from a web page, to a foreign host name, or for an
+    administrator that the server doesn't have.
+    """
 
 
 class NotFoundError(SglError):
-    """Refusal of a route, model or response that doesn't exist."""
+    """Route, model or response that doesn't exist."""
 
 
 class NotServedError(SglError):
-    """Refusal of a route that another server has, for want of its feature."""
+    """Route that SGLang or Ollama has and this server lacks."""
 
 
 class MethodError(SglError):
-    """Refusal of an HTTP method that the route doesn't have."""
+    """HTTP method that the route doesn't have."""
 
 
 class TooLargeError(SglError):
-    """Refusal of a request whose body is too large."""
+    """Request whose body is too large."""
 
 
 class UnknownTextError(SglError):
-    """Refusal of a request that names a text by its hash which the server doesn't have: the client then sends it."""
+    """Request that names a text by a hash that the server doesn't know; the client then sends the
+    text.
+    """
 
 
 class SlowRequestError(SglError):
-    """Refusal of a request whose headers or body don't arrive in time."""
+    """Request whose headers or body don't arrive in time."""
 
 
 class LongUrlError(SglError):
-    """Refusal of a request whose address is too long."""
+    """Request whose address is too long."""
 
 
 class LargeHeadersError(SglError):
-    """Refusal of a request whose headers are too large or too many."""
+    """Request whose headers are too large or too many."""
 
 
 class RateLimitError(SglError):
-    """Refusal of a request while too many are open, in total or with its key, or because its key's quota is used up.
+    """Request that exceeds a limit: too many are open, in total or with its key, or its key's quota
+    is used up.
 
     Args:
         retry_after_s: seconds after which the request may succeed.
@@ -119,7 +123,9 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
 
 
 def status_of(error: SglError) -> ErrorStatus:
-    """Row of the table for an error; for a BatchError, that of the first failed request."""
+    """Returns the row of the table for an error; for a BatchError, that of its first failed
+    request.
+    """
     cause = _cause(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))
 
@@ -131,7 +137,9 @@ def _cause(error: SglError) -> SglError:
 
 
 def parameter_of(error: SglError) -> str | None:
-    """Parameter that an error names, or the JSON Pointer into a body or schema, or None."""
+    """Returns the parameter that an error names, or its JSON Pointer into a body or schema, or
+    None.
+    """
     error = _cause(error)
     if isinstance(error, ParameterError | CapabilityError):
         return error.parameter
@@ -141,7 +149,9 @@ def parameter_of(error: SglError) -> str | None:
 
 
 def content_of(error: SglError, protocol: Protocol, request_id: str | None = None) -> dict[str, Json]:
-    """JSON content of an error in a protocol's form, for a response or an event of a stream."""
+    """Returns the JSON content of an error in a protocol's form, for a response or an event of a
+    stream.
+    """
     found = status_of(error)
     if protocol == "anthropic":
         content: dict[str, Any] = {
@@ -159,7 +169,7 @@ def content_of(error: SglError, protocol: Protocol, request_id: str | None = Non
 
 
 def headers_of(error: SglError) -> Mapping[str, str]:
-    """Headers to add to the response for an error."""
+    """Returns the headers to add to the response for an error."""
     if isinstance(error, SlowRequestError):
         return {"connection": "close"}  # later parts of the body would be read as the next request
     after = error.retry_after_s if isinstance(error, RateLimitError) else status_of(error).retry_after_s

@@ -1,4 +1,6 @@
-"""Features of images, videos and sounds, which a server with `--encoder-only` answers in the format of safetensors."""
+"""Features of images, videos and sounds, which a server with `--encoder-only` returns in
+safetensors format.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ FEATURES: Fields[FeaturesBody] = Fields(
 
 
 async def encode(service: Service, call: HttpRequest) -> Response:
-    """Features of media: a tensor [count, size] for each, named by a hash of the file and of what prepares it."""
+    """Returns features of media: a tensor [count, size] for each, named by a hash of the file and
+    of its preprocessing.
+    """
     body = await asyncio.to_thread(call.read, FEATURES)
     kind = next((each for each in _KINDS if each == (body.modality or "").lower()), None)
     if body.modality is not None and kind is None:
@@ -47,15 +51,16 @@ async def encode(service: Service, call: HttpRequest) -> Response:
 
 
 async def features(service: Service, sources: Sequence[str], kind: MediaKind | None = None, frames: int = 0) -> bytes:
-    """Features of media as `EncodeMedia` answers with them.
+    """Returns features of media in the form of `EncodeMedia`'s answer.
 
     Args:
         sources: data URL, base64 or address of each.
-        kind: their kind; None for the one that a data URL tells, else "image".
+        kind: their kind; None for the one that a data URL names, else "image".
         frames: number of frames of a video.
 
     Raises:
-        ParameterError, CapabilityError: a medium can't be read, or the model takes none of its kind.
+        ParameterError, CapabilityError: a medium can't be read, or the model takes none of its
+            kind.
         OverloadedError: too many requests are waiting, or there is too little memory.
     """
     if not 1 <= len(sources) <= _MAX_MEDIA:

@@ -38,7 +38,7 @@ class Fields(Generic[R]):
     refused: Mapping[str, tuple[object, ...]]
 
     def read(self, body: Mapping[str, Json], unused: list[str] | None = None, *, strict: bool = True) -> R:
-        """Record of a request's body.
+        """Converts a request's body to its record.
 
         Args:
             unused: list to which the names of unknown fields are appended; None to refuse unknown fields.

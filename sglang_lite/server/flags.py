@@ -1,4 +1,6 @@
-"""Command-line flags of `serve`: the fields of all settings, and SGLang's names for the fields that it has, too."""
+"""Command-line flags of `serve`: the fields of all settings, and SGLang's names for those that it
+has, too.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
-    """Settings of the server, keywords of its engine, and settings of replicas, from parsed flags.
+    """Returns the settings of the server, the keywords of its engine, and the settings of replicas,
+    from parsed flags.
 
     Raises:
         ParameterError: a value is invalid or not supported.
@@ -106,7 +109,7 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, User
 
 
 def _keys(name: str, options: argparse.Namespace) -> tuple[str, ...]:
-    """Keys of a setting: those of its flags and its file, or else those of the environment.
+    """Returns the keys of a setting: from its flags and its file, or else from the environment.
 
     Raises:
         ParameterError: a file or variable can't be read, or has no key.
@@ -132,7 +135,7 @@ def _lines(text: str, parameter: str, source: str) -> list[str]:
 
 
 def _variable(name: str) -> str:
-    """Environment variable of a setting."""
+    """Returns the environment variable of a setting."""
     return f"SGLANG_LITE_{name.upper()}"
 
 
@@ -144,12 +147,13 @@ _GROUPS: tuple[tuple[type, str], ...] = (
 
 
 def _named(setting: str) -> Iterator[str]:
-    """SGLang's names of a setting of the server."""
+    """Returns SGLang's names for a setting of the server."""
     return (name for name, of in _SERVED.items() if of == setting)
 
 
 def _others() -> list[ServerArg]:
-    """SGLang's flags that don't name a setting, by SGLang's or another name."""
+    """Returns the flags of SGLang's that are accepted but don't name one of this server's settings.
+    """
     ours = {*_SERVED, *(each.name for kind, _ in _GROUPS for each in fields(kind))}
     return [
         arg for arg in server_args().values()
@@ -165,7 +169,9 @@ def _own_value(name: str, value: str) -> UserValue:
 
 
 def _default(setting: Field[Any]) -> str:
-    """Default of a setting, as the end of its help; "" if it is none, or the text says what happens then."""
+    """Returns a setting's default as the end of its help, or "" if there is none or the help itself
+    describes it.
+    """
     value = setting.default
     if value in (None, "", (), MISSING) or value is False:
         return ""
@@ -177,7 +183,7 @@ def _dest(kind: type, name: str) -> str:
 
 
 def _type(hint: Any) -> dict[str, Any]:
-    """Options of argparse for a flag whose field has this type."""
+    """Returns argparse's options for a flag whose field has this type."""
     options = [each for each in get_args(hint) if each is not type(None)] or [hint]
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
@@ -191,7 +197,7 @@ def _type(hint: Any) -> dict[str, Any]:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """Help text for each field of a settings class, from its docstring."""
+    """Returns the help text of each field of a settings class, from its docstring."""
     attributes = (kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
     return {name: " ".join(text.split()).replace("%", "%%") for names, text in found for name in names.split(", ")}

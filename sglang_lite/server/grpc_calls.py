@@ -1,4 +1,5 @@
-"""Context of all gRPC calls: keys, limits, a line of the log, counts, spans, and the status of an error."""
+"""What all gRPC calls share: keys, limits, a log line, counts, spans, and the status of an error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _OF_KEY = Route("gRPC", native.generate, "Any call", protocol="native")
 
 
 class GrpcCalls:
-    """Context of the gRPC calls of a server.
+    """Checks, logs and counts the gRPC calls of a server.
 
     Args:
         gate: keys and counts of open requests of the HTTP server.
@@ -47,11 +48,12 @@ class GrpcCalls:
         self, call: str, context: grpc.aio.ServicerContext, route: Route = _OF_KEY, *, request_id: str = "",
         counts: bool = False, of: str = _SCHEDULER,
     ) -> AsyncIterator[None]:  # fmt: skip
-        """Context of a call that checks its key and the limits, logs a line, and ends it with a status if it fails.
+        """Checks a call's key and the limits, logs a line, and ends the call with a status if the
+        block fails.
 
         Args:
             call: name of the call.
-            route: who may call.
+            route: route whose access rights apply.
             counts: whether it counts as an open request.
             of: full name of its service.
         """
@@ -91,7 +93,7 @@ class GrpcCalls:
         return self._service.spans.request(f"{service}/{call}", attributes, headers, told)
 
     def _log(self, call: str, request_id: str, status: int, key: str, took: float) -> None:
-        """Logs and counts a call as an HTTP request, with the status that it would have there."""
+        """Logs and counts a call like an HTTP request, with the status that it would have there."""
         ms = round(took * 1000, 1)
         line = {"method": "gRPC", "route": f"/{call}", "status": status, "ms": ms, "request_id": request_id}
         logger.info("%s %s %d %.1f ms %s", *line.values(), extra={"request": line})
@@ -108,7 +110,8 @@ def refuse(request: Any, *names: str) -> None:  # of the protocol
 
 
 class _Connections:
-    """Connections that have open calls, by client: gRPC tells of no others, and closes them.
+    """Connections with open calls, by client. gRPC doesn't report idle ones, and closes them
+    itself.
 
     Args:
         most: most connections of a client's address.
@@ -120,7 +123,8 @@ class _Connections:
 
     @contextlib.contextmanager
     def call(self, peer: str) -> Iterator[None]:
-        """Context of a call. Raises RateLimitError if its client has too many connections.
+        """Counts a call within the context. Raises RateLimitError if its client has too many
+        connections.
 
         Args:
             peer: address and port of the connection, as gRPC writes them.

@@ -1,6 +1,7 @@
-"""SGLang's gRPC service of encoders (`sglang_encoder.proto`, as smg-grpc-proto publishes it), on a server with
-`--encoder-only`. Its messages have no place for features: a call makes them and answers with their size, and `/encode`
-over HTTP answers the same media with the features, which are kept."""
+"""SGLang's gRPC service of encoders (`sglang_encoder.proto`, as smg-grpc-proto publishes it), on a
+server with `--encoder-only`. Its messages can't carry features: a call computes and keeps them and
+returns their size, and `/encode` over HTTP returns the kept features for the same media.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ _NAME = pb.DESCRIPTOR.services_by_name["SglangEncoder"].full_name
 
 
 class EncoderServicer(services.SglangEncoderServicer):  # type: ignore[misc]  # generated code has no types
-    """Calls of the service. Those that hand features over by Mooncake or ZMQ answer UNIMPLEMENTED."""
+    """Calls of the service. Those that transfer features over Mooncake or ZMQ answer UNIMPLEMENTED.
+    """
 
     def __init__(self, service: Service, calls: GrpcCalls) -> None:
         self._service, self._calls = service, calls
 
     async def Encode(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
-        """Encodes media, and answers with the size of their features."""
+        """Encodes media, and returns the size of their features."""
         async with self._calls.answering("Encode", context, of=_NAME, request_id=request.req_id, counts=True):
             refuse(request, "prefill_host", "embedding_port")  # pickles over ZMQ
             data = await features(self._service, list(request.mm_items))

@@ -1,4 +1,6 @@
-"""Messages of gRPC clients that are none: a status, in the place of an exception and its traceback in the log."""
+"""Interceptor that answers malformed gRPC messages with a status, instead of raising and logging a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _PROBLEM: Final = "the message is damaged, or of another type."
 
 
 class MessageCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc] # has no types
-    """Answers INVALID_ARGUMENT to a message that can't be read, in calls with one message of the client's."""
+    """Answers INVALID_ARGUMENT to a malformed message, in calls with a single request message."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any

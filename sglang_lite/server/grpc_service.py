@@ -1,6 +1,7 @@
-"""SGLang's gRPC service (`sglang_scheduler.proto`, as smg-grpc-proto publishes it), which gateways speak with workers:
-token ids in, token ids out. It shares the engine, keys and limits of the HTTP server. Beside it, a server with
-`--encoder-only` has that of encoders (grpc_encoder.py)."""
+"""SGLang's gRPC service (`sglang_scheduler.proto`, as smg-grpc-proto publishes it), over which
+gateways talk to workers: token ids in, token ids out. It shares the engine, keys and limits of the
+HTTP server. With `--encoder-only`, the server also has the service of encoders (grpc_encoder.py).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ _OF_ADMIN = Route("gRPC", native.flush_cache, "Calls that change the server", ac
 
 
 async def serve_grpc(service: Service, gate: AccessControl, port: int) -> tuple[grpc.aio.Server, int]:
-    """Starts the service on the running event loop, at the address of the HTTP server. Returns it, and its port.
+    """Starts the service on the running event loop, at the address of the HTTP server. Returns the
+    server and its port.
 
     Args:
         gate: keys and counts of open requests of the HTTP server.
@@ -96,7 +98,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
                             yield answer
 
     async def Embed(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
-        """Embedding of token ids."""
+        """Returns the embedding of token ids."""
         async with self._calls.answering("Embed", context, request_id=request.request_id, counts=True):
             refuse(request, "mm_inputs", "is_cross_encoder", "token_type_ids")
             texts = [list(request.tokenized.input_ids)]
@@ -104,7 +106,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             return pb.EmbedResponse(embedding=row.tolist(), embedding_dim=len(row), prompt_tokens=sum(tokens))
 
     async def HealthCheck(self, _: Any, __: Any) -> Any:  # noqa: N802  # of the protocol
-        """Health: the engine has generated its first token, and responds."""
+        """Returns whether the engine has generated its first token and responds."""
         try:
             self._service.check_ready()
         except SglError as error:
@@ -112,13 +114,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
         return pb.HealthCheckResponse(healthy=True, message="")
 
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
-        """Ends a request."""
+        """Aborts a request."""
         async with self._calls.answering("Abort", context):
             self._service.async_engine.abort(request.request_id, key_in_use.get() or None)
             return pb.AbortResponse(success=True)
 
     async def GetModelInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
-        """Description of the model."""
+        """Describes the model."""
         async with self._calls.answering("GetModelInfo", context):
             engine, tokenizer = self._service.engine, self._service.engine.tokenizer
             config = self._config
@@ -140,7 +142,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             )
 
     async def GetServerInfo(self, _: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
-        """Settings and counts."""
+        """Returns the settings and counts."""
         async with self._calls.answering("GetServerInfo", context):
             info: Any = await self._service.call_engine(self._service.engine.get_server_info)
             found = pb.GetServerInfoResponse(
@@ -154,7 +156,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             return found
 
     async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802  # of the protocol
-        """Load of each replica of the engine."""
+        """Returns the load of each replica of the engine."""
         async with self._calls.answering("GetLoads", context):
             each = await native.each_stats(self._service)
             loads = [_load(self._service, stats) for stats in each]
@@ -174,7 +176,7 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
             return common.FlushCacheResponse(success=True, message=f"Cache flushed: {freed} tokens.")
 
     async def GetTokenizer(self, _: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # of the protocol
-        """The tokenizer's files, as a ZIP archive in pieces."""
+        """Yields the tokenizer's files as a ZIP archive, in pieces."""
         async with self._calls.answering("GetTokenizer", context):
             data, digest = await asyncio.to_thread(lambda: self._archive)
             for start in range(0, len(data), _CHUNK):
@@ -190,7 +192,8 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
     @cached_property
     def _archive(self) -> tuple[bytes, str]:
-        """Files and their SHA-256. The chat template is the engine's."""
+        """ZIP archive of the tokenizer's files, and its SHA-256. The chat template is the engine's.
+        """
         config, written = self._service.engine.config, io.BytesIO()
         folders = (Path(self._service.tokenizer_path), resolve_served(config.model, config.revision))
         template = self._service.engine.chat_template()
@@ -206,12 +209,13 @@ class _Servicer(services.SglangSchedulerServicer):  # type: ignore[misc]  # gene
 
 
 def _ids(given: object) -> list[int]:
-    """Token ids of a field of a config, which may have none, one or several."""
+    """Returns the token ids of a config field, which may have none, one or several."""
     return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, int)]
 
 
 def _generate_request(request: Any) -> Any:
-    """Request of the engine. Zeros of proto3 that mean "not set" are left out.
+    """Converts a message to a request of the engine. Zeros of proto3 that mean "not set" are left
+    out.
 
     Raises:
         ParameterError, ConstraintError: as `read_request`.
@@ -222,7 +226,7 @@ def _generate_request(request: Any) -> Any:
     given = request.sampling_params
     refuse(given, "custom_params")
     params = MessageToDict(given, preserving_proto_field_name=True)
-    params = {"temperature": given.temperature, **params}  # whose zero is a value
+    params = {"temperature": given.temperature, **params}  # zero is a valid value, which proto3 omits
     for name in ("spaces_between_special_tokens", "stream_interval"):
         params.pop(name, None)
     if "ebnf_grammar" in params:
@@ -237,7 +241,9 @@ def _generate_request(request: Any) -> Any:
 
 
 def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> Iterator[Any]:
-    """Yields the messages for an event. `sent` counts the tokens of each sample that chunks have had."""
+    """Yields the messages for an event. `sent` counts the tokens of each sample that chunks have
+    already sent.
+    """
     done, index = sent.get(event.index, 0), event.index
     usage = event.usage if isinstance(event, Generation) else Usage()
     ids = event.token_ids if isinstance(event, Delta) else event.token_ids[done:]
@@ -262,7 +268,7 @@ def _answers(request: Any, event: Delta | Generation, sent: dict[int, int]) -> I
 
 
 def _rows(entries: Sequence[TokenLogprob], attribute: str) -> list[Any]:
-    """Log-probabilities of alternatives, one message for each token."""
+    """Converts the log-probabilities of alternatives to messages, one for each token."""
     found = [getattr(entry, attribute) for entry in entries]
     if not any(found):
         return []
@@ -297,5 +303,5 @@ def _load(service: Service, stats: dict[str, Any]) -> Any:
         num_total_reqs=stats["running"] + stats["waiting"], num_used_tokens=used, token_usage=usage,
         max_total_num_tokens=stats["total_tokens"], utilization=usage,
         max_running_requests=service.engine.core.capacity.sizes.max_running,
-        cache_hit_rate=stats.get("prompt_tokens_cached", 0) / max(stats.get("prompt_tokens", 0), 1),  # of no encoder
+        cache_hit_rate=stats.get("prompt_tokens_cached", 0) / max(stats.get("prompt_tokens", 0), 1),  # encoders have none
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""uvicorn's server with limits of its connections, and an end that every client is told of."""
+"""uvicorn's server with limits on its connections, and a shutdown that answers every client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _LOOK_S: Final = 0.05
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn server that owns its end: open requests may continue for a while, and the rest get an error.
+    """uvicorn server with a shutdown of its own: open requests may continue for a while, and the
+    rest get an error.
 
     Args:
         app: application to serve, as `application` makes it.
@@ -47,7 +48,7 @@ class HttpServer(uvicorn.Server):
             app,
             port=0,  # a free one, if the caller has no listening socket
             http=connection,  # type: ignore[arg-type] # uvicorn only calls it
-            ws="none",  # no route has web sockets, and theirs would not be such connections
+            ws="none",  # no route has web sockets, and these would bypass the limits of ClientConnection
             log_config=None,
             access_log=False,
             server_header=False,
@@ -69,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the server, in the place of uvicorn, which would cancel requests without an answer.
+        """Shuts the server down in place of uvicorn, which would cancel requests without an answer.
 
         Until the open requests have ended, the sockets answer: `/ready` says 503, and so does each new request. After
         `drain_s`, or a second signal, the engine is closed, which ends each request with an error in the form of its
@@ -97,7 +98,7 @@ class HttpServer(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _wait(self, done: Callable[[], object], seconds: float) -> None:
-        """Waits until `done()` is true, for at most some seconds."""
+        """Polls until `done()` is true, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not done():

@@ -1,4 +1,6 @@
-"""Long schemas that clients have sent, such as those with documents to quote from: later bodies name them."""
+"""Cache of long schemas that clients have sent, such as those with documents to quote from. Later
+bodies name them by hash.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from sglang_lite.constraints.memo import BoundedCache
 from sglang_lite.server.errors import TooLargeError, UnknownTextError
 from sglang_lite.wire.long_texts import long_texts, names_in, with_texts
 
-KNOWN_BYTES = 64 << 20  # schemas that are kept; those that were used least recently go first
+KNOWN_BYTES = 64 << 20  # limit on the kept schemas; the least recently used ones go first
 
 
 class KnownTexts:
@@ -16,12 +18,12 @@ class KnownTexts:
         self._texts = BoundedCache(KNOWN_BYTES)
 
     def keep(self, body: bytes) -> None:
-        """Keeps the long schemas of a body."""
+        """Stores the long schemas of a body."""
         for digest, text in long_texts(body):
             self._texts.put(digest, text, len(text))
 
     def whole(self, body: bytes, most: int) -> bytes:
-        """Body with the schemas that it names.
+        """Returns the body with the schemas that it names filled in.
 
         Args:
             most: maximum size of the result in bytes.

@@ -1,4 +1,4 @@
-"""Ends of connections whose clients are still sending."""
+"""Closes connections whose clients are still sending, so that they can read their last answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _LINGER_S: Final = 5.0  # longest time that a client may send on after its last answer
-_MAX_LINGERING: Final = 64  # at once: clients over a limit must not keep descriptors
+_MAX_LINGERING: Final = 64  # at the same time: clients over a limit must not hold file descriptors
 _READ: Final = 64 << 10
 
 
 class Linger:
-    """Connections of a server that are read from after their end, and the memory that they are read into."""
+    """Number of a server's lingering connections, and the buffer that they all read into."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -43,7 +43,7 @@ class LingeringTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Returns True from the first call of `close` on."""
+        """Returns whether `close` was called, or the transport is closing."""
         return self._is_lingering or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
@@ -52,10 +52,12 @@ class LingeringTransport:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Ends the connection as soon as what was written is sent and the client has ended its side, too."""
+        """Closes the connection as soon as everything written is sent and the client has ended its
+        side, too.
+        """
         if self.is_closing():
             return
-        can_linger = self._transport.can_write_eof()  # TLS ends as a whole
+        can_linger = self._transport.can_write_eof()  # TLS can't end one side only
         if not (can_linger and self._is_sending() and self._linger.has_room()):
             self._transport.close()
             return
@@ -66,10 +68,10 @@ class LingeringTransport:
 
 
 class _Discarding(asyncio.BufferedProtocol):
-    """Protocol of a lingering connection, which drops what comes.
+    """Protocol of a lingering connection, which drops incoming data.
 
     Args:
-        transport: the connection; its protocol until now is told when it is lost.
+        transport: the connection; its previous protocol is notified when it is lost.
         linger: the server's lingering connections.
     """
 

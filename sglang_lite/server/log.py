@@ -10,19 +10,21 @@ from sglang_lite.server.settings import ServerSettings
 
 
 def configure(settings: ServerSettings) -> None:
-    """Logs to stderr, by the settings, unless somebody has configured logging before."""
-    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"  # of several servers, the process tells which
+    """Configures logging to stderr from the settings, unless logging is configured already."""
+    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"  # the process tells several servers apart
     logging.basicConfig(level=settings.log_level.upper(), format=line)
     if settings.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
     if settings.log_level != "debug":
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # which has a line for each poll of another server
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for each poll of another server
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of a line of JSON for each message: `time` (UTC), `level`, `process`, `logger`, `message`; of a
-    request also `method`, `route`, `status`, `ms` and `request_id`; of an exception `exception`."""
+    """Formatter that writes a line of JSON for each message: `time` (UTC), `level`, `process`,
+    `logger`, `message`; for a request also `method`, `route`, `status`, `ms` and `request_id`; for
+    an exception also `exception`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -24,7 +24,7 @@ _COUNTERS = {
 }  # fmt: skip
 
 
-# What SGLang's dashboards show of the engine, and vLLM's names for it: functions of the stats.
+# Engine metrics that SGLang's dashboards show, and vLLM's names for them, as functions of the stats.
 _SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
     "sglang": {
         "num_running_reqs": lambda stats: stats["running"],
@@ -43,11 +43,11 @@ _SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
 }
 
 
-_OF_THE_SERVER = {"generated_per_s", "gen_throughput"}  # which no replica counts
+_OF_THE_SERVER = {"generated_per_s", "gen_throughput"}  # no replica counts these
 
 
 class _Stats(Collector):
-    """Metrics of an engine's counts; of several replicas each has its own, with the label `rank`."""
+    """Metrics of an engine's counts; several replicas have their own, with the label `rank`."""
 
     def __init__(self, stats: Mapping[str, Any], model: str, names: MetricsNames) -> None:
         self._stats, self._model, self._names = stats, model, names
@@ -72,7 +72,7 @@ class _Stats(Collector):
 
 
 async def metrics(service: Service, _: HttpRequest) -> Response:
-    """Returns the counts."""
+    """Returns all counts in Prometheus' text format."""
     registry = CollectorRegistry()
     stats = await service.call_engine(service.engine.stats)
     stats = {**stats, "generated_per_s": service.metrics.throughput()}

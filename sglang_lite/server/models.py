@@ -37,7 +37,7 @@ def _anthropic_card(service: Service, adapter: str | None = None) -> dict[str, A
 
 
 async def models(service: Service, call: HttpRequest) -> Response:
-    """Lists the models."""
+    """Returns the served model and its adapters, in OpenAI's or Anthropic's form."""
     if ANTHROPIC_VERSION not in call.headers:
         return answer({"object": "list", "data": [_card(service, each) for each in (None, *service.adapters)]})
     cards = [_anthropic_card(service, each) for each in (None, *service.adapters)]

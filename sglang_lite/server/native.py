@@ -63,7 +63,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     lora_path: str | list[str | None] | None = None
     rid: str | list[str] | None = None
     priority: int | list[int] | None = None
-    image_data: Any = None  # texts, in lists of up to two levels; so the next two
+    image_data: Any = None  # texts, in lists of up to two levels; so are the next two
     video_data: Any = None
     audio_data: Any = None
     modalities: list[str | list[str]] | None = None
@@ -167,7 +167,7 @@ async def generate(service: Service, call: HttpRequest) -> Response:
 async def _in_session(
     service: Service, call: HttpRequest, request: NativeRequest, given: SessionParams
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
-    """Answers to a request that continues another one of its session."""
+    """Starts a request that continues another one of its session, and returns its answers."""
     session, only = service.sessions.of(call.key, given.id), request.calls[0]
     if request.is_list:
         raise ParameterError("session_params", "a session takes one prompt with one answer at a time.")
@@ -221,7 +221,9 @@ _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids
 
 
 def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
-    """Unsent part of an answer; `sent` maps fields to their lengths so far, and is updated."""
+    """Returns the unsent part of an answer. `sent` maps fields to the lengths sent so far, and is
+    updated.
+    """
 
     def rest(name: str, whole: Any) -> Any:
         start, sent[name] = sent.get(name, 0), len(whole)
@@ -241,7 +243,7 @@ def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
 
 
 async def health(service: Service, _: HttpRequest) -> Response:
-    """Returns status 200 if the engine is healthy; the text "asleep" if it is and sleeps."""
+    """Returns status 200 if the engine is healthy, with the text "asleep" if it sleeps."""
     service.check_health()
     return Response("asleep" if service.asleep else None)
 
@@ -336,7 +338,9 @@ async def flush_cache(service: Service, _: HttpRequest) -> Response:
 
 
 async def abort_request(service: Service, call: HttpRequest) -> Response:
-    """Aborts one request, or all: of the key that is given, unless it is the administrator's."""
+    """Aborts one request or all requests of the given key, or of all keys if it is the
+    administrator's or none is given.
+    """
     body = await read_record(service, call, ABORT)
     key = None if call.key in ("", service.settings.admin_api_key) else call.key
     if body.abort_all:
@@ -375,7 +379,7 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
                 "dp_rank": stats["dp_rank"],
                 "num_reqs": stats["running"] + stats["waiting"],
                 "num_waiting_reqs": stats["waiting"],
-                # Tokens of requests alone.
+                # Only tokens of requests.
                 "num_tokens": stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"],
             }
             for stats in await each_stats(service)
@@ -384,14 +388,14 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
 
 
 async def each_stats(service: Service) -> list[dict[str, Any]]:  # as of `Engine.stats`
-    """Counts of each replica of the engine, with its number."""
+    """Returns the counts of each replica of the engine, with its number."""
     stats = await service.call_engine(service.engine.stats)
     each: list[dict[str, Any]] = stats.get("replicas", [{"dp_rank": 0, **stats}])
     return each
 
 
 def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
-    """Token ids of text."""
+    """Converts texts to token ids."""
     body = call.read(TOKENIZE)
     text = _one(body.prompt, body.text, "prompt")
     texts = [text] if isinstance(text, str) else text
@@ -405,7 +409,7 @@ def tokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, byte
 
 
 def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
-    """Text of token ids."""
+    """Converts token ids to texts."""
     body = call.read(DETOKENIZE)
     tokens = _one(body.tokens, body.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
@@ -422,14 +426,14 @@ def detokenize(reader: RequestReader, call: HttpRequest) -> tuple[str | None, by
 
 
 def separate_reasoning(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
-    """Reasoning and text of an answer."""
+    """Splits the text of an answer into its reasoning and the rest."""
     body = call.read(SEPARATE_REASONING)
     reasoning, text = ReasoningParser.split(body.reasoning_parser, body.text)
     return None, msgspec.json.encode({"reasoning_text": reasoning, "text": text})
 
 
 def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None, bytes]:
-    """Tool calls in an answer, and its other text."""
+    """Extracts the tool calls of an answer from its other text."""
     body = call.read(PARSE_FUNCTION_CALL)
     names = [each.get("function", {}).get("name") for each in body.tools]
     any_arguments = {name: JsonSchema("{}") for name in names if isinstance(name, str) and name}
@@ -443,8 +447,9 @@ def parse_function_call(_: RequestReader, call: HttpRequest) -> tuple[str | None
 
 
 def _read_by(function: Callable[[RequestReader, HttpRequest], tuple[str | None, bytes]]) -> Handler:
-    """Handler of requests that need no engine: a function makes JSON from the body alone, and also returns the name of
-    the model, if any."""
+    """Returns a handler for requests that need no engine: `function` makes JSON from the body, and
+    also returns the name of the model, if any.
+    """
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         model, content = await read(service, call, function)
@@ -491,14 +496,16 @@ async def stop_profile(service: Service, _: HttpRequest) -> Response:
 
 
 def _one(first: Any, second: Any, name: str) -> Any:
-    """Value of a field that has two names."""
+    """Returns the value of a field that has two names. Raises ParameterError unless exactly one of
+    them is given.
+    """
     if (first is None) == (second is None):
         raise ParameterError(name, "is missing." if first is None else "is given under two names. Give one of them.")
     return second if first is None else first
 
 
 def _record_experts(action: str) -> Handler:
-    """Answer of a route that starts, ends or reads the record of which experts are chosen."""
+    """Returns a handler that starts, stops or reads the record of which experts are chosen."""
 
     async def run(service: Service, _: HttpRequest) -> Response:
         counts = await service.call_engine(partial(service.engine.answer, RecordExperts(action)))

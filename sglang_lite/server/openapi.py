@@ -14,7 +14,7 @@ from sglang_lite.version import __version__
 
 _REF = "#/components/schemas/{name}"
 _ERROR = {"type": "object"}
-# Descriptions of statuses: of any route, and of those only that take a body, name a model, or run something.
+# Descriptions of statuses: of any route, and of routes that take a body, name a model, or run something.
 _ANY = {
     401: "The key is missing or wrong.",
     403: "A web page sent the request, and the server has no key.",
@@ -28,7 +28,7 @@ _OF_WORK = {429: "Too many requests are open.", 499: "The request was aborted."}
 
 
 def document(routes: Sequence[Route]) -> dict[str, Json]:
-    """OpenAPI document, version 3.1."""
+    """Returns the OpenAPI document, version 3.1, of some routes."""
     records = {route.fields.record: route.fields for route in routes if route.fields is not None}
     found, components = msgspec.json.schema_components(list(records), ref_template=_REF)
     references = dict(zip(records, found))  # two records may have the same name

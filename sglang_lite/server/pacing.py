@@ -1,7 +1,7 @@
-"""Parsing of what clients send, for a few milliseconds in each turn of the event loop.
+"""Parses what clients send for only a few milliseconds in each turn of the event loop.
 
-A loop reads in one turn from all sockets that have data. What hundreds of connections send at once would keep it, and
-so every other client, for as long as it takes to parse, or to refuse, all of that.
+In one turn, a loop reads from all sockets that have data. Parsing or refusing all that hundreds of
+connections send together would block the loop, and so every other client, until it is done.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections import deque
 from typing import Final
 
 _READ: Final = 64 << 10  # bytes that are read from a connection in a turn
-_SMALL: Final = 1024  # bytes that are parsed at once: as little as most requests without a body
+_SMALL: Final = 1024  # bytes that are parsed immediately: the size of most requests without a body
 _TURN_S: Final = 0.005
-_CONNECTIONS: Final = 8  # in a turn, as each may begin a request
+_CONNECTIONS: Final = 8  # parsed in a turn, since each may begin a request
 
 
 class Pacer:

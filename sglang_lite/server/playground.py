@@ -1,4 +1,6 @@
-"""Page at `/` that plays turns on the served model: texts, generations and choices, no code. For this machine alone."""
+"""Page at `/` that plays turns on the served model: texts, generations and choices, no code. Only
+for this machine.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ _HEADERS = {
 
 
 class PlaygroundTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Turn that is to be played; a role of "" is text outside of all turns. `text` has the choices of a "select", one a
-    line; `answer` stands in place of the answer of the model, if it is given."""
+    """Turn to play; a role of "" is text outside all turns. `text` has the choices of a "select",
+    one a line; `answer`, if it is given, replaces the model's answer.
+    """
 
     role: Literal["", "system", "user", "assistant"]
     kind: Literal["text", "gen", "select"] = "text"
@@ -53,7 +56,7 @@ class PlaygroundTurn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlaygroundRun(msgspec.Struct, kw_only=True):
-    """Turns to play, and the seed of their draws."""
+    """Turns to play, and the seed for sampling."""
 
     turns: list[PlaygroundTurn]
     seed: int | None = None
@@ -93,7 +96,7 @@ async def _run(service: Service, call: HttpRequest) -> Response:
 
 
 def _turn(service: Service, asked: PlaygroundRun, place: int) -> list[tuple[Node, TraceNode]]:
-    """Nodes of a turn, each with its entry in the trace."""
+    """Returns the nodes of a turn, each with its entry in the trace."""
     turn = asked.turns[place]
     where = ("turn", place + 1, turn.role or "no role")
     found = [_content(turn, asked.seed, where, f"/turns/{place}")]
@@ -140,7 +143,9 @@ def _content(
 
 
 def _shown(entries: list[TraceNode], events: list[ProgramEvent]) -> list[TraceNode]:
-    """Trace of a program that was played: its entries up to the last one that was, with what happened there."""
+    """Returns the trace of a program that was played: its entries up to the last one that was
+    played, with their results.
+    """
     happened = {each.path[-1]: each.event for each in events if isinstance(each, Played)}
     found, now = list[TraceNode](), 0.0
     for place, entry in enumerate(entries):

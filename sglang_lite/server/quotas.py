@@ -1,4 +1,4 @@
-"""Quotas of API keys: requests and tokens in a minute and in a day."""
+"""Quotas of API keys: requests and tokens per minute and per day."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from sglang_lite.server.settings import QUOTAS, ServerSettings
 
 @dataclass(slots=True)
 class _Left:
-    """Rest of a key's quota. Below 0 after an answer that took more than was left, as its length is not known
-    before its end."""
+    """Remaining quota of a key. It is below 0 after an answer that took more than was left, since
+    the length of an answer is known only at its end.
+    """
 
     count: float
     at: float  # time of that count, in seconds
 
 
 class Quota:
-    """Quota of each key: it refills evenly, up to the limit.
+    """Quota of each key, which refills evenly, up to the limit.
 
     Args:
-        limit: most that a key may use at once; the quota refills by it in `period_s`.
+        limit: most that a key may use in one go; the quota refills by as much in `period_s`.
         clock: function that returns the time in seconds.
     """
 
@@ -33,7 +34,7 @@ class Quota:
         self._left: dict[str, _Left] = {}
 
     def wait_s(self, key: str) -> float:
-        """Seconds until one more is left of a key's quota; 0.0 if it is."""
+        """Returns the seconds until one more is left of a key's quota; 0.0 if one is left now."""
         return max((1 - self._now(key).count) / self._rate, 0.0)
 
     def use(self, key: str, count: int) -> None:
@@ -48,10 +49,10 @@ class Quota:
 
 
 class Quotas:
-    """Quotas of all keys, by the settings of a server. Without keys, all clients share one.
+    """Quotas of all keys, from the settings of a server. Without keys, all clients share one.
 
     Args:
-        clock: as of Quota.
+        clock: as in Quota.
     """
 
     def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +66,7 @@ class Quotas:
         )
 
     def begin(self, key: str) -> None:
-        """Counts a request of a key. Raises RateLimitError if a quota is used up."""
+        """Counts a request of a key. Raises RateLimitError if one of its quotas is used up."""
         named = {"requests": self._requests, "tokens": self._tokens}
         waits = [(math.ceil(quota.wait_s(key)), what) for what, quotas in named.items() for quota in quotas]
         seconds, what = max(waits, default=(0, ""))
@@ -78,6 +79,6 @@ class Quotas:
             quota.use(key, 1)
 
     def used(self, key: str, tokens: int) -> None:
-        """Counts tokens that a key has used."""
+        """Subtracts tokens from the quotas of a key."""
         for quota in self._tokens:
             quota.use(key, tokens)

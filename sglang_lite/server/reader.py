@@ -1,5 +1,6 @@
-"""Reading of requests: all that a body needs to become records, prompts and token ids, and nothing of an engine. So it
-can be done in another process (reader_pool.py)."""
+"""Reader of requests: converts bodies to records, prompts and token ids without an engine, so that
+it can also run in another process (reader_pool.py).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from sglang_lite.text.chat_template import JinjaTemplate
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model, as a reader in another process needs it.
+    """Facts about a model that a reader in another process needs.
 
     Attributes:
         config: settings of the engine.
@@ -52,7 +53,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, engine: Engine, settings: ServerSettings) -> ModelFacts:
-        """Facts of an engine's model."""
+        """Collects the facts of an engine's model."""
         template: str | SglError | None
         try:
             found = engine.chat_template()
@@ -66,7 +67,7 @@ class ModelFacts:
         )  # fmt: skip
 
     def reader(self) -> RequestReader:
-        """Reader for a process without an engine; it tokenises prompts."""
+        """Creates a reader for a process without an engine; it tokenises prompts."""
         encoder, tokenizer, media = reading_parts(self.config, self.path)
 
         def template() -> JinjaTemplate | None:
@@ -93,8 +94,8 @@ class RequestReader:
         model_name, context_length, vocab_size: name and sizes of the model.
         longest: most tokens of a prompt and its answer.
         all_special: whether every text can name special tokens.
-        tokenises: whether prompts become token ids here, and not where they are submitted.
-        media: how prompts have images, videos and sounds; None if the model takes none.
+        tokenises: whether prompts are tokenised here, rather than where they are submitted.
+        media: format of images, videos and sounds in prompts; None if the model takes none.
     """
 
     tokenizer: Tokenizer
@@ -111,8 +112,9 @@ class RequestReader:
 
     @classmethod
     def of(cls, engine: Engine, settings: ServerSettings) -> RequestReader:
-        """Reader of requests in the process of an engine's handle, where prompts are tokenised when they are
-        submitted."""
+        """Creates a reader for the process of an engine's handle, where prompts are tokenised when
+        they are submitted.
+        """
         return cls(
             engine.tokenizer, engine.core.encoder, engine.chat_template, settings, engine.model_name,
             engine.context_length, engine.vocab_size, engine.core.capacity.longest,
@@ -139,13 +141,13 @@ class RequestReader:
         return replace(found, prompt=self._tokenised(found.prompt)) if self.tokenises else found
 
     def ids(self, prompt: Prompt | str) -> Sequence[int]:
-        """Token ids of a prompt."""
+        """Returns the token ids of a prompt."""
         given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
         spans = prompt_spans(given, self.media, self.model_name)
         return TokenLog(self.tokenizer, spans, all_special=self.all_special).ids()
 
     def prompt(self, prompt: Prompt | str | Sequence[int]) -> Prompt | str | Sequence[int]:
-        """Prompt to submit: tokenised, if this reader does so."""
+        """Returns the prompt to submit: tokenised, if this reader does that."""
         if not self.tokenises:
             return prompt
         if isinstance(prompt, Prompt):
@@ -158,8 +160,10 @@ class RequestReader:
             return prompt
 
     def _tokenised(self, prompt: Prompt) -> Prompt:
-        """Prompt of token ids alone. One with images stays, as its images go with it."""
+        """Converts a prompt to token ids. One with images stays as it is, since its images go with
+        it.
+        """
         if prompt.images:
             return prompt
-        ids: Any = self.ids(prompt)  # an array: as a tuple, a million ids take long to pass on
+        ids: Any = self.ids(prompt)  # an array: a million ids in a tuple would take long to pass on
         return Prompt((Span("", ids),))

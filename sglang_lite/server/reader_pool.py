@@ -1,5 +1,6 @@
-"""Processes that read large bodies: parsing, rendering and tokenising megabytes takes seconds, in which neither the
-event loop's thread nor the interpreter's lock may be held."""
+"""Processes that read large bodies: parsing, rendering and tokenising megabytes takes seconds,
+which must not block the event loop's thread or hold the interpreter's lock.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MODULE: Final = "sglang_lite.server.body_process"
 
 
 def send(connection: Connection, value: object) -> None:
-    """Sends a value as a frame. It is pickled: both ends are this package's own, and one has started the other.
+    """Sends a pickled value as a frame. Both ends belong to this package, and one has started the
+    other.
 
     Raises:
         OSError: the connection is closed at either end.
@@ -47,9 +49,9 @@ class ReaderPool:
         self._closed = False
         self._lock = threading.Lock()  # guards the attributes above
 
-    async def read(self, task: object) -> Any:  # as the task's function
-        """Result of a task (body_process.py), once a process is free. A task whose caller was cancelled is dropped if
-        it has not begun.
+    async def read(self, task: object) -> Any:  # what the task's function returns
+        """Runs a task (body_process.py) once a process is free, and returns its result. A task
+        whose caller was cancelled is dropped if it has not begun.
 
         Raises:
             SglError: the error of the task.
@@ -95,21 +97,23 @@ class _BodyProcess:
     def __init__(self, first: object) -> None:
         self._child = SpawnedProcess(MODULE, "the process that reads large bodies", os.getpid())
         self._answers: Iterator[memoryview] = self._child.connection.frames()
-        with contextlib.suppress(OSError):  # it has ended, which `ask` reports
+        with contextlib.suppress(OSError):  # it has ended, which `perform` reports
             send(self._child.connection, first)
 
     def ask(self, task: object) -> object:
-        """Result of a task. Raises OSError, StopIteration or BrokenFrameError if the process has ended."""
+        """Performs a task and returns its result. Raises OSError, StopIteration or BrokenFrameError
+        if the process has ended.
+        """
         send(self._child.connection, task)
         return pickle.loads(next(self._answers))
 
     def kill(self) -> None:
-        """Kills the process, which ends a call of `ask`."""
+        """Kills the process, which ends a call of `perform`."""
         self._child.connection.close()
         self._child.kill()
 
     def end(self) -> str:
-        """Kills the process, if it is running, and frees it; returns how it ended."""
+        """Kills the process if it is running, frees it, and returns how it ended."""
         self.kill()
         how = self._child.end().text
         self._child.connection.release()

@@ -1,4 +1,6 @@
-"""Counts of what a server has answered, for Prometheus: requests, tokens and times, by names that dashboards know."""
+"""Metrics of what a server has answered, for Prometheus: requests, tokens and times, under names
+that dashboards know.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _TEXTS = {
     "first": "from submission to the first token", "between": "between two tokens, the mean of a generation",
     "whole": "from submission to the end",
 }  # fmt: skip
-OTHER_ROUTE: Final = "other"  # label of paths and methods that are not there, which anybody may invent
+OTHER_ROUTE: Final = "other"  # label of unknown paths and methods, which any client can invent
 _FAST = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0)
 
@@ -44,8 +46,8 @@ class RequestMetrics:
     """Counts and times of requests. All methods are called on the event loop.
 
     Args:
-        model: name of the model, the label `model_name` of all.
-        names: whose names the metrics have.
+        model: name of the model, the label `model_name` of all metrics.
+        names: project whose names the metrics have.
 
     Attributes:
         registry: the metrics.
@@ -66,7 +68,7 @@ class RequestMetrics:
             for key in ("queue", "first", "between", "whole")
         }  # fmt: skip
         self._generated = 0
-        self._looked = time.monotonic(), 0  # when the throughput was asked for, and tokens until then
+        self._looked = time.monotonic(), 0  # time of the last call of `throughput`, and tokens until then
         labels = ["route", "method", "status", "key"]
         self._responses = Counter(
             "sglang_lite_http_responses", "HTTP responses; `key` is the beginning of the key's SHA-256", labels,
@@ -86,19 +88,19 @@ class RequestMetrics:
         )  # fmt: skip
 
     def throughput(self) -> float:
-        """Generated tokens a second since the last call, by requests that ended."""
+        """Returns the generated tokens per second since the last call, of requests that ended."""
         now, before = (time.monotonic(), self._generated), self._looked
         self._looked = now
         return (now[1] - before[1]) / max(now[0] - before[0], 1e-3)
 
     def answered(self, events: Iterable[object], key: str = "") -> int:
-        """Counts events of the engine that end a generation or a selection; others count nothing.
+        """Counts the engine's events that end a generation or a selection, and ignores others.
 
         Args:
             key: key of their request; "" if none was required or given.
 
         Returns:
-            Tokens of answers and prompts: of a prompt with several answers once.
+            Tokens of answers and prompts; a prompt with several answers counts once.
         """
         prompt = completion = 0
         for event in events:
@@ -132,11 +134,11 @@ class RequestMetrics:
         self._responses.labels(route, method, str(status), _hashed(key)).inc()
 
     def over_quota(self, key: str) -> None:
-        """Counts a request that is refused because a quota of its key is used up."""
+        """Counts a request that is refused because one of its key's quotas is used up."""
         self._over_quota.labels(_hashed(key)).inc()
 
     def took(self, route: str, seconds: float) -> None:
-        """Counts the time of an HTTP request to the end of its response."""
+        """Records the time of an HTTP request until the end of its response."""
         self._response_s.labels(route).observe(seconds)
 
     def _ended(self, event: Generation | Selection) -> None:
@@ -156,7 +158,7 @@ class RequestMetrics:
 
 
 def _charged_prompt(event: Generation | Selection) -> int:
-    """Tokens of the prompt, or 0 for a further answer to the same prompt."""
+    """Returns the number of the prompt's tokens, or 0 for a further answer to the same prompt."""
     is_further = isinstance(event, Generation) and event.index > 0
     return 0 if is_further else event.usage.prompt_tokens
 

@@ -1,5 +1,7 @@
-"""OpenTelemetry spans of a server: one for each request, below its caller's (`traceparent`), in it one for each
-generation and selection, and in those what the engine's process did with it. They have no texts."""
+"""OpenTelemetry spans of a server: one for each request under its caller's (`traceparent`), in it
+one for each generation and selection, and in those the stages in the engine's process. They contain
+no texts.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,10 @@ class RequestSpans:
     def request(
         self, name: str, attributes: Mapping[str, str], headers: Mapping[str, str], told: Mapping[str, str | int]
     ) -> Iterator[None]:
-        """Span of a request, and context in which `answered` finds it.
+        """Opens the span of a request within the context, where `record_events` finds it.
 
         Args:
-            told: attributes that are known at its end; read then.
+            told: attributes that are known at its end, and read only then.
         """
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, StatusCode
@@ -59,8 +61,9 @@ class RequestSpans:
                     span.set_status(StatusCode.ERROR)
 
     def answered(self, events: Iterable[object]) -> None:
-        """Makes a span of each event of the engine that ends a generation or a selection, in that of the request whose
-        coroutine takes them. Other events make none."""
+        """Creates a span for each event of the engine that ends a generation or a selection, within
+        the span of the request whose coroutine takes the events. Ignores other events.
+        """
         from opentelemetry.trace import SpanKind, get_current_span
 
         above: Any = get_current_span()
@@ -84,7 +87,9 @@ class RequestSpans:
             span.end(now)
 
     def _add_stages(self, span: Span, usage: Usage, start: int, end: int) -> None:
-        """Makes the spans of a request's stages in the engine's process, which has measured how long they took."""
+        """Creates the spans of a request's stages in the engine's process, which has measured how
+        long they took.
+        """
         from opentelemetry.trace import set_span_in_context
 
         within = set_span_in_context(span)
@@ -96,7 +101,7 @@ class RequestSpans:
 
 
 def _result_of(event: object) -> tuple[dict[str, Any], object]:
-    """Result in an event, and attributes of its node, if it is a program's."""
+    """Returns the result in an event, and the attributes of its node if it is a program's."""
     if isinstance(event, tuple):  # an event with its place
         event = event[1]
     if not isinstance(event, Played):
@@ -107,8 +112,8 @@ def _result_of(event: object) -> tuple[dict[str, Any], object]:
 
 @contextlib.contextmanager
 def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
-    """Context with a tracer whose spans a thread sends to a collector, in OTLP over gRPC. A collector that doesn't
-    answer costs the spans and one line of the log.
+    """Yields a tracer whose spans a thread sends to a collector, in OTLP over gRPC. If the
+    collector doesn't answer, spans are dropped, with one line in the log.
 
     Args:
         endpoint: "host:port" of the collector.
@@ -126,7 +131,7 @@ def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
         raise CapabilityError(
             "enable_trace needs OpenTelemetry.", hint="pip install 'sglang-lite[tracing]'", parameter="enable_trace"
         ) from error
-    for name in ("opentelemetry.exporter", "opentelemetry.sdk"):  # each attempt would be a line
+    for name in ("opentelemetry.exporter", "opentelemetry.sdk"):  # each attempt would log a line
         logging.getLogger(name).setLevel(logging.CRITICAL)
     names = {"service.name": "sglang_lite", "service.version": __version__, "service.instance.id": instance}
     provider = TracerProvider(resource=Resource.create(names), shutdown_on_exit=False)
@@ -139,7 +144,9 @@ def exported(endpoint: str, instance: str) -> Iterator[Tracer]:
 
 
 class _ToldOnce:
-    """Exporter that logs when exports begin to fail. No subclass of the SDK's, which is imported late."""
+    """Exporter that logs once when exports begin to fail. It is no subclass of the SDK's, which is
+    imported late.
+    """
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter, self._endpoint, self._failing = exporter, endpoint, False

@@ -23,8 +23,8 @@ class StoredResponse:
 
     Attributes:
         content: the response as it is returned to clients.
-        input: input of the response, with the conversation before it, in msgpack: as objects, megabytes of it would
-            take long to pass to another process.
+        input: input of the response, with the conversation before it, in msgpack: megabytes of
+            objects would take long to pass to another process.
         input_bytes: size of the items in bytes.
         log: events of the stream; None if the response was not streamed.
         bytes: size of everything in bytes.
@@ -59,8 +59,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Store of the responses of all keys; each key can access only its own. The least recently used response is dropped
-    first.
+    """Store of the responses of all keys, where each key can access only its own. The least
+    recently used response is dropped first.
 
     Args:
         most: largest number of responses.
@@ -89,7 +89,9 @@ class ResponseStore:
         self._account(response)
 
     def add_events(self, key: str, response: StoredResponse, events: Sequence[bytes]) -> None:
-        """Appends events to the log of a streamed response; they count for the limits while the response is stored."""
+        """Appends events to the log of a streamed response; they count towards the limits while the
+        response is stored.
+        """
         assert response.log is not None
         response.log.add(events)
         if self._stored.get((key, response.id)) is response:
@@ -102,7 +104,9 @@ class ResponseStore:
             self._account(response)
 
     def get(self, key: str, id: str) -> StoredResponse:
-        """Stored response with an id. Raises NotFoundError if the response was dropped, or isn't the key's."""
+        """Returns the stored response with an id. Raises NotFoundError if the response was dropped,
+        or isn't the key's.
+        """
         found = self._stored.get((key, id))
         if found is None:
             raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the latest responses are stored.")
@@ -110,7 +114,9 @@ class ResponseStore:
         return found
 
     def item(self, key: str, id: str) -> Mapping[str, Json]:
-        """Item of any stored response of a key. Raises NotFoundError if the key has no item with this id."""
+        """Returns an item of any stored response of a key. Raises NotFoundError if the key has no
+        item with this id.
+        """
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
                 inside = id.encode("utf-8", "replace") in response.input  # reading all items takes longer
@@ -124,7 +130,7 @@ class ResponseStore:
         raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")
 
     def remove(self, key: str, id: str) -> StoredResponse:
-        """Removes and returns a response. Raises NotFoundError as `get`."""
+        """Removes and returns a response. Raises NotFoundError like `find_response`."""
         found = self.get(key, id)
         self._forget((key, id))
         return found

@@ -1,4 +1,6 @@
-"""Table of all routes. A protocol's file has the handlers and records of its own; endpoint.py serves any of them."""
+"""Table of all routes. A protocol's file has its own handlers and records; endpoint.py serves any
+of them.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("sglang_lite.server")
 _BEAT_S = 1.0
-_ENCODING_S = 600.0  # longest time to read texts
-_SHORT = 4096  # characters; tokenising a shorter text takes less time than a change of threads
+_ENCODING_S = 600.0  # longest time to encode texts
+_SHORT = 4096  # characters; tokenising a shorter text takes less time than switching threads
 
 
 class Service:
@@ -64,9 +64,9 @@ class Service:
         programs: open programs by id; their type is private to programs/program.py.
         reader_pool: processes that read large bodies.
         images: fetcher of images that requests name by address.
-        sounds: decoder of sounds that requests have written down.
+        sounds: decoder of sounds to transcribe.
         grpc_port: port of the gRPC service; 0 without one.
-        shutting_down: True once the server ends: requests that are open may continue, and no other is accepted.
+        shutting_down: True once the server shuts down: open requests may continue, and no others are accepted.
     """
 
     def __init__(self, engine: Engine, settings: ServerSettings, tracer: Tracer | None = None) -> None:
@@ -83,7 +83,7 @@ class Service:
         self.quotas = Quotas(settings)
         self.grpc_port = 0
         self.shutting_down = False
-        self.asleep = False  # whether the engine had given memory back when it was asked last
+        self.asleep = False  # whether the engine had released its memory at the last check
         self._last_reply = 0.0  # time of the latest reply from the engine
         self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +116,8 @@ class Service:
         return {each.name: each.path for each in map(read_lora_path, self.engine.config.lora_paths)}
 
     def adapter_of(self, model: str | None) -> str | None:
-        """Name of the adapter that a request's model stands for, as "name" or "base:name"; None for the model itself.
+        """Returns the name of the adapter that a request's model stands for, as "name" or
+        "base:name"; None for the model itself.
 
         Raises:
             NotFoundError: neither a model nor an adapter of that name is served.
@@ -130,11 +131,14 @@ class Service:
         return None
 
     def name_of(self, model: str | None) -> str:
-        """Name of the adapter or model that answers a request, given the request's model. Raises as `adapter_of`."""
+        """Returns the name of the adapter or model that answers a request for a model. Raises like
+        `adapter_of`.
+        """
         return self.adapter_of(model) or self.model_name
 
     def adapted(self, model: str | None, request: GenerateRequest) -> GenerateRequest:
-        """A request with the adapter that its model stands for. Raises as `adapter_of`."""
+        """Returns a request with the adapter that its model stands for. Raises like `adapter_of`.
+        """
         name = self.adapter_of(model)
         if name is None:
             return request
@@ -142,7 +146,7 @@ class Service:
 
     @cached_property
     def metrics(self) -> RequestMetrics:
-        """Counts of what was answered."""
+        """Metrics of what was answered."""
         return RequestMetrics(self.model_name, self.settings.metrics_names)
 
     @cached_property
@@ -157,14 +161,16 @@ class Service:
 
     @cached_property
     def speech(self) -> WhisperSpeech | VoxtralSpeech:
-        """Transcripts of the model. Raises CapabilityError if it writes none. The first use may read files."""
+        """How the model transcribes speech. Raises CapabilityError if it doesn't. The first use may
+        read files.
+        """
         config = self.engine.config
         return speech_of(
             self.reader.media, self.reader.tokenizer, partial(resolve_served, config.model, config.revision)
         )
 
     async def tokens(self, text: str) -> int:
-        """Number of tokens of a text."""
+        """Returns the number of tokens of a text."""
         encode = partial(self.engine.tokenizer.encode, text, first=False)
         return len(encode() if len(text) <= _SHORT else await asyncio.to_thread(encode))
 
@@ -182,8 +188,8 @@ class Service:
         return str(written)
 
     async def call_engine(self, call: Callable[[], T], *, at_most_s: float | None = None) -> T:
-        """Result of a call that waits for the engine's loop. The call runs on a daemon thread, because it may never
-        return, and must not keep this process from exiting.
+        """Returns the result of a call that waits for the engine's loop. The call runs on a daemon
+        thread, because it may never return, and must not keep this process from exiting.
 
         Args:
             call: function to run.
@@ -217,13 +223,13 @@ class Service:
             raise RequestTimeoutError(f"the engine has not responded for {seconds:g} seconds.") from None
 
     async def encode(self, compute: Callable[Concatenate[Engine, P], T], *given: P.args, **options: P.kwargs) -> T:
-        """Result of a function of engine/embedding.py for the engine. Raises as `call_engine`."""
+        """Calls a function of engine/embedding.py with the engine. Raises like `call_engine`."""
         return await self.call_engine(partial(compute, self.engine, *given, **options), at_most_s=_ENCODING_S)
 
     # ----------------------------------------------------------------------------------------------- health
 
     async def start(self) -> None:
-        """Starts to watch the engine, and generates a first token."""
+        """Begins to watch the engine, and generates a first token."""
         self._last_reply = time.monotonic()  # without a reply from the engine, the timeout counts from now
         for work in (self._watch(), self._warm_up()):
             task = asyncio.ensure_future(work)

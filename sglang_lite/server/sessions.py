@@ -1,5 +1,7 @@
-"""Sessions of SGLang's native protocol: a request continues the tokens of an earlier one, which the server keeps, so
-that its client sends new text alone. The keys and values of these tokens are cached like those of any prompt."""
+"""Sessions of SGLang's native protocol: a request continues the tokens of an earlier one, which the
+server keeps, so that its client sends only new text. The keys and values of these tokens are cached
+like those of any prompt.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ MAX_SESSIONS: Final = 4096
 
 
 class SessionParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """Place of a request in a session: behind the request `rid` of it, or without one at the beginning.
+    """Place of a request in a session: after its request `rid`, or at the beginning without one.
 
     Attributes:
         id: name of the session.
-        offset: number of that request's tokens, prompt and output, that are kept; all of them if it is 0 or not given.
-        replace: whether requests that continue that one are aborted and forgotten, or without `rid` all requests.
+        offset: number of that request's tokens, prompt and output, that are kept; all of them if it
+            is 0 or not given.
+        replace: whether requests that continue that request are aborted and forgotten, or without
+            `rid` all requests.
         drop_previous_output: whether that request's output is left out.
     """
 
@@ -72,16 +76,17 @@ class Session:
         self._turns: dict[str, _Turn] = {}
 
     def begin(self, rid: str, ids: list[int], given: SessionParams, bos_id: int | None) -> list[int]:
-        """Begins a request. Returns its whole prompt.
+        """Begins a request, and returns its whole prompt.
 
         Args:
             rid: name of the request.
             ids: its new tokens.
-            bos_id: token at the beginning of a text, which is left out of what continues.
+            bos_id: token at the beginning of a text, which is dropped from the tokens that continue
+                a request.
 
         Raises:
-            ParameterError: the request that it continues is unknown, or still runs; the session has one of its name; or
-                its prompt is too long.
+            ParameterError: the request that it continues is unknown, or still runs; the session
+                already has a request of its name; or its prompt is too long.
         """
         before = self._turns.get(given.rid) if given.rid is not None else None
         if given.rid is not None and before is None:
@@ -104,18 +109,18 @@ class Session:
         return tokens
 
     def end(self, rid: str, output: list[int] | None) -> None:
-        """Ends a request; without an output it has failed, and is forgotten."""
+        """Ends a request. Without an output, the request has failed and is forgotten."""
         if output is None:
             self._turns.pop(rid, None)
         elif rid in self._turns:
             self._turns[rid].output = output
 
     def close(self) -> None:
-        """Aborts what runs, and forgets everything."""
+        """Aborts running requests, and forgets everything."""
         self._forget(None)
 
     def _forget(self, parent: str | None) -> None:
-        """Aborts and forgets the requests that continue another one; all, if that is None."""
+        """Aborts and forgets the requests that continue `parent`, or all requests if it is None."""
         for rid, turn in list(self._turns.items()):
             if rid in self._turns and (parent is None or turn.parent == parent):
                 if parent is not None:
@@ -136,10 +141,10 @@ class Sessions:
         self._open: dict[str, Session] = {}  # by `own_name`
 
     def open(self, key: str, request: OpenSession) -> str:
-        """Opens a session of a client, whose API key is `key`. Returns its name.
+        """Opens a session of a client, whose API key is `key`, and returns its name.
 
         Raises:
-            ParameterError: the client has a session of this name, or the capacity is none.
+            ParameterError: the client has a session of this name, or the capacity is below 1.
             OverloadedError: too many sessions are open.
         """
         if request.capacity_of_str_len < 1:
@@ -154,7 +159,8 @@ class Sessions:
         return id
 
     def of(self, key: str, id: str) -> Session:
-        """Session of a client. Raises NotFoundError if it has none of the name."""
+        """Returns the session of a client. Raises NotFoundError if the client has none of the name.
+        """
         session = self._open.get(own_name(key, id))
         if session is None:
             raise NotFoundError(f"no session {id[:60]!r} is open.", hint="Open one: POST /open_session.")
@@ -170,7 +176,9 @@ class Sessions:
 async def noted(
     session: Session, rid: str, answers: AsyncGenerator[list[dict[str, Json]], None]
 ) -> AsyncGenerator[list[dict[str, Json]], None]:
-    """Yields the answers of a session's request, and notes its output in the session at their end."""
+    """Yields the answers of a session's request, and records its output in the session when it
+    ends.
+    """
     output: list[int] | None = None
     try:
         async with contextlib.aclosing(answers):

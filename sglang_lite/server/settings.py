@@ -17,7 +17,7 @@ from sglang_lite.text.reasoning import reasoning_format
 from sglang_lite.text.tool_formats import tool_format
 
 logger = logging.getLogger("sglang_lite.server")
-# Settings that limit what a key may use, and their periods in seconds.
+# Settings that limit the use of a key, and their periods in seconds.
 QUOTAS = {"max_requests_per_minute": 60.0, "max_tokens_per_minute": 60.0, "max_tokens_per_day": 86_400.0}
 
 
@@ -28,12 +28,12 @@ class ServerSettings:
     Attributes:
         host: address to listen on; with the default, only this machine can connect.
         port: port to listen on; 0 takes a free one.
-        grpc_port: port of SGLang's gRPC service, by which gateways speak with servers; 0 takes a free one; None for no
+        grpc_port: port of SGLang's gRPC service, over which gateways talk to servers; 0 takes a free one; None for no
             such service.
         served_model_name: name of the model in answers and requests; None for the engine's.
         api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
             given. None requires no key.
-        playground: whether `/` is a page that plays turns, for whoever has the address that is printed; None means yes
+        playground: whether `/` is a page that plays turns, for anyone who has the printed address; None means yes
             if only this machine can connect and there is no key.
         admin_api_key: key required, in place of `api_key`, by requests that change the server: the cache, weights,
             profiles. Without it, weights and profiles are changed only from this machine, while no key is required.
@@ -44,7 +44,7 @@ class ServerSettings:
         weights_root: folder in which weights and adapters that requests name must lie; None for any of this machine.
         weights_scheme: scheme of addresses that such requests may name in place of a folder, as "s3"; several may be
             given. Without any, no address is read.
-        cache_salt_by_key: whether requests of different API keys never share cached prefixes, whose times would tell
+        cache_salt_by_key: whether requests of different API keys never share cached prefixes, whose times would show
             one what another has asked.
         tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
             chat template.
@@ -62,8 +62,8 @@ class ServerSettings:
         max_head_kb: largest address and headers of a request, in KiB.
         max_header_lines: most header lines of a request.
         head_timeout_s: seconds that the address and headers of a request may take to arrive.
-        unread_timeout_s: seconds after which a connection is closed whose client takes nothing of what it was sent.
-            Linux alone.
+        unread_timeout_s: seconds after which a connection is closed if its client reads nothing of what it was sent.
+            Linux only.
         max_connections: most connections open at the same time.
         max_connections_per_client: most connections of one client's address open at the same time.
         large_body_kb: size of a body, in KiB, above which another process parses, renders and tokenises it, so that
@@ -71,10 +71,10 @@ class ServerSettings:
         body_processes: most processes for such bodies. Each starts when it is first needed, and has a tokenizer of its
             own.
         allowed_media_domains: host whose images requests may name by http and https addresses, as "pictures.org";
-            several may be given, "*" allows all. Without any, an image is in its request. Hosts that are not at a
-            public address are never asked.
+            several may be given, "*" allows all. Without any, requests must contain their images. Hosts not at a
+            public address are never contacted.
         media_url_max_file_size_mb: size of all files together that are fetched for a request, in MiB.
-        media_url_max_total_mb: size of those of all open requests together; one that would exceed it is refused.
+        media_url_max_total_mb: size of such files of all open requests; a request that would exceed it is refused.
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
         max_requests_per_minute: most requests of one key in a minute; None for no limit. A quota refills evenly, and
@@ -98,7 +98,7 @@ class ServerSettings:
         ssl_keyfile_password: password of the private key, if it has one.
         enable_trace: whether to send a span of each request and generation to a collector of OpenTelemetry.
         otlp_traces_endpoint: address of the collector, for OTLP over gRPC.
-        metrics_names: whose names the counts of requests, tokens and times have in `/metrics`.
+        metrics_names: project whose names the metrics of requests, tokens and times have in `/metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -242,7 +242,7 @@ class ServerSettings:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate, self.ssl_keyfile, lambda: self.ssl_keyfile_password or "")
-        except (OSError, ValueError) as error:  # of which ssl.SSLError is one
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ParameterError(
                 "ssl_certfile",
                 f"{certificate} and its key can't be used: {' '.join(str(error).split())}.",
@@ -317,9 +317,9 @@ def check_worker(url: str, *, http_only: bool = False) -> None:
     try:
         parts = urlsplit(url)
         fine = parts.scheme in schemes and parts.hostname and parts.port != 0 and not url.endswith("/")
-        if http_only:  # of which only name and port are looked at
+        if http_only:  # only its name and port are used
             fine = fine and url == f"http://{parts.netloc}" and parts.username is None
-    except ValueError:  # of the port
+    except ValueError:  # an invalid port
         fine = False
     if not fine:
         raise ParameterError(

@@ -1,4 +1,4 @@
-"""Samples of the sounds that requests have written down, within bounds of time and memory for all of them."""
+"""Decoder of sounds to transcribe, within bounds of time and memory for all requests together."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_THREADS = 2  # an hour takes a while, and other requests need the threads that all share
+_THREADS = 2  # decoding an hour of sound takes a while, and other requests need the shared threads
 _MAX_BYTES = 2 << 30  # bytes of the samples of all open requests: nine hours at 16 kHz
 
 
 class SoundDecoder:
-    """Decoder of sounds, on threads of its own."""
+    """Decodes sounds on its own threads."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "sglang_lite-sounds")
         self._held = 0  # bytes of open requests
 
     async def samples(self, sound: Media, rate: int) -> NDArray[np.float32]:
-        """Samples of a sound, which count until the request that is handled now has ended.
+        """Decodes a sound to samples, whose size counts until the current request has ended.
 
         Args:
             sound: the sound.
@@ -33,7 +33,7 @@ class SoundDecoder:
 
         Raises:
             ParameterError: as `samples` in media_files.py.
-            OverloadedError: those of all open requests would be too large.
+            OverloadedError: the samples of all open requests would be too large.
         """
         handling = asyncio.current_task()
         assert handling is not None
@@ -50,5 +50,5 @@ class SoundDecoder:
         self._held -= size
 
     def close(self) -> None:
-        """Ends the threads, when they have decoded what they have begun."""
+        """Ends the threads once they have decoded their current sounds."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,6 @@
-"""Names of each API key's own: what one client calls its requests and sessions says nothing to another."""
+"""Namespaces of API keys: the names that one client gives its requests and sessions mean nothing to
+another.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import hashlib
 
 
 def own_name(key: str, name: str) -> str:
-    """Name by which the engine knows what a client has named: different for the same name of another key.
+    """Returns the engine's name for what a client has named. It differs from that of the same name
+    under another key.
 
     Args:
         key: API key of the client; "" if none is required, in which case the name is unchanged.

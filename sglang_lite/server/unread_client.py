@@ -9,7 +9,7 @@ from typing import Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-_LOOK_S: Final = 0.05  # between two looks at the state of the connection
+_LOOK_S: Final = 0.05  # between two checks of the connection's state
 _PROBE_S: Final = 1.0  # between the first two probes; the time doubles with each
 _CLOSED: Final = 7  # Linux's TCP_CLOSE: the client has reset the connection
 _CLOSE_WAIT: Final = 8  # the client has ended its side
@@ -17,17 +17,18 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"  # the interim answer that a
 
 
 class UnreadClient:
-    """Notices that a client has left while its connection is not read, which reports nothing then.
+    """Notices that a client has left while its connection is not read, during which asyncio reports
+    nothing.
 
-    A client that has left and one that has only ended its side look the same. Their systems differ in what they answer
-    to further data: that of a client that has left resets the connection. So a client that has ended its side, and
-    waits for an answer, is sent an interim one.
+    A client that has left and one that has only ended its side look the same, but their systems
+    answer further data differently: that of a client that has left resets the connection. So a
+    client that has ended its side, and waits for an answer, is sent an interim one.
 
     Args:
         transport: connection of the client, which is aborted if the client has left.
-        flow: whether the client reads.
-        may_probe: function that returns True if an interim answer can be sent now: a client that speaks HTTP/1.1 waits
-            for an answer that has not begun.
+        flow: flow control, which shows whether the client reads.
+        may_probe: function that returns True if an interim answer can be sent now: a client that
+            speaks HTTP/1.1 waits for an answer that has not begun.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, may_probe: Callable[[], bool]) -> None:
@@ -38,16 +39,16 @@ class UnreadClient:
 
     @staticmethod
     def is_supported() -> bool:
-        """True if this system shows the state of connections."""
+        """Returns whether this system shows the state of connections."""
         return hasattr(socket, "TCP_INFO")
 
     def watch(self) -> None:
-        """Looks after the client until `stop`."""
+        """Watches the client until `stop`."""
         if self._timer is None and self.is_supported():
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def stop(self) -> None:
-        """Ends the looks."""
+        """Ends the watch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

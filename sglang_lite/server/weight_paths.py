@@ -1,4 +1,6 @@
-"""Paths of weights and adapters that requests name: which of them the server reads, and what their errors tell."""
+"""Paths of weights and adapters that requests name: which of them the server reads, and what their
+errors reveal.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from sglang_lite.server.settings import ServerSettings
 
 
 def require_allowed_path(settings: ServerSettings, path: str, field: str) -> None:
-    """Checks what a request names as the place of weights or of an adapter, before it is looked at.
+    """Checks the path of weights or of an adapter that a request names, before it is read.
 
     Args:
         path: path on this machine, name of a model, or address such as `s3://bucket/model`.
@@ -47,5 +49,5 @@ def require_allowed_path(settings: ServerSettings, path: str, field: str) -> Non
 
 
 def _is_inside(path: Path, root: Path) -> bool:
-    """True if a path leads to something in a folder, after links are followed."""
+    """Returns whether a path leads into a folder after links are followed."""
     return path.resolve().is_relative_to(root.resolve())

@@ -1,4 +1,6 @@
-"""SGLang's routes that change the weights of a running engine, show them, and pause it meanwhile."""
+"""SGLang's routes that change the weights of a running engine, show them, and pause the engine
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class UpdateFromDiskRequest(msgspec.Struct, kw_only=True):
-    """Request to replace the weights by a checkpoint's."""
+    """Request to replace the weights with a checkpoint's."""
 
     model_path: str
     load_format: str | None = None
@@ -33,7 +35,7 @@ class UpdateFromDiskRequest(msgspec.Struct, kw_only=True):
 
 
 class UpdateFromTensorRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to replace weights by tensors."""
+    """Request to replace weights with tensors."""
 
     serialized_named_tensors: list[str]  # one, in base64: the bytes of a safetensors file, or a pickled bucket
     load_format: str | None = None
@@ -60,7 +62,7 @@ class InitGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class UpdateFromGroupRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to replace weights by tensors that a group's rank 0 sends."""
+    """Request to replace weights with tensors that a group's rank 0 sends."""
 
     names: list[str]
     dtypes: list[str]
@@ -117,13 +119,13 @@ class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to give memory back, or to take it again."""
+    """Request to release memory, or to take it back."""
 
     tags: list[str] | None = None
 
 
 async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Response:
-    """Replaces the weights by another checkpoint's."""
+    """Replaces the weights with another checkpoint's."""
 
     def check() -> None:
         require_allowed_path(service.settings, body.model_path, "model_path")
@@ -136,7 +138,9 @@ async def update_from_disk(service: Service, body: UpdateFromDiskRequest) -> Res
 
 
 async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) -> Response:
-    """Replaces weights by tensors in the layout of safetensors, or of a flattened bucket in the engine's GPU."""
+    """Replaces weights with tensors in the layout of safetensors, or of a flattened bucket in the
+    engine's GPU.
+    """
     if body.load_format not in (None, "flattened_bucket"):
         raise ParameterError("load_format", f"{body.load_format!r} is not for tensors.", hint='Use "flattened_bucket".')
     if len(body.serialized_named_tensors) != 1:
@@ -152,7 +156,8 @@ async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) ->
 
 
 async def update_version(service: Service, body: NameWeightsRequest) -> Response:
-    """Gives the weights another name. Aborts all requests first, unless it is told not to."""
+    """Gives the weights another name. Aborts all requests first, unless the request disables that.
+    """
     if body.abort_all_requests:
         service.async_engine.abort_all(None)
     await service.call_engine(partial(weights.update_weight_version, service.engine, body.new_version))
@@ -177,7 +182,7 @@ def _check_safetensors(data: bytes) -> None:
 
 
 def _changing(change: Callable[..., None], message: str) -> Callable[[Service, msgspec.Struct], Awaitable[Response]]:
-    """Handler that calls a function of the engine with the members of a request."""
+    """Returns a handler that calls a function of the engine with the fields of a request."""
 
     async def handle(service: Service, body: msgspec.Struct) -> Response:
         return await _success(service, partial(change, service.engine, **msgspec.structs.asdict(body)), message)
@@ -193,8 +198,9 @@ async def _success(
     check: Callable[[], object] | None = None,
     **more: int,
 ) -> Response:
-    """Answer that says whether a call has succeeded, with the members that it returns, and `more` in any case. Runs
-    `check`, which may wait for a disk, before the call."""
+    """Calls a function, and returns an answer that says whether it succeeded, with the fields that
+    it returns and, in any case, `more`. Runs `check`, which may wait for a disk, before the call.
+    """
     try:
         if check is not None:
             await asyncio.to_thread(check)
@@ -205,7 +211,9 @@ async def _success(
 
 
 async def offer(service: Service, body: OfferRequest) -> Response:
-    """Makes a group in which another engine can receive the weights, and tells their names, dtypes and shapes."""
+    """Creates a group in which another engine can receive the weights, and returns their names,
+    dtypes and shapes.
+    """
     if (body.group_rank, body.world_size) != (0, 2) or not body.ports.isdecimal():
         raise ParameterError("ports", "is not one port, for a group of two in which this engine has rank 0.")
     offered = partial(
@@ -238,19 +246,19 @@ async def check_weights(service: Service, body: CheckWeightsRequest) -> Response
 
 
 async def pause(service: Service, body: PauseRequest) -> Response:
-    """Stops generating until /continue_generation."""
+    """Pauses generation until /continue_generation."""
     count = await service.call_engine(partial(weights.pause_generation, service.engine, body.mode))
     return answer({"status": "ok", "message": "Generation paused.", "num_paused_requests": count})
 
 
 async def resume(service: Service, _: HttpRequest) -> Response:
-    """Generates again."""
+    """Resumes generation."""
     await service.call_engine(partial(weights.continue_generation, service.engine))
     return answer({"status": "ok", "message": "Generation continued."})
 
 
 def _moving(move: Callable[..., None]) -> Callable[[Service, MemoryRequest], Awaitable[Response]]:
-    """Handler that gives memory back, or takes it again."""
+    """Returns a handler that releases memory, or takes it back."""
 
     async def handle(service: Service, body: MemoryRequest) -> Response:
         return await _moved(service, partial(move, service.engine, body.tags))
@@ -259,7 +267,7 @@ def _moving(move: Callable[..., None]) -> Callable[[Service, MemoryRequest], Awa
 
 
 async def sleep(service: Service, call: HttpRequest) -> Response:
-    """Gives the memory of weights and KV cache back."""
+    """Releases the memory of weights and KV cache."""
     level = call.query.get("level", "1")
     if level not in ("1", "2"):
         raise ParameterError("level", f"{level[:20]!r} is neither 1 nor 2.")
@@ -267,19 +275,19 @@ async def sleep(service: Service, call: HttpRequest) -> Response:
 
 
 async def wake_up(service: Service, _: HttpRequest) -> Response:
-    """Takes all memory again."""
+    """Takes all memory back."""
     return await _moved(service, partial(weights.wake, service.engine))
 
 
 async def _moved(service: Service, move: Callable[[], None]) -> Response:
-    """Answer to a call that gives memory back, or takes it."""
+    """Calls a function that releases memory or takes it back, and answers with status 200."""
     await service.call_engine(move, at_most_s=LONGEST_S)
     service.asleep = await service.call_engine(partial(weights.is_sleeping, service.engine))
     return Response(status_code=200)
 
 
 async def is_sleeping(service: Service, _: HttpRequest) -> Response:
-    """Tells whether memory is given back."""
+    """Returns whether memory is released."""
     return answer({"is_sleeping": await service.call_engine(partial(weights.is_sleeping, service.engine))})
 
 
@@ -287,7 +295,7 @@ def _route(
     path: str, record: type[R], handler: Callable[[Service, R], Awaitable[Response]], summary: str,
     methods: tuple[str, ...] = ("POST",), *, media_type: str = "application/json", may_be_empty: bool = False,
 ) -> Route:  # fmt: skip
-    """Route of the server's owner, whose handler gets the body as a record."""
+    """Creates a route for the server's owner, whose handler gets the body as a record."""
     fields = Fields(record, {}, {})
 
     async def handle(service: Service, call: HttpRequest) -> Response:

@@ -1,6 +1,8 @@
-"""Helpers for tests of programs: a server that answers like providers, recordings, and a guard against network access.
+"""Helpers for tests of programs: a server that answers like providers, recordings, and a guard
+against network access.
 
-No other module of the package imports this one. An SDK is imported only for its types, at the first request.
+No other module of the package imports this one. An SDK is imported only for its types, on the first
+request.
 """
 
 from sglang_lite.testing.answers import Buffered, Cut, Fail, Html, Say, Slow, ToolCall, overload, rate_limit

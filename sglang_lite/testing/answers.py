@@ -1,5 +1,6 @@
-"""Scripted answers, independent of the provider, and their form when they are sent, within the limits of the
-request."""
+"""Scripted answers, independent of the provider, and how they are rendered within the limits of a
+request.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +36,19 @@ class Say:
     """Answer of the model. Plain text stands for `Say(text)`; other JSON data is converted to text.
 
     Attributes:
-        text: text of the answer. It is cut at the request's stop strings and token limit (words count as tokens). If
-            the request has a schema or grammar, the text is converted to the required form: `Paris` answers a schema
-            with one text property. None stands for "ok", or a random text that the constraint allows.
-        thinking: reasoning before the text, as far as the API returns it; its tokens are counted in any case.
+        text: text of the answer. It is cut at the request's stop strings and token limit (words
+            count as tokens). If the request has a schema or grammar, the text is converted to the
+            required form: `Paris` answers a schema with one text property. None stands for "ok", or
+            a random text that the constraint allows.
+        thinking: reasoning before the text, if the API returns it; its tokens are counted in any
+            case.
         refusal: refusal of the model, instead of text.
-        calls: calls of tools. If the request forces a tool and `calls` is empty, the text becomes the tool's input.
-        finish: finish reason, unless "stop": "length", "filter" (content filter), or "pause" (Anthropic's
-            `pause_turn`).
-        cached, written: number of prompt tokens that are read from the provider's cache, or written to it.
+        calls: calls of tools. If the request forces a tool and `calls` is empty, the text becomes
+            the tool's input.
+        finish: finish reason, unless "stop": "length", "filter" (content filter), or "pause"
+            (Anthropic's `pause_turn`).
+        cached, written: number of prompt tokens that are read from the provider's cache, or written
+            to it.
         exactly: True to send the text unchanged, whatever the request requires.
         headers: headers of the answer.
     """
@@ -67,12 +72,12 @@ class Fail:
     Attributes:
         status: HTTP status.
         message: text of the error.
-        kind: provider's name of the error's type; "" for the type that belongs to the status.
+        kind: the provider's name for the error's type; "" for the type that belongs to the status.
         code, parameter: further fields of OpenAI's errors.
         headers: headers of the response.
-        after: for a stream, number of events before the error, which then has no HTTP status; None for an error instead
-            of a response.
-        answer: answer that is begun before the error, if `after` is set.
+        after: for a stream, number of events before the error, which then has no HTTP status; None
+            for an error instead of a response.
+        answer: answer that begins before the error, if `after` is set.
     """
 
     status: int
@@ -110,14 +115,14 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """Stream whose events arrive all at once, as through a proxy that buffers."""
+    """Stream whose events all arrive together, as if through a buffering proxy."""
 
     answer: Answer = None
 
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """HTML page instead of an answer, as proxies and wrong addresses return."""
+    """HTML page instead of an answer, as returned by proxies and wrong addresses."""
 
     status: int = 200
     text: str = "<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>"
@@ -127,13 +132,17 @@ Answer: TypeAlias = "str | Mapping[str, Any] | Say | Fail | Cut | Slow | Buffere
 
 
 def rate_limit(retry_after: float | None = None, message: str = "Rate limit reached. Try again later.") -> Fail:
-    """Error with HTTP status 429. `retry_after`: seconds in the `retry-after` header; None omits the header."""
+    """Makes an error with HTTP status 429. `retry_after`: seconds in the `retry-after` header; None
+    omits the header.
+    """
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return Fail(429, message, code="rate_limit_exceeded", headers=headers)
 
 
 def overload(after: int | None = None) -> Fail:
-    """Error of an overloaded provider, with HTTP status 529, or within a stream after `after` events."""
+    """Makes the error of an overloaded provider: HTTP status 529, or an error within a stream after
+    `after` events.
+    """
     return Fail(529, "Overloaded", kind="overloaded_error", after=after)
 
 
@@ -147,9 +156,9 @@ class RequestSummary:
     Attributes:
         model: name of the model.
         prompt: all text of the request.
-        stream: True if the answer is to be streamed.
+        stream: True if the answer should be streamed.
         n: number of samples.
-        limit: most tokens of each sample.
+        limit: maximum number of tokens per sample.
         stops: stop strings.
         constraint: constraint of the answer, or of the forced tool's input.
         tool: name of the tool that must be called, or None.
@@ -202,7 +211,7 @@ class RenderedAnswer:
 
 
 def words(text: str) -> list[str]:
-    """Text in pieces, which count as tokens here."""
+    """Splits a text into pieces, which count as tokens here."""
     return _TOKEN.findall(text)
 
 
@@ -211,14 +220,14 @@ def count(text: str) -> int:
 
 
 def to_say(answer: Answer) -> Say:
-    """Scripted answer as a `Say`."""
+    """Converts a scripted answer to a `Say`."""
     if isinstance(answer, Say):
         return answer
     return Say(text=answer if answer is None or isinstance(answer, str) else json.dumps(answer))
 
 
 def render_answer(say: Say, request: RequestSummary, random: Random) -> RenderedAnswer:
-    """Answer to a request, within its limits and constraint.
+    """Renders the answer to a request, within its limits and constraint.
 
     Raises:
         ValueValidationError: the scripted text can't be an answer to this request.
@@ -240,7 +249,7 @@ def render_answer(say: Say, request: RequestSummary, random: Random) -> Rendered
 
 
 def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
-    """Text of an answer in the form that the request requires."""
+    """Converts an answer's text to the form that the request requires."""
     text, constraint = say.text, request.constraint
     if constraint is None or say.exactly:
         return "ok" if text is None else text
@@ -264,8 +273,9 @@ def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
 
 
 def _json_candidates(text: str, constraint: Constraint) -> list[str]:
-    """Candidates of JSON for a text: as the only property of an object, if the schema has one property, and as a
-    string."""
+    """Returns JSON candidates for a text: as the only property of an object, if the schema has one
+    property, and as a string.
+    """
     if not isinstance(constraint, JsonSchema):
         return []
     schema = json.loads(constraint.schema)

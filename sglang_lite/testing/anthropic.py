@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, with the types of its SDK."""
+"""Test version of Anthropic's Messages API, with the types of its SDK."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Messages:
 
 
 def token_count(body: Mapping[str, Json]) -> Json:
-    """Answer of `/v1/messages/count_tokens`."""
+    """Builds the answer of `/v1/messages/count_tokens`."""
     from anthropic.types import MessageTokensCount
 
     prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
@@ -102,7 +102,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
 
 
 def _end(answer: RenderedAnswer) -> tuple[Any, str | None, Any]:
-    """End of a message: stop reason, stop sequence, and details of a refusal."""
+    """Returns how a message ends: stop reason, stop sequence, and details of a refusal."""
     from anthropic.types import RefusalStopDetails
 
     if answer.say.refusal or answer.finish == "filter":
@@ -130,7 +130,7 @@ def _blocks(answer: RenderedAnswer, number: int) -> list[Any]:
 
 
 def _deltas(block: Any, answer: RenderedAnswer) -> tuple[Any, list[Any]]:
-    """Block without content, and the deltas of its content."""
+    """Returns a block without content, and the deltas of its content."""
     from anthropic import types
 
     if block.type == "thinking":

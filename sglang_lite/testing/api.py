@@ -1,4 +1,6 @@
-"""Interface between the test server and its providers' APIs, and checks of requests against an SDK's types."""
+"""Interface between the test server and its providers' APIs, and checks of requests against an
+SDK's types.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,22 @@ from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
 
 
 class ScriptedApi(Protocol):
-    """API of a provider. Its methods are pure functions from a request's body and scripted answers to objects of the
-    SDK."""
+    """API of a provider. Its methods are pure functions from a request's body and scripted answers
+    to objects of the SDK.
+    """
 
     def read(self, body: Mapping[str, Json]) -> RequestSummary:
-        """Contents of a request's body."""
+        """Summarizes a request's body."""
         ...
 
     def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
-        """Error that the provider would answer with, or None if it accepts the request."""
+        """Returns the error with which the provider would answer, or None if it accepts the
+        request.
+        """
         ...
 
     def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
-        """Answer in one piece.
+        """Builds an answer in one piece.
 
         Args:
             answers: samples of the answer.
@@ -34,28 +39,30 @@ class ScriptedApi(Protocol):
     def events(
         self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
     ) -> list[Json]:
-        """Answer as a list of stream events."""
+        """Builds an answer as a list of stream events."""
         ...
 
     def error(self, fail: Fail, number: int) -> Json:
-        """Error as the body of a response."""
+        """Builds an error as the body of a response."""
         ...
 
     def error_event(self, fail: Fail, number: int) -> Json:
-        """Error as an event of a stream."""
+        """Builds an error as an event of a stream."""
         ...
 
 
 @cache
 def adapter(kind: Foreign) -> Foreign:
-    """pydantic's adapter for an SDK's request type, which refuses unknown members."""
+    """Returns pydantic's adapter for an SDK's request type, which rejects unknown members."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a union, so that the config applies inside
 
 
 def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
-    """Path and message of the first error of a body, by an SDK's type; None if the body is valid."""
+    """Returns the path and message of a body's first error according to an SDK's type, or None if
+    the body is valid.
+    """
     from pydantic import ValidationError
 
     try:
@@ -72,7 +79,9 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
 
 
 def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any] | None:
-    """Path and error of a value that pydantic validates lazily (items of an `Iterable`), or None if all are valid."""
+    """Finds the first error in values that pydantic validates lazily (items of an `Iterable`), and
+    returns its path and the error, or None.
+    """
     from pydantic import ValidationError
 
     if not isinstance(value, Mapping | list | tuple | Iterator):
@@ -87,7 +96,7 @@ def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any
 
 
 def _names(body: object) -> set[str]:
-    """All member names in a body."""
+    """Returns all member names in a body."""
     if isinstance(body, Mapping):
         return {*map(str, body), *(name for value in body.values() for name in _names(value))}
     if isinstance(body, list):
@@ -96,7 +105,7 @@ def _names(body: object) -> set[str]:
 
 
 def texts(value: object) -> list[str]:
-    """All texts of a conversation's items, in order, in which rules are searched."""
+    """Returns all texts of a conversation's items, in order. Rules are searched for in them."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

@@ -16,11 +16,11 @@ _RECORD = "SGLANG_LITE_RECORD"  # if set, tests record
 
 @pytest.fixture
 def recorded(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], sgl.BaseBackend]], sgl.BaseBackend]]:
-    """Function that returns the backend of a test: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
+    """Returns the backend of a test: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
 
-    The backend replays `recordings/TEST.jsonl` next to the test's file; network access is forbidden, and the lambda
-    isn't called. With SGLANG_LITE_RECORD=1 in the environment, the lambda is called, and the file is recorded with its
-    backend.
+    The backend replays `recordings/TEST.jsonl` next to the test's file. Network access is then
+    forbidden, and the lambda isn't called. With SGLANG_LITE_RECORD=1 in the environment, the lambda
+    is called, and the file is recorded with its backend.
     """
     folder = request.path.parent / "recordings"
     file = folder / f"{request.path.stem}.{_plain(request.node.name)}.jsonl"

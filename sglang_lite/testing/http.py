@@ -1,4 +1,4 @@
-"""Local HTTP server that answers with the results of a function. Independent of providers."""
+"""Local HTTP server whose answers come from a function. Independent of providers."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Events:
 
     Attributes:
         events: objects of an SDK, JSON data, or text, which is sent unchanged.
-        end: "done" ends the stream properly, "drop" closes the connection in the middle, "hold" waits until the client
-            disconnects.
+        end: "done" ends the stream properly, "drop" closes the connection in the middle, "hold"
+            waits until the client disconnects.
         headers: headers of the response.
         pause: seconds before each event.
-        buffered: True to send all events together at the end, as a proxy that buffers does.
+        buffered: True to send all events together at the end, like a buffering proxy.
     """
 
     events: Iterable[Any]
@@ -107,7 +107,7 @@ class Events:
 
 
 class Hold:
-    """Answer that never comes: waits until the client disconnects."""
+    """Answer that never arrives: waits until the client disconnects."""
 
     def send(self, handler: Handler) -> None:
         handler.server_for_tests.wait_for_disconnect(handler)
@@ -121,11 +121,11 @@ class Drop:
 
 
 class _Listener(ThreadingHTTPServer):
-    request_queue_size = 1024  # as many programs may connect at once
+    request_queue_size = 1024  # number of programs that may connect at the same time
 
 
 class LocalServer:
-    """Server on a free port of this machine, which runs inside its `with` block.
+    """Server on a free port of this machine. It runs inside its `with` block.
 
     Attributes:
         requests: all requests, in order.
@@ -159,13 +159,13 @@ class LocalServer:
         return self.requests[-1].body
 
     def record_and_answer(self, request: Request) -> HttpAnswer:
-        """Answer to a request, which is appended to `requests`."""
+        """Appends a request to `requests` and returns its answer."""
         with self.lock:
             self.requests.append(request)
             return self.answer(request)
 
     def answer(self, request: Request) -> HttpAnswer:
-        """Answer to a request, 404 by default. Subclasses override this method."""
+        """Returns the answer to a request, 404 by default. Subclasses override this method."""
         return Reply("", 404)
 
     def wait_for_disconnect(self, handler: Handler) -> None:
@@ -201,7 +201,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def encoded(body: Json) -> bytes:
-    """Body as bytes."""
+    """Encodes a body as bytes."""
     if isinstance(body, str):
         return body.encode()
     return (body.to_json(indent=None) if hasattr(body, "to_json") else json.dumps(body)).encode()

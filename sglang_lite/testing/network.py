@@ -10,7 +10,7 @@ from unittest import mock
 
 from sglang_lite.protocol import ProgramError
 
-# What was done, where "{}" is the address or name.
+# What was done; "{}" is the address or name.
 _SOCKET_METHODS = {
     "connect": "a connection to{} was opened",
     "connect_ex": "a connection to{} was opened",
@@ -23,7 +23,8 @@ _FUNCTIONS = {"getaddrinfo": "the name{} was looked up", "create_connection": "a
 
 @contextlib.contextmanager
 def no_network() -> Iterator[None]:
-    """Context in which sockets of this process can't connect, listen or send, and names can't be looked up.
+    """Prevents sockets of this process from connecting, listening or sending, and names from being
+    looked up, in the `with` block.
 
     Raises:
         ProgramError: inside the block, code tries to use the network.

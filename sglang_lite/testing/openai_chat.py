@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions, with the types of its SDK."""
+"""Test versions of OpenAI's chat completions and completions, with the types of its SDK."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class OpenAiApi:
     """Refusals and error responses, which all of OpenAI's APIs share.
 
     Attributes:
-        params: name of the SDK's types of requests in `openai.types`, without "Streaming" or "NonStreaming".
-        refused: refusal of a request that fits these types, or None.
+        params: name of the SDK's request types in `openai.types`, without "Streaming" or
+            "NonStreaming".
+        refused: returns the refusal of a request that fits these types, or None.
     """
 
     params: ClassVar[str]
@@ -176,8 +177,9 @@ def usage_of(answers: Sequence[RenderedAnswer]) -> Json:
 
 
 def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
-    """Tool that must be called: its name (None if no tool is forced), True if its input is text, and the input's
-    constraint."""
+    """Returns the tool that must be called: its name (None if no tool is forced), True if its input
+    is text, and the input's constraint.
+    """
     choice = body.get("tool_choice")
     if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
         return None, False, None
@@ -190,7 +192,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
 
 
 def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
-    """Constraint of a custom tool's input, or None."""
+    """Returns the constraint of a custom tool's input, or None."""
     if grammar is None:
         return None
     definition = grammar["definition"]
@@ -198,7 +200,7 @@ def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Character escape of Rust's regex syntax, in the syntax of this package."""
+    """Converts a character escape of Rust's regex syntax to the syntax of this package."""
     code = int(found[1], 16)
     return f"\\u{code:04x}" if code < 2**16 else chr(code)
 
@@ -233,7 +235,8 @@ def _chunk(request: RequestSummary, number: int, choices: list[Any], usage: Any 
 
 
 def _logprobs(answer: RenderedAnswer, request: RequestSummary, pieces: Sequence[str] | None = None) -> Any:
-    """Log-probabilities: each word is almost certain, and its alternatives are made up."""
+    """Makes log-probabilities up: each word is almost certain, and its alternatives are invented.
+    """
     if request.logprobs is None or answer.calls:
         return None
     from openai.types.chat.chat_completion import ChoiceLogprobs

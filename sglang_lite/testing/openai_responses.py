@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, with the types of its SDK."""
+"""Test version of OpenAI's Responses API, with the types of its SDK."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
 
 
 def _items(answer: RenderedAnswer, number: int) -> list[Any]:
-    """Output items of a response."""
+    """Builds the output items of a response."""
     from openai.types import responses as types
     from openai.types.responses.response_reasoning_item import Summary
 
@@ -150,7 +150,7 @@ def _response(
 
 
 def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> list[Any]:
-    """Events of an item in a stream."""
+    """Builds the events of an item in a stream."""
     from openai.types import responses as types
 
     def step(kind: Any, name: str, /, **fields: Any) -> Any:
@@ -183,7 +183,7 @@ def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> li
 
 
 def _begun(item: Any) -> Any:
-    """Copy of an item without content."""
+    """Copies an item without its content."""
     empty = {"message": {"content": []}, "custom_tool_call": {"input": ""}, "function_call": {"arguments": ""}}
     return item.model_copy(update=empty.get(item.type, {}))
 

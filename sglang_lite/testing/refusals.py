@@ -1,10 +1,12 @@
-"""Requests that a provider answers with 400, by generation of the model, with the provider's messages.
+"""Requests that a provider rejects with status 400, by model generation, with the provider's
+messages.
 
-Sources, read on 2026-11-22. LiteLLM 1.109.1 (`supports_sampling_params`, `supports_assistant_prefill`,
-`supports_none_reasoning_effort` in its model_prices_and_context_window_backup.json): which Claude models accept
-sampling parameters and prefilled turns, and which OpenAI models can run without reasoning. Reports of users
-(johny-b/llmcomp#69, danielmiessler/Fabric#2109, langchain-ai/deepagents#1585, dottxt-ai/outlines#1666): the messages.
-Models that match no pattern are refused nothing.
+Sources, read on 2026-11-22. LiteLLM 1.109.1 (`supports_sampling_params`,
+`supports_assistant_prefill`, `supports_none_reasoning_effort` in its
+model_prices_and_context_window_backup.json): which Claude models accept sampling parameters and
+prefilled turns, and which OpenAI models can run without reasoning. Reports of users
+(johny-b/llmcomp#69, danielmiessler/Fabric#2109, langchain-ai/deepagents#1585,
+dottxt-ai/outlines#1666): the messages. Models that match no pattern are refused nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing.answers import Fail
 
-SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models; the SDK's types don't have them any more
+SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models; the SDK's types no longer have them
 
 _REASONS = re.compile(r"o\d|gpt-([5-9]|\d\d)(?!.*chat)")
 _MAY_NOT_REASON = re.compile(r"gpt-5\.[1-4](?!.*(codex|pro|chat))")  # models that reason only on request
@@ -33,7 +35,9 @@ _NO_OUTPUT_FORMAT = re.compile(r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|
 
 
 def of_openai(problem: tuple[str, str] | None) -> Fail | None:
-    """Error for a body that doesn't match the SDK's type."""
+    """Makes OpenAI's error for a body that doesn't match the SDK's type, or returns None if it
+    matches.
+    """
     if problem is None:
         return None
     parameter, why = problem
@@ -82,7 +86,9 @@ def too_many_stops(body: Mapping[str, Json]) -> Fail | None:
 
 
 def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
-    """Error for a body that doesn't match the SDK's type."""
+    """Makes Anthropic's error for a body that doesn't match the SDK's type, or returns None if it
+    matches.
+    """
     if problem is None:
         return None
     parameter, why = problem
@@ -114,13 +120,14 @@ def of_messages(body: Mapping[str, Json]) -> Fail | None:
 
 
 def base_name(model: str) -> str:
-    """Name of a model without the prefixes of hosts and fine-tuning."""
+    """Returns the name of a model without the prefixes of hosts and fine-tuning."""
     return model.rpartition("/")[2].removeprefix("ft:")
 
 
 def not_strict(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the faults of a schema for OpenAI's strict structured outputs: objects that allow additional properties,
-    or that don't require all their properties."""
+    """Yields the faults of a schema for OpenAI's strict structured outputs: objects that allow
+    additional properties or don't require all their properties.
+    """
     if not isinstance(schema, Mapping):
         return
     if not context and schema.get("type") != "object":

@@ -33,7 +33,7 @@ from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer
 from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiApi
 from sglang_lite.testing.openai_responses import Responses
 
-_APIS: Final[dict[str, ScriptedApi]] = {  # by path suffix; the first match counts
+_APIS: Final[dict[str, ScriptedApi]] = {  # by path suffix; the first match wins
     "/chat/completions": Chat(),
     "/completions": Completions(),
     "/responses": Responses(),
@@ -88,7 +88,7 @@ class ServerForTests(LocalServer):
         return self
 
     def answer(self, request: Request) -> HttpAnswer:
-        """Answer to a request."""
+        """Returns the answer to a request."""
         path, number = request.path.partition("?")[0].rstrip("/"), next(self._numbers)
         api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
         if request.method == "GET" and "/models" in path:
@@ -112,7 +112,8 @@ class ServerForTests(LocalServer):
             return _error_reply(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
     def _refused(self, request: Request, api: ScriptedApi) -> Fail | None:
-        """Error for a key, a model or a body that the provider would refuse, or None."""
+        """Returns the error for a key, a model or a body that the provider would reject, or None.
+        """
         if (wrong := self._wrong_key(request)) is not None:
             return wrong
         model = request.body.get("model")
@@ -132,7 +133,7 @@ class ServerForTests(LocalServer):
         return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
 
     def _scripted(self, scripted: Answer, api: ScriptedApi, request: Request, number: int) -> HttpAnswer:
-        """Scripted answer in the form in which it is sent."""
+        """Renders a scripted answer in the form in which it is sent."""
         match scripted:
             case Html(status, text):
                 return Reply(text, status, {"Content-Type": "text/html"})
@@ -186,7 +187,7 @@ def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
 
 
 def _prompt(api: ScriptedApi, body: Mapping[str, Any]) -> str:
-    """Text in which rules are searched; "" if the API can't read the body."""
+    """Returns the text in which rules are searched for, or "" if the API can't read the body."""
     try:
         return api.read(body).prompt
     except (KeyError, TypeError, AttributeError, StopIteration, SglError):
@@ -209,7 +210,8 @@ def _error_reply(api: ScriptedApi, fail: Fail, number: int) -> Reply:
 
 
 def _api_of(request: Request) -> ScriptedApi:
-    """API of the provider that a request is for, if its path doesn't identify the API."""
+    """Returns the API of the provider that a request is for, if its path does not identify the API.
+    """
     anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
     return _APIS["/messages" if anthropic else "/chat/completions"]
 
@@ -236,19 +238,24 @@ def server_for_tests(
     compatible: bool = False,
     seed: int = 0,
 ) -> ServerForTests:
-    """Local server that answers like OpenAI (chat, responses, completions, models) and Anthropic (messages,
-    count_tokens, models), for tests of programs and their error handling (docs/testing.md). Use it with `with`.
+    """Creates a local server that answers like OpenAI (chat, responses, completions, models) and
+    Anthropic (messages, count_tokens, models), for tests of programs and their error handling
+    (docs/testing.md). Use it with `with`.
 
     Args:
-        answers: scripted answers: a text, `Say`, `Fail` or another class of `sglang_lite.testing`; a list, whose items
-            answer one request each (the last item repeats); a mapping from texts or compiled patterns to answers, of
-            which the key found last in the prompt decides; or a function of the request. None answers "ok", or a random
-            text that the request's schema or grammar allows.
-        models: names of the available models; requests for other models are answered with 404. None accepts any model.
-        api_key: key that requests must have; other requests are answered with 401. None accepts any key.
-        compatible: whether to act as a server that is only compatible: unknown fields are accepted, and no model
-            refuses anything. Otherwise a request that doesn't match the SDK's types, or that the model's generation
-            doesn't support, is refused with status 400 and the provider's message.
+        answers: scripted answers: a text, `Say`, `Fail` or another class of `sglang_lite.testing`;
+            a list, whose items answer one request each (the last item repeats); a mapping from
+            texts or compiled patterns to answers, in which the key found last in the prompt
+            decides; or a function of the request. None answers "ok", or a random text that the
+            request's schema or grammar allows.
+        models: names of the available models; requests for other models are answered with 404. None
+            accepts any model.
+        api_key: key that requests must have; other requests are answered with 401. None accepts any
+            key.
+        compatible: whether to act as a server that is merely compatible: unknown fields are
+            accepted, and no model refuses anything. Otherwise a request that doesn't match the
+            SDK's types, or that the model's generation doesn't support, is refused with status 400
+            and the provider's message.
         seed: seed of random texts.
     """
     return ServerForTests(answers, models, api_key, seed, compatible=compatible)

@@ -1,4 +1,4 @@
-"""Conversion of errors to records, and back."""
+"""Converts errors to records and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # members that a class a
     errors.BatchError: {"results": True},
     errors.BudgetError: {"limit": True},
 }
-_LONGEST_TEXT = 100_000  # characters of each text
+_LONGEST_TEXT = 100_000  # maximum number of characters of each text
 _LONGEST_REPR = 200
 
 
@@ -66,7 +66,7 @@ def _text(text: object) -> str:
 
 
 def as_error(failure: Failure) -> SglError:
-    """Error that a record describes.
+    """Returns the error that a record describes.
 
     Raises:
         WireError: the error's class is unknown, a required member is missing, or a member does not belong to the class.

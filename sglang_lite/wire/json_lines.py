@@ -1,10 +1,10 @@
-"""JSON that every reader takes for one line."""
+"""JSON that every reader treats as one line."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Line ends for Unicode (and `str.splitlines`) that JSON permits in a string as they are, in UTF-8.
+# Unicode line ends (and those of `str.splitlines`) that JSON permits unescaped in a string, in UTF-8.
 _LINE_ENDS: Final = (
     (b"\xc2\x85", b"\\u0085"),
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -13,8 +13,9 @@ _LINE_ENDS: Final = (
 
 
 def one_line(json: bytes) -> bytes:
-    """JSON without whitespace between its values, with U+0085, U+2028 and U+2029 escaped: many clients split lines
-    there, and would cut a server-sent event or a record of a file."""
+    """Escapes U+0085, U+2028 and U+2029 in JSON that has no whitespace between its values. Many
+    clients split lines there and would cut a server-sent event or a record of a file.
+    """
     for end, escaped in _LINE_ENDS:
         json = json.replace(end, escaped)
     return json

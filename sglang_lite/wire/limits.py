@@ -1,4 +1,6 @@
-"""Limits on the size of a message, and errors for exceeding them, with the place in the message."""
+"""Limits on the size of a message, and the errors for exceeding them, with the place in the
+message.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Final, NamedTuple
 
 from sglang_lite.errors import WireError
 
-INTEGERS: Final = range(-(2**63), 2**64)  # what fits into 64 bits, with or without a sign
+INTEGERS: Final = range(-(2**63), 2**64)  # integers that fit into 64 bits, signed or unsigned
 
 
 class Limits(NamedTuple):
@@ -15,7 +17,7 @@ class Limits(NamedTuple):
 
     Attributes:
         bytes: size of the message.
-        depth: number of objects and lists inside one another.
+        depth: nesting depth of objects and lists.
         items: number of values and names; each may take 60 times its bytes in memory.
     """
 
@@ -28,7 +30,7 @@ LIMITS: Final = Limits()
 
 
 def pointer_to(path: Iterable[str | int]) -> str:
-    """JSON Pointer (RFC 6901) to a path of names and indices."""
+    """Returns the JSON Pointer (RFC 6901) to a path of names and indices."""
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1'):.200}" for part in path)
 
 

@@ -1,4 +1,6 @@
-"""Long schemas in the JSON of a body: a client sends one once, and names it by its hash from then on."""
+"""Long schemas in the JSON of a body: a client sends each one once, and then refers to it by its
+hash.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-LONG = 1 << 16  # bytes of a schema's JSON, from which on it is named
-KEEP = "x-keep-texts"  # header of a body whose long schemas the server is to keep
-# Inside of a string a quotation mark has a backslash before it, so these are members of objects.
+LONG = 1 << 16  # bytes of a schema's JSON from which it is replaced by its hash
+KEEP = "x-keep-texts"  # header of a body whose long schemas the server should keep
+# Inside a string a quotation mark follows a backslash, so these are members of objects.
 _SCHEMA = re.compile(rb'"schema":("(?:[^"\\]++|\\.)*+")', re.DOTALL)
 _NAMED = re.compile(rb'"schema":\{"\$sha256":"([0-9a-f]{64})"\}')
 
 
 def named(body: bytes) -> bytes:
-    """Body in which each long schema is `{"$sha256":"…"}`, the hash of its JSON."""
+    """Replaces each long schema of a body with `{"$sha256":"…"}`, the hash of its JSON."""
     if len(body) < LONG:
         return body
     return _SCHEMA.sub(
@@ -23,19 +25,19 @@ def named(body: bytes) -> bytes:
 
 
 def long_texts(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The hash and the JSON of each long schema of a body."""
+    """Yields the hash and the JSON of each long schema of a body."""
     for found in _SCHEMA.finditer(body):
         if len(found[1]) >= LONG:
             yield _digest(found[1]), found[1]
 
 
 def names_in(body: bytes) -> list[bytes]:
-    """Hashes that a body names."""
+    """Returns the hashes that a body refers to."""
     return _NAMED.findall(body) if b'"$sha256"' in body else []
 
 
 def with_texts(body: bytes, texts: dict[bytes, bytes]) -> bytes:
-    """Body with the JSON of its schemas in place of their hashes."""
+    """Replaces the hashes in a body with the JSON of their schemas."""
     return _NAMED.sub(lambda found: b'"schema":' + texts[found[1]], body)
 
 

@@ -1,4 +1,4 @@
-"""Encoding and decoding of messages, each of which is one record or error."""
+"""Encodes and decodes messages. Each message is one record or error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Message: TypeAlias = Record | SglError
 
 
 class PlayedData(Record, frozen=True):
-    """Played event whose error, if any, is a record."""
+    """A `Played` event with any error converted to a record."""
 
     path: tuple[int, ...]
     name: str | None
@@ -55,7 +55,7 @@ _ENVELOPE: Final = {"version", "type", "data"}
 
 
 def encode(message: Message, *, limits: Limits = LIMITS) -> bytes:
-    """Serialises a record or an error, to JSON on one line.
+    """Serialises a record or an error to JSON on one line.
 
     Raises:
         WireError: a value has no representation, or a limit is exceeded.
@@ -76,7 +76,7 @@ def encode(message: Message, *, limits: Limits = LIMITS) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, *, limits: Limits = LIMITS) -> Message:
-    """Record or error that serialised data contains.
+    """Returns the record or error that serialised data contains.
 
     Raises:
         WireError: the data is not a valid message, or exceeds a limit.
@@ -113,7 +113,7 @@ def _scan(data: bytes, limits: Limits) -> bool:
 
 
 def _named(message: Message) -> tuple[str, Record]:
-    """Name of a message's type, and its data as a record."""
+    """Returns the name of a message's type, and its data as a record."""
     if isinstance(message, SglError):
         return "Error", as_failure(message)
     name = type(message).__name__
@@ -125,7 +125,7 @@ def _named(message: Message) -> tuple[str, Record]:
 
 
 def _opened(data: bytes) -> tuple[str, msgspec.Raw]:
-    """Type name and undecoded content of a message of this version."""
+    """Returns the type name and undecoded content of a message of this version."""
     try:
         envelope = _decoder(dict[str, msgspec.Raw]).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -154,11 +154,11 @@ def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any) -> Any:
 
 
 def _read_as_written(data: bytes, limits: Limits) -> Any:
-    """Record of JSON that is, byte for byte, what `encode` would write for that record. None for other JSON, and for
-    JSON that may exceed a limit.
+    """Returns the record of JSON that is, byte for byte, what `encode` would write for it. Returns
+    None for other JSON, and for JSON that may exceed a limit.
 
-    Valid data of this form needs no scan: a name that occurs twice, or half of a surrogate pair, would not be written
-    again.
+    Valid data of this form needs no scan: a duplicate name, or half of a surrogate pair,
+    would not be written again.
     """
     end = data.find(_DATA, 0, _LONGEST_PREFIX) + len(_DATA)
     kind = _PREFIXES.get(data[:end])
@@ -193,7 +193,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _translated(error: Exception, above: str) -> WireError:
-    """WireError for an error of msgspec, whose path (`$.a[0]`) becomes a JSON Pointer."""
+    """Converts an error of msgspec to a WireError; its path (`$.a[0]`) becomes a JSON Pointer."""
     message, _, path = str(error).partition(" - at `")
     path = path.rpartition("$")[2].rstrip("`")
     return WireError(message, pointer=above + path.replace(".", "/").replace("[", "/").replace("]", ""))

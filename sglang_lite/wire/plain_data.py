@@ -1,4 +1,4 @@
-"""Checks that records can be serialised, before they are sent."""
+"""Checks, before records are sent, that they can be serialised."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _FREE = frozenset({"meta", "value"})  # members of records that contain any plai
 
 
 class _RefusedError(Exception):
-    """Refusal of a value that can't be sent. Each caller that this passes through adds its part of the path to the
-    value, innermost first."""
+    """Raised for a value that can't be sent. Each caller that it passes through adds its part of
+    the path to the value, innermost first.
+    """
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -35,7 +36,7 @@ def check(record: Record, limits: Limits) -> bool:
         True if the record has a float that JSON lacks (infinite or NaN).
     """
     try:
-        return _check(record, limits.depth - 1, plain=False)  # the message's object takes one level
+        return _check(record, limits.depth - 1, plain=False)  # the message object itself takes one level
     except _RefusedError as refused:
         pointer = pointer_to(("data", *reversed(refused.path)))
         raise WireError(refused.problem, pointer=pointer, hint=refused.hint) from None
@@ -44,7 +45,7 @@ def check(record: Record, limits: Limits) -> bool:
 
 
 def is_plain(value: object, limits: Limits) -> bool:
-    """True if a value is plain data, which may be part of `meta`."""
+    """Returns True if a value is plain data, which may be part of `meta`."""
     try:
         _check(value, limits.depth // 2, plain=True)
     except (_RefusedError, RecursionError):
@@ -69,7 +70,7 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
     parts: Iterable[tuple[str | int, Any]] = ()
     if kind is list or (kind is tuple and not plain):
         if set(map(type, value)) != {int} or min(value) not in INTEGERS or max(value) not in INTEGERS:
-            parts = enumerate(value)  # token ids need no further look
+            parts = enumerate(value)  # a list of integers, such as token ids, needs no further checks
     elif kind is dict and plain:
         parts = _members(value)
     elif not plain and isinstance(value, Record):

@@ -1,5 +1,7 @@
-"""Scans of JSON, before anything is built from it: for limits, names that occur twice, wide integers. Time and memory
-are linear in the number of bytes, up to the limit of items. JSON's syntax is left to the decoder."""
+"""Scans JSON for limits, duplicate names and wide integers before anything is built from it. Time
+and memory are linear in the number of bytes, up to the limit of items. JSON's syntax is left to the
+decoder.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from typing import Any, Final
 from sglang_lite.errors import WireError
 from sglang_lite.wire.limits import INTEGERS, Limits, depth_error, pointer_to
 
-FLOAT: Final = "$float"  # name of the object that stands for a number which JSON lacks
+FLOAT: Final = "$float"  # only name in an object that stands for a number JSON lacks
 
-# Possessive quantifiers: no text causes backtracking. An unterminated string has a group of its own for the same
+# Possessive quantifiers: no text causes backtracking. An unterminated string has a separate group for the same
 # reason.
 _JSON: Final = re.compile(
     r"""("[^"\\]*+(?:\\.[^"\\]*+)*+") ([ \t\r\n]*+:)?+
@@ -40,8 +42,8 @@ def scan_json(text: str, limits: Limits) -> bool:
     """
     items, floats = 0, False
     wide = _DIGITS.search(text) is not None  # somewhere, perhaps only in a string
-    # The open containers, outermost first: the name or index of the current item, and the names seen so far (None in a
-    # list), those of the innermost container apart.
+    # The open containers, outermost first: the name or index of the current item. `outer` has the names seen so far (None
+    # for a list); those of the innermost container are in `names`.
     path: list[Any] = []
     outer: list[set[str] | None] = []
     names: set[str] | None = None
@@ -103,7 +105,7 @@ def _unescaped(name: str) -> str:
     try:
         return str(json.loads(name))
     except ValueError:
-        return name  # malformed: the decoder will report that
+        return name  # malformed; the decoder will report it
 
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -111,7 +113,7 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def is_shallow(data: bytes, depth: int) -> bool:
-    """True if well-formed JSON is nested no deeper than `depth`."""
+    """Returns True if well-formed JSON is nested no deeper than `depth`."""
     if data.count(b"[") + data.count(b"{") <= depth:
         return True
     brackets = _STRINGS.sub(b"", data).translate(None, _NO_BRACKETS)

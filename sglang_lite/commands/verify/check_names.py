@@ -1,4 +1,4 @@
-"""Names of the checks, in their order. Imports nothing, as every command line reads them."""
+"""Names of the checks, in order. Imports nothing, because every command line reads them."""
 
 from __future__ import annotations
 

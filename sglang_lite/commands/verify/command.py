@@ -71,7 +71,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_writable(report: Path) -> None:
-    """
+    """Checks that a report can be written.
+
     Raises:
         ParameterError: a file can't be written there.
     """
@@ -80,7 +81,7 @@ def _check_writable(report: Path) -> None:
         problem = "it is a folder" if report.is_dir() else f"there is no folder {folder}"
         raise ParameterError("--report", f"{report} can't be written: {problem}.")
     try:
-        tempfile.TemporaryFile(dir=folder).close()  # permissions say less: of containers, read-only disks
+        tempfile.TemporaryFile(dir=folder).close()  # permissions say too little in containers and on read-only disks
     except OSError as error:
         raise ParameterError("--report", f"{report} can't be written: {error}") from error
 
@@ -89,7 +90,7 @@ def _write(report: Path, text: str) -> None:
     """Writes the whole report or nothing.
 
     Raises:
-        ParameterError: the disk is full, or the like.
+        ParameterError: the report can't be written, for example because the disk is full.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".report-", dir=report.parent) as folder:

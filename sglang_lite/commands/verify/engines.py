@@ -1,4 +1,4 @@
-"""Engines of a verification, and what is asked of them."""
+"""Engines of a verification, and the requests made to them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang_lite.protocol import Generation, SamplingParams
 
 T = TypeVar("T")
 R = TypeVar("R")
-ROWS = 8  # requests at the same time
-_TOP = 5  # likeliest tokens that are compared
+ROWS = 8  # simultaneous requests
+_TOP = 5  # number of likeliest tokens that are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engi
     """Starts an engine that computes in float32.
 
     Args:
-        longest: longest sequence that it will be given, in tokens.
+        longest: longest sequence that the engine will receive, in tokens.
         whole: whether it computes each prompt in one step, not in chunks.
     """
     return Engine(
@@ -61,7 +61,7 @@ def exact_engine(subject: Subject, longest: int, *, whole: bool = False) -> Engi
 
 
 def served_engine(subject: Subject) -> Engine:
-    """Starts the engine that `Engine(NAME)` would be, with the settings that were given."""
+    """Starts the engine that `Engine(NAME)` would start, with the given settings."""
     settings: dict[str, Any] = dict(subject.settings)
     return Engine(str(subject.path), log_level="error", **settings)
 
@@ -69,10 +69,10 @@ def served_engine(subject: Subject) -> Engine:
 def answer_greedily(
     engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, start: int = 1
 ) -> list[GreedyAnswer]:
-    """Generates greedily with log-probabilities, some prompts at the same time.
+    """Generates greedily with log-probabilities, several prompts at the same time.
 
     Args:
-        tokens: number of tokens of each answer; the end of sequence doesn't end it.
+        tokens: number of tokens of each answer; an end-of-sequence token doesn't end it.
         start: index of the first token of a prompt whose log-probability is wanted.
     """
     params = SamplingParams(
@@ -84,8 +84,9 @@ def answer_greedily(
 
 
 def read_along(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tuple[float, int]]]:
-    """Log-probability that an engine gives each token of an answer after the tokens before it, and the token that is
-    likeliest to it there."""
+    """Returns the log-probability that an engine gives each token of an answer after the tokens
+    before it, and the token that it considers likeliest there.
+    """
 
     def read(answer: GreedyAnswer) -> list[tuple[float, int]]:
         params = SamplingParams(
@@ -98,8 +99,9 @@ def read_along(engine: Engine, answers: Sequence[GreedyAnswer]) -> list[list[tup
 
 
 def all_results(call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
-    """Results of calls of an engine, ROWS at the same time. An interrupt doesn't wait for those that run: they end with
-    the engine."""
+    """Returns the results of calls to an engine, ROWS at the same time. An interrupt doesn't wait
+    for running calls; they end with the engine.
+    """
     pool = ThreadPoolExecutor(ROWS)
     try:
         return list(pool.map(call, arguments))

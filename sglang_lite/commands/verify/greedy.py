@@ -1,4 +1,6 @@
-"""Checks `greedy` and `served`: float32 beside transformers' code, and the served format beside float32."""
+"""Checks `greedy` and `served`: compare float32 with transformers' code, and the served format with
+float32.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ from sglang_lite.text.chat_template import JinjaTemplate
 
 TOKENS: Final = 16  # of each answer
 TOLERANCE: Final = 1e-3  # largest difference of log-probabilities in float32, in nats
-_NEAR_TIE: Final = 2 * TOLERANCE  # two log-probabilities that are both right within it may change places
-# The served format is broken if it agrees with float32 on fewer tokens, or differs by more nats in the mean: rounding
-# to 4 bits changes some tokens in ten, and a wrong scale or layer nearly all.
+_NEAR_TIE: Final = 2 * TOLERANCE  # log-probabilities this close may swap places within the tolerance
+# The served format is broken if it agrees with float32 on fewer tokens, or differs by more nats on average. Rounding
+# to 4 bits changes a few tokens in ten; a wrong scale or layer changes nearly all.
 _FEWEST_EQUAL: Final = 0.5
 _LARGEST_MEAN: Final = 1.0
 _CHATS: Final = 10
 
 
 def prompts_for(subject: Subject) -> list[list[int]]:
-    """Token ids of the 30 prompts, by our tokenizer: the same ids for both."""
+    """Encodes the 30 prompts with our tokenizer; both sides get the same ids."""
     tokenizer, texts = subject.files.tokenizer, list(PROMPTS)
     if tokenizer.chat_template is not None:
         try:
@@ -62,12 +64,13 @@ def check_greedy(model: ReferenceModel, answers: Sequence[GreedyAnswer]) -> Chec
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Distance of an engine from greedy answers of another one.
+    """Distance of an engine from another engine's greedy answers.
 
     Attributes:
-        equal_share: share of the answers' tokens that are the likeliest to the engine, too, after the same tokens.
+        equal_share: share of the answers' tokens that are also the engine's likeliest after the
+            same tokens.
         mean, worst: mean and largest difference of the tokens' log-probabilities, in nats.
-        equal_answers: number of whole answers that the engine gives, too.
+        equal_answers: number of whole answers that the engine also gives.
     """
 
     equal_share: float
@@ -77,7 +80,8 @@ class Distance:
 
 
 def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distance:
-    """Measures how far an engine is from greedy answers: on the same tokens, and in texts of its own."""
+    """Measures how far an engine is from greedy answers: on the same tokens, and in its own texts.
+    """
     differences = []
     equal = 0
     for answer, read in zip(answers, read_along(engine, answers)):
@@ -92,7 +96,7 @@ def measure_distance(engine: Engine, answers: Sequence[GreedyAnswer]) -> Distanc
 
 
 def check_served(subject: Subject, engine: Engine, answers: Sequence[GreedyAnswer]) -> Check:
-    """Tells how far the served format is from float32."""
+    """Reports how far the served format is from float32."""
     dtype = subject.description.dtype
     found = measure_distance(engine, answers)
     summary = (

@@ -1,4 +1,6 @@
-"""Check `long`: one long prompt, in chunks, beside transformers' code or beside the same prompt in one step."""
+"""Check `long`: compares one long prompt, computed in chunks, with transformers' code or with the
+same prompt in one step.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,21 @@ from sglang_lite.commands.verify.texts import prose
 from sglang_lite.engine.engine import Engine
 
 TOKENS: Final = 8  # of the answer
-_LENGTH: Final = 8_000  # tokens of the prompt, unless the whole context is asked for
+_LENGTH: Final = 8_000  # tokens of the prompt, unless the whole context is requested
 _READ: Final = 256  # last tokens of the prompt whose log-probabilities are compared
 _NEAR_TIE: Final = 2 * TOLERANCE
 
 
 def long_length(subject: Subject, *, whole: bool) -> int:
-    """Number of tokens of the long prompt: 8,000, or those of the whole context; fewer if the context is shorter."""
+    """Returns the number of tokens of the long prompt: 8,000, or the whole context; fewer if the
+    context is shorter.
+    """
     longest = subject.context_length - TOKENS - 1
     return longest if whole else min(_LENGTH, longest)
 
 
 def answer_long(subject: Subject, engine: Engine, length: int) -> GreedyAnswer:
-    """Answers a prompt of `length` tokens."""
+    """Generates the answer to a prompt of `length` tokens."""
     encode, sentences = subject.files.tokenizer.encode, length // 8 + 8
     while len(ids := encode(prose(sentences))) < length:
         sentences *= 2
@@ -32,8 +36,9 @@ def answer_long(subject: Subject, engine: Engine, length: int) -> GreedyAnswer:
 
 
 def check_long(subject: Subject, model: ReferenceModel | Unread, answer: GreedyAnswer) -> Check:
-    """Compares the answer to the long prompt with transformers' code, or, if that can't run, with an engine that
-    computes the prompt in one step."""
+    """Compares the answer to the long prompt with transformers' code. If that can't run, compares
+    it with an engine that computes the prompt in one step.
+    """
     length = len(answer.prompt)
     reason = model.reason if isinstance(model, Unread) else model.room_for(subject, length + TOKENS)
     if isinstance(model, Unread) or reason:

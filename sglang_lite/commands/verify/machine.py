@@ -1,4 +1,4 @@
-"""Versions and machine of a verification, without names of hosts or users."""
+"""Versions and machine of a verification, without host or user names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "llguidance", "gguf", "trito
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of this package and of those that compute."""
+    """Returns the versions of Python, this package and the packages that compute."""
     found = {"sglang_lite": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: str) -> dict[str, Json]:
-    """Processor, memory and, if the model runs on one, GPU of this machine."""
+    """Describes this machine: processor, memory and, if the model runs on one, GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Json] = {
         "platform": platform.platform(), "processor": _processor(), "cores": cores, "memory_bytes": _memory(),

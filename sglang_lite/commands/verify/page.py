@@ -11,7 +11,7 @@ _WIDTH = 110
 
 
 def heading(subject: Subject) -> str:
-    """Lines that name the model."""
+    """Returns the lines that name the model."""
     found, sums = subject.description, subject.sha256
     folder = subject.path.parent if subject.path.is_file() else subject.path
     largest = max(sums, key=lambda name: (folder / name).stat().st_size, default="none")
@@ -26,7 +26,7 @@ def heading(subject: Subject) -> str:
 
 
 def line(check: Check) -> str:
-    """Check as a line, which is wrapped if it is long."""
+    """Formats a check as a line, wrapped if it is long."""
     return textwrap.fill(
         f"{check.name:10} {check.status:9} {check.summary}", _WIDTH, subsequent_indent=" " * 21,
         break_long_words=False, break_on_hyphens=False,
@@ -34,7 +34,7 @@ def line(check: Check) -> str:
 
 
 def ending(checks: Sequence[Check], seconds: float) -> str:
-    """Last line: how many checks passed."""
+    """Formats the last line: how many checks passed."""
     counts = {status: sum(check.status == status for check in checks) for status in ("passed", "failed", "left out")}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     return f"{'WRONG' if counts['failed'] else 'result':10} {told}, in {seconds:,.0f} s"

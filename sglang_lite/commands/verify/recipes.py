@@ -1,4 +1,4 @@
-"""Check `recipes`: small programs, as in the cookbook, that run to their end."""
+"""Check `recipes`: runs small programs like those of the cookbook to their end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ RECIPES: Final[Mapping[str, SglFunction[..., str]]] = {
 
 
 def check_recipes(subject: Subject, engine: Engine) -> Check:
-    """Runs the recipes. One that ends with an error is a failure; what they say is not judged."""
+    """Runs the recipes. A recipe that ends with an error fails; the content of answers is not
+    judged.
+    """
     found: dict[str, str] = {}
     wrong, left_out = [], []
     for name, recipe in RECIPES.items():

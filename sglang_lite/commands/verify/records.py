@@ -21,10 +21,10 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: name of the check, as `--only` takes it.
+        name: name of the check, as given to `--only`.
         status: "passed", "failed", or "left out" if it could not be made.
         summary: what was found, or why the check was left out, in one sentence.
-        figures: all that was measured, as JSON.
+        figures: everything that was measured, as JSON.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Subject:
     """Model to verify.
 
     Attributes:
-        name: name or path as the user gave it.
+        name: name or path given by the user.
         path: its GGUF file or folder.
         files: what its files say, without the weights.
         description: how it would run.
         sha256: SHA-256 of its files, by name.
-        settings: settings of the engine that is served; `Engine`'s defaults for the others.
+        settings: settings of the served engine; others have `Engine`'s defaults.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Reason why transformers could not read something, or may not."""
+    """Reason why transformers could not or may not read something."""
 
     reason: str
 
@@ -71,11 +71,11 @@ class VerifyReport:
     """Result of a verification.
 
     Attributes:
-        model: name of the model: an alias or a hub id as it was given, or the last part of a path.
-        architecture: its architecture, as its files name it.
+        model: name of the model: an alias or a hub id as given, or the last part of a path.
+        architecture: its architecture, as named in its files.
         sha256: SHA-256 of its files, by name.
-        settings: settings of the engine that was served, where they were given.
-        date: day of the verification, as 2026-11-28.
+        settings: settings that were given for the served engine.
+        date: day of the verification, such as 2026-11-28.
         long: whether the long prompt filled the whole context.
         versions, machine: where it ran.
         checks: what was checked, in order.
@@ -92,12 +92,12 @@ class VerifyReport:
     checks: tuple[Check, ...]
 
     def as_json(self) -> dict[str, Json]:
-        """VerifyReport as a JSON object."""
+        """Returns the report as a JSON object."""
         return {"format": FORMAT, **_as_json(asdict(self))}
 
 
 def _as_json(value: Json) -> Json:
-    """Value with the text of those floats that JSON lacks: "inf", "nan"."""
+    """Replaces floats that JSON lacks with text: "inf", "nan"."""
     if isinstance(value, dict):
         return {name: _as_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

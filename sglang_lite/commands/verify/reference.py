@@ -1,4 +1,6 @@
-"""Transformers' own reading of a model: its tokenizer, and what its code computes from the same token ids."""
+"""How transformers reads a model: its tokenizer, and what its code computes from the same token
+ids.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,21 @@ from sglang_lite.commands.verify.records import Subject, Unread
 from sglang_lite.commands.verify.subject import float32_bytes, no_room
 from sglang_lite.protocol.anything import Foreign
 
-# Of a GGUF file transformers has at times the tensors in float32 both as it decodes them and as the model has them
-# (measured with the 0.5B: 4.0 GB at most, for 2.5 GB of weights); of a folder hardly more than the weights.
+# For a GGUF file, transformers temporarily holds the float32 tensors twice: as decoded, and in the model
+# (measured with the 0.5B: at most 4.0 GB for 2.5 GB of weights). For a folder, it needs hardly more than the weights.
 _GGUF_TIMES: Final = 1.7
 _FOLDER_TIMES: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """First position in which transformers would have chosen another token.
+    """First position at which transformers would have chosen another token.
 
     Attributes:
         position: index of the token in the answer.
         ours, theirs: ids of the tokens.
-        margin: by how much the log-probability of theirs is larger than that of ours, to transformers.
+        margin: how much larger transformers considers the log-probability of theirs than that of
+            ours.
     """
 
     position: int
@@ -43,11 +46,12 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An answer beside transformers' reading of it.
+    """Comparison of an answer with transformers' reading of it.
 
     Attributes:
-        parting: where the greedy tokens part; None if they are the same.
-        difference: largest difference of the log-probabilities of its tokens and of the likeliest others.
+        parting: where the greedy tokens start to differ; None if they are the same.
+        difference: largest difference of the log-probabilities of its tokens and of the likeliest
+            others.
     """
 
     parting: Parting | None
@@ -55,7 +59,7 @@ class Comparison:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Largest of the values; infinite if one is no number, which `max` would pass over."""
+    """Returns the largest of the values, or infinity if one is NaN, which `max` might ignore."""
     return max((math.inf if math.isnan(value) else value for value in values), default=0.0)
 
 
@@ -66,7 +70,9 @@ class ReferenceModel:
         self._model = model
 
     def compare(self, answer: GreedyAnswer) -> Comparison:
-        """Reads prompt and answer in one forward, and compares each position from the answer's start on."""
+        """Reads prompt and answer in one forward, and compares each position from the answer's
+        start on.
+        """
         rows = self._logprobs(answer.ids, answer.start)
         differences = []
         for row, token, logprob, top in zip(rows, answer.ids[answer.start :], answer.logprobs, answer.top):
@@ -81,17 +87,21 @@ class ReferenceModel:
         return Comparison(parting, largest(differences))
 
     def room_for(self, subject: Subject, tokens: int) -> str:
-        """Reason why there is no memory for a prompt of as many tokens; "" if there is."""
+        """Returns the reason why there is no memory for a prompt of this many tokens, or "" if
+        there is.
+        """
         config = self._model.config.get_text_config()
-        # Scores of a whole head are kept where transformers has no fused attention for a model, and masks elsewhere.
+        # Without fused attention, transformers keeps the scores of all heads; with it, only a mask.
         fused = self._model.get_correct_attn_implementation(None) != "eager"
         heads = 1 if fused else config.num_attention_heads
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         return no_room(subject, 4 * tokens * (heads * tokens + 4 * inner), f"transformers' code for {tokens:,} tokens")
 
     def _logprobs(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
-        """Log-probabilities of all tokens in the positions from `start` on: float32 [positions, vocabulary]."""
-        count = len(ids) - start + 1  # the last one is of the token that would follow
+        """Returns the log-probabilities of all tokens at the positions from `start` on: float32
+        [positions, vocabulary].
+        """
+        count = len(ids) - start + 1  # the last one is for the token that would follow
         few = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         keep = {"logits_to_keep": count} if few else {}
         with torch.inference_mode():
@@ -101,8 +111,9 @@ class ReferenceModel:
 
 
 def read_model(subject: Subject) -> ReferenceModel | Unread:
-    """Loads the model with transformers' code in float32, on the device of the engine. Fetches nothing and runs no code
-    of the model's folder."""
+    """Loads the model with transformers' code in float32, on the engine's device. Fetches nothing
+    and runs no code from the model's folder.
+    """
     times = _GGUF_TIMES if subject.path.is_file() else _FOLDER_TIMES
     if reason := no_room(subject, int(float32_bytes(subject) * times), "transformers' code in float32"):
         return Unread(reason)
@@ -122,7 +133,9 @@ def read_model(subject: Subject) -> ReferenceModel | Unread:
 
 
 def read_tokenizer(subject: Subject) -> Foreign | Unread:
-    """Loads transformers' tokenizer of the model. Fetches nothing and runs no code of the model's folder."""
+    """Loads transformers' tokenizer of the model. Fetches nothing and runs no code from the model's
+    folder.
+    """
     with _quietly():
         try:
             from transformers import AutoTokenizer
@@ -142,7 +155,7 @@ def _location(subject: Subject) -> tuple[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps transformers from showing bars, warnings and messages."""
+    """Keeps transformers from showing progress bars, warnings and messages."""
     from transformers.utils import logging as messages
 
     level, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()

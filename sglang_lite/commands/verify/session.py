@@ -1,4 +1,6 @@
-"""The order of the checks: one model in memory at a time, and each check told as soon as it is made."""
+"""The order of the checks: one model in memory at a time, and each check reported as soon as it is
+made.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from sglang_lite.commands.verify.template import check_template
 from sglang_lite.commands.verify.tokens import check_tokenizer
 from sglang_lite.protocol import SglError
 
-_EXACT: Final = frozenset(("greedy", "long", "served"))  # need answers in float32
-_SERVED: Final = frozenset(("served", "tasks", "recipes", "speed"))  # need the engine that is served
+_EXACT: Final = frozenset(("greedy", "long", "served"))  # these need answers in float32
+_SERVED: Final = frozenset(("served", "tasks", "recipes", "speed"))  # these need the served engine
 
 
 def run_checks(subject: Subject, wanted: Collection[str], *, long: bool) -> Iterator[Check]:
@@ -71,7 +73,7 @@ def _made(subject: Subject, wanted: frozenset[str], long: bool) -> Iterator[Chec
 
 
 def _exact_answers(subject: Subject, length: int) -> tuple[list[GreedyAnswer], GreedyAnswer | None]:
-    """Answers of an engine in float32, whose process has ended afterwards."""
+    """Generates answers with an engine in float32, whose process has ended afterwards."""
     prompts = prompts_for(subject)
     longest = max(length + LONG_TOKENS, max(map(len, prompts)) + TOKENS) + 1
     with exact_engine(subject, min(longest, subject.context_length)) as engine:

@@ -1,4 +1,6 @@
-"""Check `speed`: tokens a second, seconds to the first token, and memory of the engine's process. Never fails."""
+"""Check `speed`: tokens per second, seconds to the first token, and memory of the engine's process.
+Never fails.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,19 @@ _LONG: Final = 600  # tokens of the prompt whose prefill is timed
 
 
 def first_token(engine: Engine, started: float) -> float:
-    """Seconds from `started`, a time of `time.perf_counter`, to the first token of a new engine."""
+    """Returns the seconds from `started`, a time of `time.perf_counter`, to the first token of a
+    new engine.
+    """
     engine.complete("Hello", SamplingParams(max_tokens=1))
     return time.perf_counter() - started
 
 
 def measure_speed(subject: Subject, engine: Engine, first_token_s: float, processes: Sequence[int]) -> Check:
-    """Measures an engine that has answered before.
+    """Measures an engine that has already answered.
 
     Args:
-        first_token_s: seconds from its start to its first token.
-        processes: ids of its processes.
+        first_token_s: seconds from the engine's start to its first token.
+        processes: ids of the engine's processes.
     """
     encode, longest = subject.files.tokenizer.encode, subject.context_length - 1
     tokens = max(2, min(_TOKENS, longest // 4))
@@ -58,7 +62,9 @@ def measure_speed(subject: Subject, engine: Engine, first_token_s: float, proces
 
 
 def child_processes() -> set[int]:
-    """Ids of the processes that this one has started; none where the system doesn't tell."""
+    """Returns the ids of the processes started by this one, or an empty set if the system doesn't
+    report them.
+    """
     found: set[int] = set()
     for listed in Path("/proc/self/task").glob("*/children"):
         found.update(map(int, listed.read_text().split()))
@@ -66,12 +72,14 @@ def child_processes() -> set[int]:
 
 
 def _decoding(usage: Usage) -> float:
-    """Tokens a second after the first one."""
+    """Returns the tokens per second after the first one."""
     return (usage.completion_tokens - 1) / max(usage.total_s - usage.first_token_s, 1e-9)
 
 
 def _peak_bytes(process: int) -> int | None:
-    """Largest resident memory that a process has had; None if the system doesn't tell."""
+    """Returns the largest resident memory that a process has had, or None if the system doesn't
+    report it.
+    """
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Finds the model to verify, and refuses before anything is loaded what can't be verified."""
+"""Finds the model to verify, and rejects what can't be verified before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _HASHED: Final = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".
 
 
 def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
-    """Finds a model, and hashes its files.
+    """Finds a model and hashes its files.
 
     Args:
         name: alias, folder, GGUF file or hub id, as for `Engine`.
-        settings: settings of the engine that is to be served.
+        settings: settings of the served engine.
 
     Raises:
-        ModelError: there is no such model, it can't run here, or it is larger than the memory that is free.
+        ModelError: there is no such model, it can't run here, or it is larger than the free memory.
         DownloadError: it could not be fetched.
-        CapabilityError: it generates no text from text.
-        ParameterError: it is at an address, or a setting has a value that `Engine` refuses.
+        CapabilityError: the model does not generate text from text.
+        ParameterError: the name is an address, or `Engine` rejects the value of a setting.
     """
     if "://" in name or is_address(name):
         raise ParameterError(
@@ -48,7 +48,7 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
             "models generate.",
             hint=f"`sglang-lite models {name}` tells what it serves; docs/embeddings.md, how to compare its vectors.",
         )
-    found = describe(str(path), **settings)  # not by its name: nothing more is asked of the hub
+    found = describe(str(path), **settings)  # not by its name, to make no more requests to the hub
     if found.refused:
         raise ModelError(f"{name}: {found.refused[0]}")
     files = open_model_files(path)
@@ -66,7 +66,7 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
 
 
 def float32_bytes(subject: Subject) -> int:
-    """Lower bound of the bytes of the model's weights in float32."""
+    """Returns a lower bound on the bytes of the model's weights in float32."""
     spec = subject.files.spec
     if isinstance(spec, ModelSpec):
         return memory_check.weight_bytes(spec, 4)
@@ -75,16 +75,17 @@ def float32_bytes(subject: Subject) -> int:
 
 
 def engine_bytes(subject: Subject) -> int:
-    """Lower bound of the bytes of the model's weights in an engine in float32."""
+    """Returns a lower bound on the bytes of the model's weights in an engine in float32."""
     in_blocks = subject.description.products.startswith("as they are stored")
     return min(float32_bytes(subject), subject.description.loaded_bytes or 0) if in_blocks else float32_bytes(subject)
 
 
 def no_room(subject: Subject, needed: int, use: str) -> str:
-    """Reason why `needed` bytes of memory can't be had, with both numbers; "" if they are free.
+    """Returns the reason why `needed` bytes of memory are not available, with both numbers, or ""
+    if they are free.
 
     Args:
-        use: what they are for, as the subject of the sentence.
+        use: what the memory is for, as the subject of the sentence.
     """
     free = memory_check.free_bytes(torch.device(subject.description.device or "cpu"))
     if free is None or needed <= free:

@@ -1,4 +1,6 @@
-"""Check `tasks`: ten structured generations, each valid, and some of them right."""
+"""Check `tasks`: ten structured generations, which must all be valid, and of which some should be
+right.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class _Task:
         name: name of the task.
         prompt: text before the answer, with an example.
         options: constraint, as keywords of `gen`.
-        valid: whether a value has the form that was asked for; shares no code with constraints.
+        valid: whether a value has the required form; shares no code with constraints.
         right: the right value.
     """
 
@@ -132,7 +134,8 @@ def _ask(s: ProgramState, task: _Task) -> None:
 
 
 def check_tasks(engine: Engine) -> Check:
-    """Runs the tasks. An answer that lacks its form is a failure, a wrong one is told."""
+    """Runs the tasks. An answer without the required form fails; a wrong answer is only reported.
+    """
     found: dict[str, Json] = {}
     invalid, right = [], 0
     for task in TASKS:

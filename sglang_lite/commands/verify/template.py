@@ -1,4 +1,6 @@
-"""Check `template`: conversations and tools as the model's chat template writes them, byte for byte as transformers."""
+"""Check `template`: compares the text that the model's chat template gives conversations and tools
+with transformers' text, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from sglang_lite.text.chat_template import JinjaTemplate
 
 
 def check_template(subject: Subject, theirs: Foreign | Unread) -> Check:
-    """Compares each conversation as the template's own rendering, as a server's prompt, and written turn by turn as
-    programs do it."""
+    """Compares each conversation in three forms: rendered by the template, as a server's prompt,
+    and written turn by turn like in programs.
+    """
     tokenizer = subject.files.tokenizer
     if tokenizer.chat_template is None:
         return Check("template", "left out", "the model has no chat template")
@@ -57,7 +60,7 @@ def _check(found: Mapping[str, str]) -> Check:
 
 
 def _theirs(tokenizer: Foreign, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> str | None:
-    """Text of transformers; None if the template refuses the messages."""
+    """Returns the text of transformers, or None if the template rejects the messages."""
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tools=[tool.shown for tool in tools] or None,
@@ -85,7 +88,9 @@ def _served(form: ChatFormat, messages: Sequence[Mapping[str, Any]], tools: Sequ
 
 
 def _by_turns(template: JinjaTemplate, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Conversation as a program's turns write it; None if the template can't be written so, which a program is told."""
+    """Renders a conversation the way a program's turns do. Returns None if the template can't be
+    rendered like this, which programs report.
+    """
     text = ""
     try:
         for i, message in enumerate(messages):

@@ -1,4 +1,6 @@
-"""Texts that a verification gives to a model and its tokenizer. The same for every model, so that reports compare."""
+"""Texts that a verification gives to a model and its tokenizer. They are the same for every model,
+so that reports can be compared.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-# Prompts of the greedy comparison: the first ten become a user's turn where the model has a chat template.
+# Prompts of the greedy comparison. The first ten become user turns if the model has a chat template.
 PROMPTS: Final = (
     "What is the capital of France?",
     "List three colours.",
@@ -76,7 +78,7 @@ _CALL: Final = {
 }
 _USER: Final = {"role": "user", "content": "What's the weather in Zürich?"}
 
-# Conversations by name: messages, and the tools that they are shown with.
+# Conversations by name: messages, and the tools shown with them.
 CONVERSATIONS: Final[Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]]] = {
     "one turn": ([{"role": "user", "content": "Hello!"}], ()),
     "system": ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}], ()),
@@ -123,7 +125,7 @@ CONVERSATIONS: Final[Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Ma
 
 
 def prose(sentences: int, seed: int = 0) -> str:
-    """Text of as many sentences, another one for each seed."""
+    """Generates a text of this many sentences, a different one for each seed."""
     draw = random.Random(seed)
     who = (
         "The baker",

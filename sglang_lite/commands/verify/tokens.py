@@ -1,4 +1,6 @@
-"""Check `tokenizer`: texts become transformers' token ids, and come back from them."""
+"""Check `tokenizer`: encodes texts, compares the ids with those of transformers, and decodes them
+again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sglang_lite.protocol import Span
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# What transformers' conversion of a GGUF file leaves out of the tokenizer that the file names (`tokenizer.ggml.pre`).
+# Tokenizers named by GGUF files (`tokenizer.ggml.pre`) of which transformers' conversion leaves something out.
 _NORMALISED: Final = ("qwen2", "qwen35")
 _SINGLE_DIGITS: Final = ("smollm",)
 _CONTROL: Final = 3  # in `tokenizer.ggml.token_type`
@@ -21,7 +23,7 @@ _CONTROL: Final = 3  # in `tokenizer.ggml.token_type`
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Texts that something is wrong with, or that a tokenizer normalises."""
+    """Texts with a problem, or texts that a tokenizer normalizes."""
 
     other_ids: tuple[str, ...]
     not_back: tuple[str, ...]
@@ -30,8 +32,9 @@ class _Found:
 
 
 def check_tokenizer(subject: Subject, theirs: Foreign | Unread) -> Check:
-    """Encodes and decodes texts, and compares the ids with transformers' if it has the tokenizer. Text of users that
-    spells control tokens must not become them."""
+    """Encodes and decodes texts, and compares the ids with transformers' if it has the tokenizer.
+    Users' text that spells control tokens must not become control tokens.
+    """
     ours = subject.files.tokenizer
     controls = ours.control_texts[:40]
     texts = [*TOKENIZED, *PROMPTS, *controls, *(f"a {each} b" for each in controls), "".join(controls)]
@@ -79,16 +82,18 @@ def _compare(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) -> _Fo
 
 
 def _ids(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
-    """Ids of transformers, with the beginning of sequence as the model's prompts have it here: some tokenizers add one,
-    and templates of others write it."""
+    """Returns transformers' ids, with the beginning-of-sequence token wherever the model's prompts
+    have it here: some tokenizers add one, and in other models the template writes it.
+    """
     ids: list[int] = theirs(text, add_special_tokens=False).input_ids
     first = ours.bos_id
     return ids if first is None or (ids and ids[0] == first) else [first, *ids]
 
 
 def _restore(theirs: Foreign, subject: Subject) -> str:
-    """Gives transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what that was, as a part of
-    the summary; "" for nothing."""
+    """Adds to transformers' tokenizer of a GGUF file what its conversion leaves out. Returns what
+    that was, as part of the summary, or "" for nothing.
+    """
     from tokenizers import AddedToken, normalizers, pre_tokenizers
 
     if subject.files.gguf is None:
@@ -110,7 +115,9 @@ def _restore(theirs: Foreign, subject: Subject) -> str:
 
 
 def _missing_controls(theirs: Foreign, metadata: Mapping[str, Any]) -> list[str]:
-    """Returns the tokens that a GGUF file says to be control tokens, and that transformers' tokenizer reads as text."""
+    """Returns the tokens that a GGUF file declares as control tokens and that transformers'
+    tokenizer reads as text.
+    """
     kinds = metadata.get("tokenizer.ggml.token_type", ())
     tokens = metadata.get("tokenizer.ggml.tokens", ())
     known = theirs.get_added_vocab()

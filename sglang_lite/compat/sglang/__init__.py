@@ -1,1 +1,1 @@
-"""SGLang's offline engine, its hooks of backends, and helpers that its users import and nothing else here needs."""
+"""SGLang's offline engine, its backend hooks, and helpers that only its users need."""

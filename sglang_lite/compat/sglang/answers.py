@@ -1,4 +1,4 @@
-"""Types of what `Engine.generate`, `encode` and `classify` return."""
+"""Types of the results of `Engine.generate`, `encode` and `classify`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.runtime.requests.resolved_params import LogitProcessor
 _One = TypeVar("_One", covariant=True)
 _Many = TypeVar("_Many", covariant=True)
 _Streamed = TypeVar("_Streamed", covariant=True)
-_Logprob: TypeAlias = tuple[float | None, int, str | None]  # of a token: in nats, its id, its text if requested
+_Logprob: TypeAlias = tuple[float | None, int, str | None]  # of a token: nats, id, text if requested
 
 
 class _MetaInfo(TypedDict):
@@ -38,7 +38,7 @@ class _OfWhole(TypedDict, total=False):
 
 
 class MetaInfo(_MetaInfo, _ImageCounts, _OfWhole, total=False):
-    """Metadata of an answer of `generate`; what does not apply to it is left out."""
+    """Metadata of an answer of `generate`. Entries that don't apply to it are left out."""
 
     input_token_logprobs: list[_Logprob]
     output_token_logprobs: list[_Logprob]
@@ -91,7 +91,7 @@ class Classification(TypedDict):
 
 
 class OneSample(SglangOptions, total=False):
-    """`sampling_params` without `n`: a prompt then has one answer, and no list."""
+    """`sampling_params` without `n`, so that a prompt has a single answer rather than a list."""
 
     json_schema: str | None
     regex: str | None
@@ -100,7 +100,7 @@ class OneSample(SglangOptions, total=False):
 
 
 class GenerateFields(TypedDict, total=False):
-    """Arguments of `generate` on which the type of its result does not depend."""
+    """Arguments of `generate` that don't affect the type of its result."""
 
     return_logprob: bool | Sequence[bool]
     logprob_start_len: int | Sequence[int] | None
@@ -130,8 +130,9 @@ _Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 
 class Generates(Protocol[_One, _Many, _Streamed]):
-    """The ways to call `generate`, and what each returns. Whether sampling parameters of an unknown type ask for
-    several samples, and so for a list, can't be seen."""
+    """Overloads of `generate`. A type checker can't see whether sampling parameters of an unknown
+    type ask for several samples, and so for a list.
+    """
 
     # fmt: off
     @overload

@@ -40,7 +40,7 @@ _Several: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 
 def _takes(reader: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Engine, P], T]]:
-    """Gives a method the parameters of the function that reads them."""
+    """Decorates a method with the parameters of the function that reads them."""
 
     def with_signature(method: Callable[..., T]) -> Callable[Concatenate[Engine, P], T]:
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -64,17 +64,19 @@ def _generates_async(
 
 
 def _seen(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments of `generate` with the bytes of its images, videos and sounds. Blocks while it reads and fetches them.
-    Raises as `_with_bytes`."""
+    """Returns the arguments of `generate` with the bytes of its images, videos and sounds. Blocks
+    while it reads and fetches them. Raises the same errors as `_with_bytes`.
+    """
     given = {name: _with_bytes(fields[name], kind) for name, kind in _MEDIA.items() if fields.get(name) is not None}
     return {**fields, **given}
 
 
 def _with_bytes(given: object, kind: MediaKind) -> object:
-    """Media of `generate`, with files read and addresses fetched; data URLs and base64 stay as they are.
+    """Returns media of `generate` with files read and addresses fetched. Data URLs and base64 are
+    left as they are.
 
     Raises:
-        ParameterError: a file is not there, or can't be read; an address can't be fetched.
+        ParameterError: a file doesn't exist or can't be read, or an address can't be fetched.
     """
     if isinstance(given, list | tuple):
         return [_with_bytes(each, kind) for each in given]
@@ -88,7 +90,9 @@ def _with_bytes(given: object, kind: MediaKind) -> object:
 
 
 def _is_path(text: str) -> bool:
-    """True if a text is a file's name: one that is there, or that has a dot, as base64 has none."""
+    """Returns whether a text is a file's name: one that exists, or one with a dot, which base64
+    never has.
+    """
     return os.path.isfile(text) or ("." in text and "://" not in text and not text.startswith("data:"))
 
 
@@ -125,7 +129,8 @@ class Engine(base.Engine):
         super().__init__(**engine_settings(config if model is None else {**config, "model": model}))
 
     def start_expert_distribution_record(self) -> None:
-        """Begins to record how many rows choose each expert. Needs `expert_distribution_recorder_mode="stat"`.
+        """Begins to count the rows that choose each expert. Needs
+        `expert_distribution_recorder_mode="stat"`.
 
         Raises:
             CapabilityError: experts are not counted, or the model has none.
@@ -134,18 +139,20 @@ class Engine(base.Engine):
         self.answer(RecordExperts("start"))
 
     def stop_expert_distribution_record(self) -> None:
-        """Ends the record. Raises as `dump_expert_distribution_record`."""
+        """Ends the count. Raises the same errors as `dump_expert_distribution_record`."""
         self.answer(RecordExperts("stop"))
 
     def dump_expert_distribution_record(self) -> dict[str, list[list[int]]]:
-        """Record of how many rows have chosen each expert since its start, until its end or now.
+        """Returns how many rows have chosen each expert since the start of the count, up to its end
+        or until now.
 
         Returns:
-            `logical_count`: for each layer, the number of rows of each expert, on a GPU with those that fill up the
-            batch of a graph; [] for a layer without experts. As JSON it is a value of `init_expert_location`.
+            `logical_count`: for each layer, the number of rows of each expert, on a GPU including
+            those that pad the batch of a graph; [] for a layer without experts. As JSON it is a
+            value of `init_expert_location`.
 
         Raises:
-            ParameterError: none has been started.
+            ParameterError: no count has been started.
             CapabilityError: experts are not counted.
             EngineClosedError: the engine is closed.
         """
@@ -156,7 +163,8 @@ class Engine(base.Engine):
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, weight_version: str | None = None
     ) -> None:
-        """Replaces the weights by a checkpoint's: see `engine.weights.update_from_disk`."""
+        """Replaces the weights with those of a checkpoint; see `engine.weights.update_from_disk`.
+        """
         weights.update_from_disk(self, model_path, load_format=load_format, weight_version=weight_version)
 
     def update_weights_from_tensor(
@@ -166,7 +174,7 @@ class Engine(base.Engine):
         flush_cache: bool = True,
         weight_version: str | None = None,
     ) -> None:
-        """Replaces some or all weights by tensors: see `engine.weights.update_from_tensors`."""
+        """Replaces some or all weights with tensors; see `engine.weights.update_from_tensors`."""
         weights.update_from_tensors(
             self, named_tensors, load_format=load_format, flush_cache=flush_cache, weight_version=weight_version
         )
@@ -188,68 +196,83 @@ class Engine(base.Engine):
         """Generates text like SGLang's offline engine.
 
         Args:
-            prompt, input_ids: exactly one of the two; a list of prompts makes a batch, and so does `n` > 1.
-            sampling_params: parameters for all prompts, or a list with those of each prompt; `read_sampling` of
-                server/sglang/request.py has the keys.
-            return_logprob: whether to report log-probabilities of generated tokens. One value for all prompts, or a
-                list, like the arguments below.
-            logprob_start_len: position in the prompt from which on its log-probabilities are reported, too; -1 for
-                none.
+            prompt, input_ids: exactly one of the two; a list of prompts makes a batch, and so does
+                `n` > 1.
+            sampling_params: parameters for all prompts, or a list with those of each prompt;
+                `read_sampling` of server/sglang/request.py has the keys.
+            return_logprob: whether to report log-probabilities of generated tokens. One value for
+                all prompts, or a list, like the arguments below.
+            logprob_start_len: first position in the prompt whose log-probability is also reported;
+                -1 for none.
             top_logprobs_num: number k of most likely tokens to report at each position.
             token_ids_logprob: ids whose log-probabilities are reported at each position.
             return_text_in_logprobs: whether to report the text of each token.
-            return_confidence: whether to report the model's own log-probability of each generated token, and that of
-                all tokens that its constraint allows, as `output_model_logprobs` and `output_allowed_logprobs`.
-            return_prompt_token_ids: whether to report the ids of the prompt's tokens, as `prompt_token_ids` beside
-                `output_ids`.
-            return_routed_experts: whether to report the experts of each token but the last, as `routed_experts` in
-                `meta_info`: base64 of int32 [tokens, layers, experts of a token]. Needs an engine with
-                `enable_return_routed_experts`.
-            return_hidden_states: whether to report their hidden states after the last norm, as `hidden_states` in
-                `meta_info`: a list of those of the prompt, then those of the answer. Needs an engine with
-                `enable_return_hidden_states`.
-            lora_path: name of the adapter (LoRA) to generate with; None for none. One for all prompts, or a list.
-            custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
-                engine's thread: slow. SGLang's pickled classes are refused.
+            return_confidence: whether to report the model's own log-probability of each generated
+                token, and that of all tokens that its constraint allows, as `output_model_logprobs`
+                and `output_allowed_logprobs`.
+            return_prompt_token_ids: whether to report the ids of the prompt's tokens, as
+                `prompt_token_ids` beside `output_ids`.
+            return_routed_experts: whether to report the experts of each token except the last, as
+                `routed_experts` in `meta_info`: base64 of int32 [tokens, layers, experts of a
+                token]. Needs an engine with `enable_return_routed_experts`.
+            return_hidden_states: whether to report their hidden states after the last norm, as
+                `hidden_states` in `meta_info`: a list of those of the prompt, then those of the
+                answer. Needs an engine with `enable_return_hidden_states`.
+            lora_path: name of the adapter (LoRA) to generate with; None for none. One for all
+                prompts, or a list.
+            custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for
+                every token, on the engine's thread, which is slow. SGLang's pickled classes are
+                rejected.
             rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …
-            priority: rank of the request; higher ones run first, if the engine's policy is "priority".
-            cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
-            image_data: images of the prompts, whose texts have the model's placeholder for each: a file, bytes, a PIL
-                image, an address, a data URL or base64; or a list of these; for a list of prompts a list with those of
-                each.
+            priority: rank of the request; higher ones run first, if the engine's policy is
+                "priority".
+            cache_salt: namespace of the prefix cache; requests with different ones never share
+                cached prefixes.
+            image_data: images of the prompts, whose texts have the model's placeholder for each: a
+                file, bytes, a PIL image, an address, a data URL or base64; or a list of these; for
+                a list of prompts a list with those of each.
             video_data, audio_data: videos and sounds, in the same forms.
-            modalities: kinds of these, as "image", which change nothing; other kinds are refused.
-            routed_dp_rank: replica that takes the request, of an engine with `dp_size` above 1; `data_parallel_rank` is
-                another name of it. None takes the one whose cache has the most of the prompt.
-            output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
-                continues after them, as described at `submit`. Set `sampling_seed` in both requests.
+            modalities: kinds of these media, such as "image", without effect; other kinds are
+                rejected.
+            routed_dp_rank: replica that runs the request, if the engine's `dp_size` is above 1;
+                `data_parallel_rank` is an alias. None for the replica whose cache holds the most of
+                the prompt.
+            output_ids: ids that an earlier stream of the same request has delivered, a list for
+                each prompt: the output continues after them, as described at `submit`. Set
+                `sampling_seed` in both requests.
             stream: whether to return an iterator.
 
         Returns:
-            A dictionary with `text`, `output_ids` and `meta_info`; a list of dictionaries for a list of prompts or
-            `n` > 1; with `stream` an iterator of dictionaries, each with everything so far.
+            A dictionary with `text`, `output_ids` and `meta_info`; a list of dictionaries for a
+            list of prompts or `n` > 1; with `stream` an iterator of dictionaries, each with
+            everything so far.
 
-        Parameters that have no effect in this call are named in a UserWarning, as SGLang accepts them.
+        Parameters that have no effect in this call are named in a UserWarning, as SGLang accepts
+        them.
 
         Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated. Unknown parameters,
-                and those of SGLang's that this engine doesn't support, are refused by name.
-            BatchError: some requests of a batch failed; the error has the results of the successful ones.
+            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated.
+                Unknown parameters, and those of SGLang's that this engine doesn't support, are
+                refused by name.
+            BatchError: some requests of a batch failed; the error has the results of the successful
+                ones.
         """
         self.core.gate.check_wait("generate")
         return run(self.core, self._request(args, _seen(fields)))
 
     @_generates_async
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
-        """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous
-        iterator."""
+        """Generates text like `generate`, for asyncio. With `stream`, the awaited result is an
+        asynchronous iterator.
+        """
         self.core.gate.check_open()
         seen = await asyncio.to_thread(_seen, fields) if _MEDIA.keys() & fields.keys() else fields
         return await async_run(self.core, self._request(args, seen))
 
     def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
-        """Request of a call of `generate`. Warns of parameters without effect, which are no errors as SGLang ignores
-        them."""
+        """Builds the request for a call of `generate`. Warns of parameters without effect, which
+        are not errors because SGLang ignores them.
+        """
         request, policy = read_request(*args, **fields), self.config.policy
         without_priorities = policy != "priority" and any(call.priority for call in request.calls)
         reasons = {
@@ -269,8 +292,8 @@ class Engine(base.Engine):
 
     @_takes(read_score)
     def score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # `read_score` has the types
-        """Probabilities of label tokens after `query` and each item; without labels, scores of the items as texts after
-        the query.
+        """Returns probabilities of label tokens after `query` and each item. Without labels,
+        returns scores of the items as texts after the query.
 
         Args:
             query: prompt, as text or token ids.
@@ -297,7 +320,7 @@ class Engine(base.Engine):
 
     @_takes(read_score)
     async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:  # as `score`
-        """Asynchronous form of `score`, for asyncio."""
+        """Computes `score`, for asyncio."""
         self.core.gate.check_open()
         request = read_score(*args, **fields)
         if request.labels is None:
@@ -326,25 +349,30 @@ class Engine(base.Engine):
         truncate: bool = False,
         lora_path: AdapterNames = None,
     ) -> Embedding | list[Embedding]:
-        """Embeddings of texts, pooled and normalised as the model's folder specifies (mean, first or last token).
+        """Returns embeddings of texts, pooled and normalised as the model's folder specifies (mean,
+        first or last token).
 
         Args:
             prompt: a text, or several; token ids in place of a text are used unchanged.
-            dimensions: number of leading components of each vector to keep, normalised again if the model normalises;
-                None keeps all. For models that were trained for this ("Matryoshka").
-            prompt_name: name of one of the folder's prompts (`config_sentence_transformers.json`), which is put before
-                each text, usually an instruction. None uses the folder's default prompt, if any.
-            truncate: whether to cut texts that are longer than the model's context, instead of refusing them.
-            lora_path: name of the adapter (LoRA) to read with; one for all texts, or a list with one or None for each.
+            dimensions: number of leading components of each vector to keep, normalised again if the
+                model normalises; None keeps all. For models that were trained for this
+                ("Matryoshka").
+            prompt_name: name of one of the folder's prompts (`config_sentence_transformers.json`),
+                which is put before each text, usually an instruction. None uses the folder's
+                default prompt, if any.
+            truncate: whether to cut texts that are longer than the model's context, instead of
+                rejecting them.
+            lora_path: name of the adapter (LoRA) to read with; one for all texts, or a list with
+                one or None for each.
 
         Returns:
-            SGLang's form: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of dictionaries for
-            a list.
+            SGLang's form: a dictionary with `embedding` (a list of floats) and `meta_info`; a list
+            of dictionaries for a list.
 
         Raises:
             CapabilityError: the model doesn't compute embeddings.
-            ParameterError: the list is empty, a text is empty or too long, `dimensions` exceeds the model's, or there
-                is no such adapter.
+            ParameterError: the list is empty, a text is empty or too long, `dimensions` exceeds the
+                model's, or there is no such adapter.
             EngineClosedError: the engine is closed.
         """
         options: dict[str, Any] = {
@@ -358,8 +386,8 @@ class Engine(base.Engine):
     def score_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, lora_path: AdapterNames = None
     ) -> list[float]:
-        """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
-        model's config disables the sigmoid.
+        """Returns a cross-encoder's scores for pairs of texts (a query and a document): between 0
+        and 1, or unbounded if the model's config disables the sigmoid.
 
         Args:
             pairs: pairs of texts, at least one.
@@ -376,7 +404,8 @@ class Engine(base.Engine):
         return numbers
 
     def rerank(self, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json]]:
-        """Scores of pairs of texts by a cross-encoder (`score_pairs`), as SGLang's dictionaries.
+        """Returns a cross-encoder's scores for pairs of texts (`score_pairs`), as SGLang's
+        dictionaries.
 
         Args:
             prompt: pairs of a query and a document.
@@ -402,7 +431,7 @@ class Engine(base.Engine):
     def classify(
         self, prompt: Texts, *, truncate: bool = False, lora_path: AdapterNames = None
     ) -> Classification | list[Classification]:
-        """Probabilities of a classifier's labels.
+        """Returns the probabilities of a classifier's labels.
 
         Args:
             prompt, truncate, lora_path: as of `encode`.
@@ -431,7 +460,7 @@ class Engine(base.Engine):
     def reward(
         self, prompt: Texts, *, truncate: bool = False, lora_path: AdapterNames = None
     ) -> float | list[float] | list[list[float]]:
-        """Raw outputs of a reward model, without sigmoid or softmax.
+        """Returns the raw outputs of a reward model, without sigmoid or softmax.
 
         Args:
             prompt: a conversation rendered by the model's chat template, or several. Special tokens that a text spells
@@ -454,7 +483,9 @@ class Engine(base.Engine):
 
 
 class Stream(Iterator[Answer]):
-    """Iterator of answers. Closing or dropping it aborts the requests, even before the first answer was taken."""
+    """Iterator over answers. Closing or dropping it aborts the requests, even before the first
+    answer is read.
+    """
 
     def __init__(self, running: NativeRun, answers: Generator[Answer, None, None]) -> None:
         self._running, self._answers = running, answers
@@ -472,7 +503,7 @@ class Stream(Iterator[Answer]):
 
 
 class AsyncStream(AsyncIterator[Answer]):
-    """Asynchronous form of `Stream`."""
+    """Asynchronous version of `Stream`."""
 
     def __init__(self, running: NativeRun, answers: AsyncGenerator[Answer, None]) -> None:
         self._running, self._answers = running, answers
@@ -490,7 +521,7 @@ class AsyncStream(AsyncIterator[Answer]):
 
 
 def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or a Stream
-    """Runs a request. Waits for its answers, unless it asks for a stream."""
+    """Runs a request, and waits for its answers unless it asks for a stream."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = NativeRun(core, events.put, request)
 
@@ -508,7 +539,7 @@ def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, o
 
 
 async def async_run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or an AsyncStream
-    """Asynchronous form of `run`."""
+    """Runs a request like `run`, for asyncio."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 

@@ -1,6 +1,7 @@
-"""SGLang's interface of backends: blocking hooks (`generate`, `generate_stream`, `select`) and hooks that are told of a
-program's events. A backend that overrides one runs programs through `HookBackend`, which calls it on a bounded pool of
-threads."""
+"""SGLang's interface for backends: blocking hooks (`generate`, `generate_stream`, `select`) and
+hooks that are notified of a program's events. A backend that overrides one runs programs through
+`HookBackend`, which calls it on a bounded pool of threads.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +46,13 @@ _KNOWN_TO_HOOKS = named("hooks").keys()
 
 
 class BaseBackend(Backend, metaclass=ABCMeta):
-    """Base class of users' backends, as in SGLang: with its blocking hooks, or with the coroutines of Backend
-    (`agenerate`, `aselect`). The one of the two that the more derived class defines is used. All backends are instances
-    of it.
+    """Base class of users' backends, as in SGLang, with either its blocking hooks or the coroutines
+    of Backend (`agenerate`, `aselect`). Of the two, the one defined by the more derived class is
+    used. All backends are instances of it.
 
     Attributes:
-        support_concate_and_append: SGLang's flag for joining KV caches. Without effect: texts are joined in any case.
+        support_concate_and_append: SGLang's flag for joining KV caches. Has no effect: texts are
+            joined in any case.
         max_threads: maximum number of threads that run hooks.
     """
 
@@ -69,7 +71,8 @@ class BaseBackend(Backend, metaclass=ABCMeta):
         return self.chat_template
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Json, Json]:
-        """Generates the continuation of `s.text_`: its text (a list if n > 1), and metadata."""
+        """Generates the continuation of `s.text_`. Returns its text (a list if n > 1) and metadata.
+        """
         raise CapabilityError(f"{type(self).__name__} has no generate.")
 
     def generate_stream(
@@ -86,36 +89,37 @@ class BaseBackend(Backend, metaclass=ABCMeta):
         raise CapabilityError(f"{type(self).__name__} has no select.")
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """Hint that many prompts will start with this text."""
+        """Receives the hint that many prompts will start with this text."""
 
     def uncache_prefix(self, rid: str) -> None:
-        """Hint that a prefix need not be cached any longer."""
+        """Receives the hint that a prefix need not be cached any longer."""
 
     def end_request(self, rid: str | list[str]) -> None:
-        """Called when a request has ended."""
+        """Reacts to the end of a request."""
 
     def begin_program(self, s: StreamExecutor) -> None:
-        """Called when a program starts."""
+        """Reacts to the start of a program."""
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
-        """Called when a program has ended."""
+        """Reacts to the end of a program."""
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
-        """Hint, before a fork, that several continuations of `s.text_` will follow."""
+        """Receives the hint, before a fork, that several continuations of `s.text_` will follow."""
 
     def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: object = None) -> None:
-        """Called when a state was forked."""
+        """Reacts to the fork of a state."""
 
     def fill_image(self, s: StreamExecutor) -> None:
-        """Called when an image was added."""
+        """Reacts to an added image."""
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
         """Joins KV caches. Never called, because texts are joined instead."""
 
 
 def hooks_of(backend: Backend) -> frozenset[str]:
-    """Hooks of a backend that are called: those that its class defines; of `generate` and `select`, those that a more
-    derived class defines than the coroutine for the same."""
+    """Returns the hooks of a backend to call: those that its class defines. `generate` and `select`
+    count only if a more derived class defines them than the corresponding coroutine.
+    """
     kind: Any = type(backend)  # mypy takes no type for hashable
     return _hooks_of(kind)
 
@@ -131,7 +135,9 @@ def _hooks_of(kind: type) -> frozenset[str]:
 
 
 def _depth(kind: type, *methods: str) -> int:
-    """Number of bases of the most derived class that defines one of these methods; 0 if only the interfaces do."""
+    """Returns the number of bases of the most derived class that defines one of these methods; 0 if
+    only the interfaces do.
+    """
     line = kind.__mro__
     ours = (Backend, BaseBackend)
     defining = (i for i, each in enumerate(line) if each not in ours and not vars(each).keys().isdisjoint(methods))
@@ -139,15 +145,17 @@ def _depth(kind: type, *methods: str) -> int:
 
 
 def adapted(backend: Backend) -> Backend:
-    """Backend that programs run on: the backend itself, or an adapter if it has hooks of SGLang's."""
+    """Returns the backend that programs run on: the backend itself, or an adapter if it has
+    SGLang's hooks.
+    """
     return HookBackend(backend) if hooks_of(backend) else backend
 
 
 def _pool_of(backend: Backend) -> ThreadPool:
-    """Threads of a backend's hooks, which the backend keeps for all its runs."""
+    """Returns the thread pool for a backend's hooks, which the backend keeps for all its runs."""
     if backend.answer_pool is None:
         size = getattr(backend, "max_threads", BaseBackend.max_threads)
-        vars(backend).setdefault("answer_pool", ThreadPool(size, "sglang_lite-hooks"))  # of two threads, the first
+        vars(backend).setdefault("answer_pool", ThreadPool(size, "sglang_lite-hooks"))  # the first thread wins
     assert backend.answer_pool is not None
     return backend.answer_pool
 
@@ -158,8 +166,8 @@ def _not_reading(capabilities: Capabilities) -> Capabilities:
 
 
 class HookBackend(DelegatingBackend, Listener):
-    """Backend that answers by SGLang's hooks of another backend, and tells it of the events that it has hooks for. What
-    it has no hook for, the other backend does by itself.
+    """Backend that answers through another backend's SGLang hooks, and notifies it of the events
+    that it has hooks for. Without a hook, the other backend does the work itself.
 
     Args:
         backend: backend with hooks.
@@ -241,7 +249,9 @@ class HookBackend(DelegatingBackend, Listener):
         return selection
 
     async def _streamed(self, s: StreamExecutor, params: SglSamplingParams) -> AsyncIterator[Delta | Generation]:
-        """Pieces of the hook `generate_stream`, and the whole with the last piece's metadata."""
+        """Yields the pieces of the hook `generate_stream`, then the whole text with the last
+        piece's metadata.
+        """
         pieces: asyncio.Queue[Delta | None] = asyncio.Queue()
         post = running_mailbox().post
 
@@ -259,14 +269,14 @@ class HookBackend(DelegatingBackend, Listener):
                 yield piece
             yield await running
         finally:
-            running.cancel()  # the hook goes on by itself
+            running.cancel()  # the hook itself keeps running
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         return self.backend.open_program(sink, stream=stream, **priority_keywords(priority))
 
 
 def _asking() -> StreamExecutor:
-    """Branch whose node is being asked for."""
+    """Returns the branch whose node a hook is to answer."""
     player, _ = asked.get()
     assert isinstance(player, Player)
     return StreamExecutor(player)

@@ -1,5 +1,6 @@
-"""SGLang's `HttpServerEngineAdapter`: a server in a process of its own, with the methods of an engine that a trainer
-calls."""
+"""SGLang's `HttpServerEngineAdapter`: a server in a separate process, with the methods of an engine
+that a trainer calls.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +21,19 @@ _LAUNCH_S = 600.0
 
 
 class HttpServerEngineAdapter:
-    """Server of this package in a process of its own, with the methods of SGLang's adapter. `sgl.Engine` needs no
-    server, and takes tensors through shared memory.
+    """Server of this package in a separate process, with the methods of SGLang's adapter.
+    `sgl.Engine` needs no server, and takes tensors through shared memory.
 
     Args:
-        **kwargs: flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one by default) …
+        **kwargs: flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one
+            by default) …
 
     Attributes:
         url: address of the server.
 
     Raises:
         ParameterError: the command does not have this flag, or does not accept this value.
-        BackendError: the server could not be started; the message has its last output.
+        BackendError: the server could not be started; the message includes its last output.
     """
 
     def __init__(self, **kwargs: UserValue) -> None:
@@ -47,11 +49,11 @@ class HttpServerEngineAdapter:
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **fields: UserValue,
     ) -> Any:  # as `Engine.generate`
-        """Answer of `/generate`: a dictionary, or a list for a list of prompts.
+        """Returns the answer of `/generate`: a dictionary, or a list for a list of prompts.
 
         Args:
             prompt, input_ids: one of the two; a list makes a batch.
-            sampling_params: as of `Engine.generate`.
+            sampling_params: as for `Engine.generate`.
             **fields: further fields of the route, such as `return_logprob`.
         """
         return self._post("/generate", text=prompt, sampling_params=sampling_params, input_ids=input_ids, **fields)
@@ -62,16 +64,16 @@ class HttpServerEngineAdapter:
         load_format: str | None = None,
         flush_cache: bool = False,
     ) -> Any:  # JSON
-        """Sends tensors in the layout of safetensors.
+        """Sends tensors to the server in the safetensors format.
 
         Args:
             named_tensors: tensors by the names that a checkpoint has for them.
             load_format: None.
-            flush_cache: whether the update is complete, as of `Engine.update_weights_from_tensor`.
+            flush_cache: whether the update is complete, as for `Engine.update_weights_from_tensor`.
 
         Raises:
-            ParameterError: a format is given, or a tensor is none.
-            SglError: the server refuses the tensors.
+            ParameterError: a format is given, or a value is not a tensor.
+            SglError: the server rejects the tensors.
         """
         from safetensors.torch import save
 
@@ -84,19 +86,19 @@ class HttpServerEngineAdapter:
         return self._post("/update_weights_from_tensor", serialized_named_tensors=[text], flush_cache=flush_cache)
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Gives memory back, as `Engine.release_memory_occupation`."""
+        """Releases memory, like `Engine.release_memory_occupation`."""
         self._post("/release_memory_occupation", tags=tags)
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        """Takes memory again, as `Engine.resume_memory_occupation`."""
+        """Allocates the memory again, like `Engine.resume_memory_occupation`."""
         self._post("/resume_memory_occupation", tags=tags)
 
     def flush_cache(self) -> None:
-        """Drops what is cached."""
+        """Clears the cache."""
         self._post("/flush_cache")
 
     def shutdown(self) -> None:
-        """Ends the server. May be called again."""
+        """Stops the server. May be called again."""
         self._process.end()
 
     def _post(self, path: str, **fields: UserValue) -> Any:  # JSON, or None for an answer without

@@ -1,4 +1,6 @@
-"""SGLang's `Runtime`: a server of this package that is started, and the backend that runs programs on it."""
+"""SGLang's `Runtime`: starts a server of this package, and provides the backend that runs programs
+on it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from sglang_lite.protocol.anything import Json, UserValue
 
 
 class Runtime:
-    """Server of this package in a process of its own, with the interface of SGLang's `Runtime`. `sgl.Engine` needs no
-    server.
+    """Server of this package in a separate process, with the interface of SGLang's `Runtime`.
+    `sgl.Engine` needs no server.
 
     Args:
         log_level: level of the server's messages, which go to `logging` as "sglang_lite.server".
         launch_timeout: longest wait until the server is ready, in seconds.
-        **kwargs: flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one by default),
-            `api_key` …
+        **kwargs: flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one
+            by default), `api_key` …
 
     Attributes:
         endpoint: the server as a backend.
@@ -33,7 +35,7 @@ class Runtime:
 
     Raises:
         ParameterError: the command does not have this flag, or does not accept this value.
-        BackendError: the server could not be started; the message has its last output.
+        BackendError: the server could not be started; the message includes its last output.
     """
 
     def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: UserValue) -> None:
@@ -50,7 +52,7 @@ class Runtime:
             raise
 
     def shutdown(self) -> None:
-        """Ends the server. May be called again."""
+        """Stops the server. May be called again."""
         if self._process.running:
             self.endpoint.shutdown()
         self._process.end()
@@ -71,7 +73,7 @@ class Runtime:
         self.endpoint.cache_prefix(prefix)
 
     def get_tokenizer(self) -> Any:  # a tokenizer of transformers
-        """Tokenizer of the model, as a class of transformers."""
+        """Returns the model's tokenizer, as an object of transformers."""
         path = str(self.endpoint.model_info["tokenizer_path"])
         transformers = importlib.import_module("transformers")
         try:
@@ -105,10 +107,10 @@ class Runtime:
         return_logprob: bool | Sequence[bool] | None = False,
         logprob_start_len: int | Sequence[int] | None = None,
         top_logprobs_num: int | Sequence[int] | None = None,
-        lora_path: Any = None,  # the server refuses every value but None
+        lora_path: Any = None,  # the server rejects every value except None
         session_id: str | None = None,
     ) -> str:
-        """Answer for one prompt or a list of prompts, as JSON text."""
+        """Returns the answer for one prompt or a list of prompts, as JSON text."""
         body = {
             "text": prompt, "sampling_params": sampling_params, "return_logprob": return_logprob,
             "logprob_start_len": logprob_start_len, "top_logprobs_num": top_logprobs_num, "lora_path": lora_path,
@@ -117,8 +119,9 @@ class Runtime:
         return self._text("/generate", body)
 
     def encode(self, prompt: str | Sequence[str]) -> str:
-        """Embeddings of one text or a list of texts, as JSON text. The server refuses the call if its model has
-        none."""
+        """Returns embeddings of one text or a list of texts, as JSON text. The server rejects the
+        call if its model has none.
+        """
         return self._text("/encode", {"text": prompt})
 
     def _text(self, path: str, body: Mapping[str, Any]) -> str:
@@ -127,5 +130,5 @@ class Runtime:
         return json.dumps(json.loads(server.request_blocking("POST", path, fields).content))
 
     async def get_server_info(self) -> dict[str, Json]:
-        """Settings and counts of the server."""
+        """Returns settings and counts of the server."""
         return await asyncio.to_thread(self.endpoint.get_server_info)

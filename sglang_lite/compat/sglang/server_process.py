@@ -1,5 +1,6 @@
-"""Process of a server: started by the package's command line, with its output in `logging`, and ended with this
-process."""
+"""Server process: started by the package's command line, with its output in `logging`. It ends with
+this process.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from sglang_lite.runtime.host.child_process import KEPT_LINES, last_output, prin
 
 logger = logging.getLogger("sglang_lite.server")
 
-_PATIENCE_S = 10.0  # wait for a process that was asked to end
+_PATIENCE_S = 10.0  # longest wait for a process that was asked to exit
 _POLL_S = 0.05
 _SERVING = re.compile(r"Serving .* at (http://\S+)$")
-_USAGE = 2  # exit status for a command line that argparse refuses, with these messages
+_USAGE = 2  # exit status of argparse for an invalid command line, with these messages
 _REFUSED = re.compile(r"serve: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*?)\. See )")
-# The process ends when its parent ends, for whatever reason, and its engine ends with it.
+# The process ends with its parent, however the parent ends, and its engine ends with it.
 _CODE = """\
 import sys
 sys.path[:] = {paths!r}
@@ -127,8 +128,9 @@ class ServerProcess:
         )
 
     def end(self) -> None:
-        """Ends the process and waits for it. Does nothing in a forked copy, because the process belongs to the
-        original."""
+        """Terminates the process and waits for it. Does nothing in a forked copy, because the
+        process belongs to the original.
+        """
         self._finalizer()
 
 
@@ -156,8 +158,9 @@ def _end(process: subprocess.Popen[bytes], home: int) -> None:
 
 
 def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict[str, UserValue]]:
-    """Environment of the server with the keys among its settings, and the other settings. A command line would show the
-    keys to all users of this machine."""
+    """Separates the keys among the settings, as environment variables of the server, from the
+    others. A command line would show the keys to all users of this machine.
+    """
     environment, flags = dict(os.environ), dict(settings)
     for name in ("api_key", "admin_api_key"):
         variable, given = f"SGLANG_LITE_{name.upper()}", flags.pop(name, None)
@@ -172,7 +175,7 @@ def _split_keys(settings: Mapping[str, UserValue]) -> tuple[dict[str, str], dict
 
 
 def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
-    """Settings as flags of a command line.
+    """Converts settings to flags of a command line.
 
     Raises:
         ParameterError: a value can't be written as a flag.

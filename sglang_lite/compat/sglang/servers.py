@@ -76,8 +76,8 @@ def launch_server(
     server_args: Any,  # a class whose fields no type checker can know
     launch_callback: Callable[[], object] | None = None,
 ) -> int:
-    """Serves in this process, which is what `sglang-lite serve` does, until SIGTERM or SIGINT. To be called on the main
-    thread.
+    """Runs a server in this process, like `sglang-lite serve`, until SIGTERM or SIGINT. Must be
+    called on the main thread.
 
     Args:
         server_args: SGLang's `ServerArgs`.
@@ -135,7 +135,9 @@ def launch_server_cmd(
 
 
 def terminate_process(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that launch_server_cmd started; kills it if it is still running after 10 seconds."""
+    """Terminates a process that launch_server_cmd started, and kills it if it is still running
+    after 10 seconds.
+    """
     process.terminate()
     try:
         process.wait(10)

@@ -1,4 +1,6 @@
-"""View of a branch with the names of SGLang's `StreamExecutor`, for SGLang's users and its blocking hooks."""
+"""View of a branch under the names of SGLang's `StreamExecutor`, for SGLang's users and its
+blocking hooks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Variables(MutableMapping[str, Any]):
-    """Mapping of a branch's variables that have their value. Writing declares a variable, as `s[name] = value` does."""
+    """Mapping of a branch's variables that are set. Writing declares a variable, as `s[name] =
+    value` does.
+    """
 
     __slots__ = ("_names",)
 
@@ -52,7 +56,8 @@ class Variables(MutableMapping[str, Any]):
 
 
 class VariableEvent:
-    """Event of a variable, in the manner of `threading.Event`: set when the variable has its value or has failed."""
+    """Event of a variable, like `threading.Event`: set when the variable has a value or has failed.
+    """
 
     __slots__ = ("_variable",)
 
@@ -63,8 +68,9 @@ class VariableEvent:
         return self._variable.done
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the variable is set or has failed, or `timeout` seconds have passed. Returns True if it is
-        settled."""
+        """Waits until the variable is set or has failed, or `timeout` seconds have passed. Returns
+        whether it is settled.
+        """
         try:
             self._variable.wait(timeout)
         except RequestTimeoutError:
@@ -126,17 +132,17 @@ class StreamExecutor:
 
     @property
     def variables(self) -> Variables:
-        """Variables that have their value; writing declares a variable."""
+        """Variables that are set; writing declares a variable."""
         return Variables(self._player.names)
 
     @property
     def variable_event(self) -> dict[str, VariableEvent]:
-        """Events of all variables by name, including those that have no value yet."""
+        """Events of all variables by name, including unset ones."""
         return {name: VariableEvent(variable) for name, variable in list(self._player.names.variables.items())}
 
     @property
     def arguments(self) -> dict[str, UserValue]:
-        """Arguments that were given to the program by name, including those of `bind`."""
+        """Arguments passed to the program by name, including those of `bind`."""
         called = self._player.run.called
         return {} if called is None else dict(called.kwargs)
 
@@ -147,7 +153,9 @@ class StreamExecutor:
 
     @property
     def num_api_spec_tokens(self) -> int | None:
-        """Maximum number of tokens that a call of a remote API may generate ahead, or None for no drafts."""
+        """Maximum number of tokens that a call of a remote API may generate ahead, or None without
+        drafts.
+        """
         called = self._player.run.called
         return None if called is None else called.program.api_drafts.tokens
 
@@ -168,7 +176,9 @@ class StreamExecutor:
 
     @property
     def meta_info(self) -> dict[str, Json]:
-        """Metadata that the backend reported, by name, of the variables that have their value."""
+        """Metadata that the backend reported, by the name of the variable, for variables that are
+        set.
+        """
         variables = self._player.names.variables.items()
         return {name: meta_info(variable.record) for name, variable in variables if variable.done and variable.record}
 
@@ -191,8 +201,8 @@ class StreamExecutor:
         self._player.names.declare(name, Variable.of(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Json] | None:
-        """Metadata that the backend reported about a variable, or None if the backend did not make the variable or it
-        does not exist.
+        """Returns metadata that the backend reported about a variable, or None if the backend did
+        not set the variable or it does not exist.
 
         Raises:
             RequestTimeoutError: the variable was not set within `timeout` seconds.

@@ -1,4 +1,6 @@
-"""SGLang's helper functions: texts, files of data, images in base64, placeholders for late imports, notebooks."""
+"""SGLang's helper functions: texts, data files, images in base64, placeholders for late imports,
+notebooks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from sglang_lite.random_ids import random_id
 
 
 class Streaming(Protocol):
-    """Interface of an engine whose streams are merged."""
+    """Interface of an engine whose streams can be merged."""
 
     def generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
@@ -32,7 +34,7 @@ _CJK = (  # Unicode blocks in which each character counts as a word
 
 
 def convert_json_schema_to_str(json_schema: object) -> str:
-    """JSON text of a schema.
+    """Converts a schema to JSON text.
 
     Args:
         json_schema: dict, pydantic model, or text, which is returned unchanged.
@@ -54,7 +56,7 @@ def convert_json_schema_to_str(json_schema: object) -> str:
 
 
 def encode_image_base64(image_path: object) -> str:
-    """Bytes of an image in base64.
+    """Encodes an image in base64.
 
     Args:
         image_path: image as `sgl.image` accepts it, except a URL. The bytes of files and encoded images are kept; PIL
@@ -72,8 +74,9 @@ def encode_image_base64(image_path: object) -> str:
 
 
 def find_printable_text(text: str) -> str:
-    """Beginning of a streamed text that can be printed already: up to the last blank, or all of the text if it ends
-    with a line end or a CJK character."""
+    """Returns the beginning of a streamed text that can already be printed: up to the last space,
+    or the whole text if it ends with a newline or a CJK character.
+    """
     if text.endswith("\n") or _is_cjk(text[-1:]):
         return text
     if _is_cjk(text[-2:-1]):
@@ -86,14 +89,16 @@ def _is_cjk(character: str) -> bool:
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """Text that a chunk adds to the text so far: the chunk without the longest beginning with which that text ends."""
+    """Returns the text that a chunk adds to the text so far: the chunk without the longest
+    beginning with which that text ends.
+    """
     longest = min(len(existing_text), len(new_chunk))
     overlap = next(n for n in range(longest, -1, -1) if existing_text.endswith(new_chunk[:n]))
     return new_chunk[overlap:]
 
 
 def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]) -> str:
-    """Whole text of a generation that is streamed by an engine's `generate`."""
+    """Returns the whole text of a generation that an engine's `generate` streams."""
     text = ""
     for chunk in llm.generate(prompt, sampling_params, stream=True):
         text += trim_overlap(text, chunk["text"])
@@ -103,7 +108,8 @@ def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, 
 async def async_stream_and_merge(
     llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]
 ) -> AsyncIterator[str]:
-    """Yields the new text of each chunk of a generation that is streamed by an engine's `async_generate`."""
+    """Yields the new text of each chunk of a generation that an engine's `async_generate` streams.
+    """
     text = ""
     async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
         piece = trim_overlap(text, chunk["text"])
@@ -112,7 +118,8 @@ async def async_stream_and_merge(
 
 
 def build_regex_from_object(object: object, whitespace_pattern: str | None = None) -> str:
-    """Regex of the JSON documents that are valid under a schema. (`gen(type=Model)` enforces more of a schema.)
+    """Returns a regex of the JSON documents that are valid under a schema. (`gen(type=Model)`
+    enforces more of a schema.)
 
     Args:
         object: pydantic model, or schema as JSON text or dict.
@@ -141,8 +148,9 @@ def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Json]:
 
 
 def dump_state_text(filename: str | os.PathLike[str], states: Sequence[UserValue], mode: str = "w") -> None:
-    """Writes the texts of states to a file, each under its number. Objects without a `text` method are written as
-    strings."""
+    """Writes the texts of states to a file, each after its number. Objects without a `text` method
+    are written as strings.
+    """
     with open(filename, mode, encoding="utf-8") as file:
         for i, state in enumerate(states):
             text = state.text() if hasattr(state, "text") else state
@@ -191,7 +199,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
 
 def _name_of(url: str) -> str:
-    """File name for a URL: a digest of the URL, and the last part of its path."""
+    """Returns a file name for a URL: a digest of the URL, and the last part of its path."""
     return f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{urlsplit(url).path.rpartition('/')[2][-100:]}"
 
 

@@ -1,1 +1,3 @@
-"""Serialisers from languages to the text that engines read: Lark, GBNF, regexes. Independent of any engine's API."""
+"""Serialisers from languages to the texts that engines read: Lark, GBNF, regexes. Independent of
+any engine's API.
+"""

@@ -1,4 +1,4 @@
-"""Serialiser to xgrammar's variant of EBNF, in which every derivation counts."""
+"""Serialiser to xgrammar's variant of EBNF. xgrammar follows every derivation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MAX_RULES = 20_000  # rules, including those for states of automata
 
 
 def to_gbnf(language: Language) -> str:
-    """Grammar text whose start is the rule `root`. The notation has no intersections, complements, substrings and
-    multiples; they are written as the states of their automata.
+    """Returns a grammar's text, which starts at the rule `root`. The notation has no intersections,
+    complements, substrings and multiples, so they are written as the states of their automata.
 
     Raises:
         ConstraintError: the language is nested too deeply, or needs too many rules or states.

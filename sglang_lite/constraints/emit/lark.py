@@ -39,17 +39,17 @@ from sglang_lite.protocol import ConstraintError
 
 _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
 MAX_DEPTH = 2_000  # nesting of rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
-_ANY_BYTES = Complement(NOTHING)  # of llguidance's complement, which is over bytes
-_LARGE = 10_000_000  # bytes of a language, above which each of its large character sets is written once
-MAX_RANGES = 1_000_000  # of the character sets of a language
-_LONG = 100  # characters of a part of a terminal, from which on it is a terminal of its own
+_ANY_BYTES = Complement(NOTHING)  # llguidance's complement is over bytes
+_LARGE = 10_000_000  # bytes of a language above which each of its large character sets is written only once
+MAX_RANGES = 1_000_000  # in all character sets of a language
+_LONG = 100  # characters from which a part of a terminal becomes a separate terminal
 _MAX_RUN = 8  # parts in a row that may be empty
 _MIN_SIZE = 100  # of a node (`Node.size`)
-_MAX_GROUPS = 20  # depth of groups in a definition; llguidance 1.9.1 refuses 30
+_MAX_GROUPS = 20  # nesting of groups in a definition; llguidance 1.9.1 rejects 30
 
 
 def to_lark(language: Language) -> str:
-    """Grammar text, whose lexemes are those of the language (see `Language`).
+    """Returns a grammar's text with the lexemes of the language (see `Language`).
 
     Raises:
         ConstraintError: the rules are nested too deeply, or a lexeme is longer than `MAX_MIN_LENGTH` characters.
@@ -64,7 +64,9 @@ def to_lark(language: Language) -> str:
 
 
 def _depth(language: Language) -> int:
-    """Nesting depth of the grammar with each rule expanded at its first use, as llguidance does."""
+    """Returns the nesting depth of the grammar with each rule expanded at its first use, as
+    llguidance does it.
+    """
     deepest, seen = 0, {language.start}
     stack: list[tuple[Node, int]] = [(language.rules[language.start], 1)]
     while stack:
@@ -102,7 +104,9 @@ class _Speller:
         return "\n".join(lines)
 
     def _body(self, node: Node) -> tuple[str, int]:
-        """Text of a node and the depth of its groups. A node without references is part of a lexeme."""
+        """Returns the text of a node and the depth of its groups. A node without references is part
+        of a lexeme.
+        """
         if node.refers:
             match node:
                 case Ref(name):
@@ -132,15 +136,15 @@ class _Speller:
         return self._lexemes[node]
 
     def _terminal(self, node: Node) -> tuple[str, int]:
-        """Text of a terminal's definition and the depth of its groups. Operators bind in the order `~a`, `a*`, `a b`,
-        `a & b`, `a | b`; every group is in parentheses.
+        """Returns the text of a terminal's definition and the depth of its groups. Operators bind
+        in the order `~a`, `a*`, `a b`, `a & b`, `a | b`. Every group is in parentheses.
         """
         if node == EMPTY:
             return '""', 0
         if isinstance(node, Multiple):
             return self._shared(multiples(node.divisor)), 0
         if not self._large or not children(node):
-            with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
+            with contextlib.suppress(ConstraintError):  # intersections and complements need operators
                 return f"/{to_rust(node)}/", 0
         match node:
             case Concat(parts):
@@ -153,8 +157,8 @@ class _Speller:
             case Intersection(parts):
                 texts = [self._terminal(part) for part in parts if not isinstance(part, Complement)]
                 outside = [part.node for part in parts if isinstance(part, Complement)]
-                # llguidance's complement is over bytes, so a text is demanded as well. The form a & ~b takes a shortcut
-                # in the engine.
+                # llguidance's complement is over bytes, so a text is required as well. The engine has a fast path for
+                # the form a & ~b.
                 texts = texts or [("/(?s:.*)/", 0)]
                 if outside:
                     text, depth = self._terminal(alternation(_with_any_bytes(outside)))
@@ -169,7 +173,9 @@ class _Speller:
         raise AssertionError(f"a {type(node).__name__} is no part of a terminal")
 
     def _shared(self, node: Node) -> str:
-        """Name of the terminal of a node with many equal parts, each of which is a terminal of its own."""
+        """Returns the name of the terminal for a node with many equal parts. Each part is a
+        separate terminal, defined once.
+        """
         if node not in self._parts:
             match node:
                 case Concat(parts):
@@ -184,7 +190,9 @@ class _Speller:
         return self._parts[node][0]
 
     def _part(self, node: Node) -> tuple[str, int]:
-        """Text of a part of a terminal, if it is long the name of a terminal of its own; and its groups' depth."""
+        """Returns the text of a part of a terminal and the depth of its groups. A long part becomes
+        a separate terminal and is referenced by name.
+        """
         if node not in self._parts:
             text, depth = self._terminal(node)
             if len(text) >= _LONG:
@@ -194,9 +202,9 @@ class _Speller:
 
 
 def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
-    """Yields the alternatives of texts to exclude from other texts, with any bytes instead of any text at their ends.
-    llguidance then knows that no text is left after such a beginning, and that every text is after another one; else
-    it would search for one.
+    """Yields the alternatives to exclude, with any bytes instead of any text at their ends.
+    llguidance then knows that no text remains after such a beginning, and that every text remains
+    after any other; otherwise it would search for one.
     """
     for node in outside:
         for option in node.options if isinstance(node, Alternation) else (node,):
@@ -207,7 +215,7 @@ def _with_any_bytes(outside: list[Node]) -> Iterator[Node]:
 
 
 def _ranges(language: Language) -> int:
-    """Number of ranges of characters in all different sets of a language."""
+    """Counts the ranges of characters in all distinct sets of a language."""
     sets, seen = set[CharSet](), set[int]()
     stack = list(language.rules.values())
     while stack:
@@ -220,24 +228,26 @@ def _ranges(language: Language) -> int:
     return sum([len(each.ranges) for each in sets])
 
 
-@memoized  # many places of a schema, and many schemas, have the same strings and numbers
+@memoized  # the same strings and numbers occur in many places and schemas
 def _pattern(node: Node) -> str | None:
-    """Definition of a lexeme as one pattern, or None if it needs operators."""
+    """Returns the definition of a lexeme as one pattern, or None if it needs operators."""
     with contextlib.suppress(ConstraintError):
         return None if isinstance(node, Multiple) else f"/{to_rust(_grouped(node))}/"
     return None
 
 
 def _grouped(node: Node) -> Node:
-    """Regular node of the same texts, whose runs of parts that may be empty are in nested groups of a few. For each
-    part that may come first, llguidance copies all that follow it in its group: in one group of thousands, gigabytes.
+    """Divides runs of possibly empty parts into small nested groups; the texts stay the same. For
+    each part that may come first, llguidance copies everything after it in its group, so one group
+    of thousands would take gigabytes.
     """
     return folded(node, _regrouped)[0] if _may_have_run(node) else node
 
 
 def _may_have_run(node: Node) -> bool:
-    """True if a node has so many parts that may be empty that a run of them may be too long, or is too large to count
-    them in each place."""
+    """Returns True if a node has enough possibly empty parts for a long run of them, or is too
+    large to count them.
+    """
     if node.size < _MAX_RUN * _MIN_SIZE:
         return False
     if node.size > _LARGE:
@@ -260,7 +270,9 @@ def _is_optional(node: Node) -> bool:
 
 
 def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
-    """Node with such groups, and how many nodes in it may be empty, given those of its parts."""
+    """Returns a node with such groups and the number of possibly empty nodes in it, given those of
+    its parts.
+    """
     count = sum([each for _, each in parts]) + _is_optional(node)
     if count <= _MAX_RUN:
         return node, count
@@ -272,7 +284,7 @@ def _regrouped(node: Node, parts: list[tuple[Node, int]]) -> tuple[Node, int]:
 
 
 def _flat(parts: Iterable[Node]) -> Iterator[Node]:
-    """Parts of a concatenation, with those of its concatenations in their place."""
+    """Yields the parts of a concatenation, with nested concatenations flattened."""
     for part in parts:
         if isinstance(part, Concat):
             yield from _flat(part.parts)
@@ -281,7 +293,9 @@ def _flat(parts: Iterable[Node]) -> Iterator[Node]:
 
 
 def _joined(parts: Iterable[Node]) -> Iterator[Node]:
-    """Parts of a concatenation, with those of its concatenations in their place, but for whole lexemes."""
+    """Yields the parts of a concatenation, with nested ones flattened except where they are whole
+    lexemes.
+    """
     for part in parts:
         if isinstance(part, Concat) and part.refers:
             yield from _joined(part.parts)
@@ -290,14 +304,17 @@ def _joined(parts: Iterable[Node]) -> Iterator[Node]:
 
 
 def _nested(parts: list[Node]) -> list[Node]:
-    """Parts that may be empty, in groups that may be left out, as llguidance would join the others."""
+    """Puts parts that may be empty into groups that may be left out, so that llguidance does not
+    have one long run.
+    """
     while len(parts) > _MAX_RUN:
         parts = [optional(concat(*parts[i : i + _MAX_RUN])) for i in range(0, len(parts), _MAX_RUN)]
     return parts
 
 
 def _group(operator: str, parts: Iterable[tuple[str, int]], names: dict[str, str], prefix: str) -> tuple[str, int]:
-    """Group of texts and the depth of its groups. A text whose groups are deep becomes a definition of its own.
+    """Joins texts with an operator in a group; returns the text and the depth of its groups. Texts
+    with deep groups become separate definitions.
 
     Args:
         operator: operator between the texts.

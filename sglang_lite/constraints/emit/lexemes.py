@@ -1,10 +1,12 @@
-"""Division of a context-free language into lexemes that may be read greedily, for engines with a lexer (llguidance).
+"""Divides a context-free language into lexemes that may be read greedily, for engines with a lexer
+(llguidance).
 
-The regular parts of rules become lexemes, as large as possible. Then all positions of the grammar are visited, as far
-as a finite automaton can distinguish them (a rule may return to any position that uses it). If a lexeme can end while
-another lexeme possible at the same position could continue with the next character, greedy reading would lose texts:
-the larger of the two is split into its parts, down to characters, whose lexemes can't collide. Splitting costs speed,
-never correctness.
+The regular parts of rules become lexemes, as large as possible. Then all positions of the
+grammar are visited, as far as a finite automaton can distinguish them (a rule may return
+to any position that uses it). Suppose a lexeme can end where another lexeme, possible at
+the same position, could continue with the next character. Greedy reading would then lose
+texts, so the larger of the two is split into its parts, down to characters, whose lexemes
+can't collide. Splitting costs speed, never correctness.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ _NUMBER_CONTINUATIONS = charsets.singles("0123456789.eE")
 
 
 def split_into_lexemes(language: Language) -> Language:
-    """Language divided into lexemes: each of its rules is a lexeme or consists of references only.
+    """Divides a language into lexemes: each rule of the result is a lexeme or consists of
+    references only.
 
     Raises:
         ConstraintError: the language is too complex or nested too deeply.
@@ -89,7 +92,7 @@ def _split(language: Language) -> Language:
         together = {larger[name] for name in collisions & larger.keys()}
         if together and collisions <= lexing.nodes.keys():
             to_split |= together
-        else:  # collision with a schema's value, whose lexemes are exact only among themselves
+        else:  # collision with a schema's value, whose lexemes are safe only among themselves
             language = _inlined(Language(language.start, language.rules))
 
 
@@ -98,7 +101,9 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 
 
 def _inlined(language: Language) -> Language:
-    """Language with its regular rules inlined, up to the limits of size and depth of a lexeme."""
+    """Returns the language with its regular rules inlined, up to the limits for the size and depth
+    of a lexeme.
+    """
     uses = {name: references(body) for name, body in language.rules.items()}
     referring = referring_rules(uses)
     inlined: dict[str, Node] = {}
@@ -117,12 +122,12 @@ def _inlined(language: Language) -> Language:
 
 
 def _substituted(node: Node, rules: Mapping[str, Node]) -> Node:
-    """Node with references replaced by the bodies of rules."""
+    """Replaces references in a node by the bodies of their rules."""
     return rules.get(node.name, node) if isinstance(node, Ref) else mapped(node, partial(_substituted, rules=rules))
 
 
 def _measure(node: Node) -> tuple[int, int]:
-    """Number of characters and sets in a node, and its depth."""
+    """Returns the number of characters and sets in a node, and its depth."""
     if isinstance(node, LiteralText):
         return len(node.text), 1
     below = [_measure(child) for child in children(node)]
@@ -130,7 +135,9 @@ def _measure(node: Node) -> tuple[int, int]:
 
 
 def _with_dependencies(language: Language, names: Iterable[str]) -> dict[str, None]:
-    """Names of some rules and of all rules that they need, in order (a dict used as an ordered set)."""
+    """Returns the names of some rules and of all rules that they need, in order (a dict used as an
+    ordered set).
+    """
     found = dict.fromkeys(names)
     for name in (queue := list(found)):
         for each in sorted(references(language.rules[name])):
@@ -190,7 +197,9 @@ class _Lexing:
         return node
 
     def _lexeme(self, node: Node) -> Node:
-        """Reference to the lexeme of a regular part, or the structure of its parts if it is to be split."""
+        """Returns a reference to the lexeme of a regular part, or the structure of its parts if it
+        is to be split.
+        """
         if node in (EMPTY, NOTHING):
             return node
         if node in self._to_split:
@@ -212,7 +221,9 @@ class _Lexing:
         return self._states(node)
 
     def _states(self, node: Node) -> Node:
-        """Adds a rule for each state of a node's automaton; returns a reference to the start state's rule."""
+        """Adds a rule for each state of a node's automaton and returns a reference to the start
+        state's rule.
+        """
         found = Automaton(node)
         prefix = f"state of {len(self._rules)}."
         states = useful_states(found, found.start)
@@ -226,7 +237,7 @@ class _Lexing:
 
 
 def _not_empty(node: Node) -> Node:
-    """Regular node without the empty text."""
+    """Returns a regular node without the empty text."""
     match node:
         case Repeat(inner, 0, most) if not accepts(inner, ""):
             return Repeat(inner, 1, most)
@@ -245,7 +256,7 @@ class _Positions:
         remaining: maximum amount of work.
 
     Attributes:
-        remaining: remaining amount of work.
+        remaining: amount of work left.
     """
 
     def __init__(self, lexing: _Lexing, remaining: int) -> None:
@@ -262,7 +273,7 @@ class _Positions:
         self._moves: dict[_Position, set[_Position]] = {}
 
     def collisions(self) -> set[str]:
-        """Names of the symbols that greedy reading would get wrong."""
+        """Returns the names of the symbols that greedy reading would get wrong."""
         start = self._closed({(self._lexing.language.start, self._starts[self._lexing.language.start])})
         seen = {start}
         found: set[str] = set()
@@ -290,7 +301,7 @@ class _Positions:
     # ---------------------------------------------------------------------------------------------- positions
 
     def _closed(self, positions: Iterable[_Position]) -> frozenset[_Position]:
-        """Closure of positions under moves that read nothing."""
+        """Returns the closure of positions under moves that read nothing."""
         found = set(positions)
         queue = list(found)
         for position in queue:
@@ -306,8 +317,8 @@ class _Positions:
             raise _TooMany
 
     def _without_reading(self, position: _Position) -> set[_Position]:
-        """Positions reachable without reading: into rules, past rules that may be empty, and back from a rule that may
-        end.
+        """Returns the positions reachable without reading: into rules, past rules that may be
+        empty, and back from a rule that may end.
         """
         if position not in self._moves:
             rule, state = position
@@ -324,7 +335,7 @@ class _Positions:
         return sorted(names & self._lexing.symbols)
 
     def _after(self, positions: Iterable[_Position]) -> dict[str, set[_Position]]:
-        """Positions after each symbol that may come next."""
+        """Returns the positions after each symbol that may come next."""
         found: dict[str, set[_Position]] = {name: set() for name in self._symbols(positions)}
         for rule, state in positions:
             for name in self._automaton.references(state) & found.keys():
@@ -374,7 +385,7 @@ class _Positions:
     # --------------------------------------------------------------------------------------------- symbols
 
     def _first(self, symbol: str) -> Ranges:
-        """Characters that a symbol's texts may begin with."""
+        """Returns the characters that a symbol's texts may begin with."""
         rules = self._lexing.language.rules
         found: list[tuple[int, int]] = []
         for name in (queue := [symbol]):
@@ -386,7 +397,7 @@ class _Positions:
         return charsets.union(found)
 
     def _overlap(self, name: str, other: str) -> bool:
-        """Returns True if two symbols may share a text."""
+        """Returns True if two symbols may have a text in common."""
         key = min(name, other), max(name, other)
         if key not in self._overlaps:
             lexemes = self._lexing.lexemes
@@ -400,8 +411,8 @@ class _Positions:
         return self._overlaps[key]
 
     def _larger(self, name: str, other: str) -> set[str]:
-        """Chooses which of two colliding lexemes to split: the larger one, because most collisions come from a lexeme
-        that is too large, with the other as a part of it.
+        """Chooses which of two colliding lexemes to split. It is the larger one, because most
+        collisions come from an overly large lexeme that contains the other one as a part.
         """
         nodes = self._lexing.nodes
         if name not in nodes or other not in nodes:
@@ -426,7 +437,7 @@ class _Positions:
 
 
 def _share_a_text(lexeme: Node, other: Node) -> tuple[bool, int]:
-    """Returns True if two lexemes have a text in common, and the work spent on the decision."""
+    """Returns whether two lexemes have a text in common, and the work spent on the decision."""
     if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):
         return lexeme == other, 1
     empty, work = emptiness(intersection(lexeme, other))
@@ -435,15 +446,15 @@ def _share_a_text(lexeme: Node, other: Node) -> tuple[bool, int]:
 
 @memoized  # most pairs are checked again after a few lexemes have been split
 def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
-    """Returns True if `other` can continue with a character of `following` after a text of `lexeme`, and the work spent
-    on the decision.
+    """Returns whether `other` can continue with a character of `following` after a text of
+    `lexeme`, and the work spent on the decision.
     """
     if not following:
         return False, 1
     if isinstance(lexeme, LiteralText) and isinstance(other, LiteralText):  # such as the names of many tools
         rest = other.text[len(lexeme.text) :] if other.text.startswith(lexeme.text) else ""
         return bool(rest and charsets.intersection(following, charsets.singles(rest[0]))), 1
-    wide, other_wide = _widened(lexeme), _widened(other)  # fewer states; a negative answer for these suffices
+    wide, other_wide = _widened(lexeme), _widened(other)  # fewer states; a negative answer for these is conclusive
     continues, work = _pair_can_continue(wide, other_wide, following)
     if not continues or (wide, other_wide) == (lexeme, other):
         return continues, work
@@ -452,7 +463,9 @@ def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, i
 
 
 def _widened(node: Node) -> Node:
-    """Superset of a regular node's texts, with fewer states: parts may repeat any number of times."""
+    """Returns a superset of a regular node's texts with fewer states: repeated parts may repeat any
+    number of times.
+    """
     match node:
         case Complement():  # widening the inside would narrow the complement
             return node

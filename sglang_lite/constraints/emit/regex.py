@@ -11,15 +11,16 @@ from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, L
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
-_MAX_DIVISOR = 7  # of multiples whose pattern is not too large
-MAX_GROUPS = 80  # depth; Rust's parser counts some levels for each
+_MAX_DIVISOR = 7  # largest divisor whose pattern is small enough
+MAX_GROUPS = 80  # nesting depth; Rust's parser counts several levels per group
 _GROUPS = re.compile(r"[()]")  # characters are never written as brackets
 _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
 @memoized
 def to_rust(node: Node) -> str:
-    """Pattern of a regular node in the syntax of Rust's `regex` (llguidance), independent of flags.
+    """Returns the pattern of a regular node in the syntax of Rust's `regex` (llguidance),
+    independent of flags.
 
     Raises:
         ConstraintError: the node contains intersections, complements or references, or its groups are too deep.
@@ -56,14 +57,14 @@ def _written(node: Node) -> str:
 
 
 def repetition_sign(least: int, most: int | None) -> str:
-    """Repetition sign, which is the same in every syntax written here."""
+    """Returns the repetition sign, which is the same in every syntax written here."""
     signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
 
 
 @lru_cache(maxsize=1024)
 def _set(ranges: Ranges) -> str:
-    """Pattern of a character set."""
+    """Returns the pattern of a character set."""
     if not ranges:
         return f"[^{_escape(0)}-{_escape(LAST)}]"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:

@@ -1,1 +1,3 @@
-"""Formal languages: character sets, nodes, grammars, automata, an Earley parser. Independent of syntax and engines."""
+"""Formal languages: character sets, nodes, grammars, automata and an Earley parser. Independent of
+syntax and engines.
+"""

@@ -1,10 +1,11 @@
 """Deterministic automata of regular nodes, built state by state from Brzozowski derivatives.
 
-A state is the language of possible continuations. Names of rules are symbols like characters, so that the body of a
-rule of a context-free grammar also has an automaton (earley.py). The number of states is bounded; larger automata are
-refused.
+A state is the language of possible continuations. Names of rules are symbols like
+characters, so the body of a context-free grammar's rule also has an automaton
+(earley.py). The number of states is limited; larger automata raise an error.
 
-Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined, JFP 19(2), 2009.
+Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined, JFP
+19(2), 2009.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from sglang_lite.constraints.formal.terms import DEAD, DONE, State, Term, Terms,
 from sglang_lite.constraints.memo import memoized
 
 MAX_TRANSITIONS = 100_000
-_MAX_IN_DEPTH = 5_000  # moves of the search in depth, which comes before the one in breadth
-_MAX_STACKED = 100_000  # states of a context-free language: one for each stack of open rules
+_MAX_IN_DEPTH = 5_000  # moves of the depth-first search, which precedes the breadth-first one
+_MAX_STACKED = 100_000  # states of a context-free language, one per stack of open rules
 
 Symbol: TypeAlias = "int | str"  # number of a character class, or name of a rule
 
@@ -48,12 +49,13 @@ _NO_CLASS = -1  # class of surrogates
 
 
 class Automaton:
-    """Automata of one or several nodes that share their states.
+    """Automata of one or more nodes, with shared states.
 
     Args:
         *nodes: regular nodes, or bodies of rules.
-        rules: bodies of rules by name. If given, characters lead into rules, and the automaton of a context-free
-            language has one state for each stack of open rules. Left recursion then ends in a RecursionError.
+        rules: bodies of rules by name. If given, characters lead into rules, and the
+            automaton of a context-free language has one state for each stack of open rules.
+            Left recursion then raises RecursionError.
 
     Attributes:
         classes: numbers of the character classes, surrogates excluded.
@@ -74,23 +76,25 @@ class Automaton:
         self.starts = [self._terms.as_written(partial(folded, node, self._state)) for node in nodes]
 
     def _begin(self) -> None:
-        """Begins without states."""
+        """Resets the automaton to one without states."""
         self._terms = Terms(self._masks[ANY_CHAR], *([_MAX_STACKED] if self._rules else ()))
         self._steps: dict[tuple[State, Symbol], State] = {}
         self._rule_states: dict[str, State] = {}
-        self._source_steps: dict[State, dict[Symbol, State]] = {}  # all steps of states in sources, by state
-        self._offsets = 0  # indexes of texts in all these states
+        self._source_steps: dict[State, dict[Symbol, State]] = {}  # all transitions of states in sources, by state
+        self._offsets = 0  # number of text indexes in all these states
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
 
     def begin_anew(self) -> None:
-        """Forgets all states but the starts."""
+        """Forgets all states except the starts."""
         before = copy(self)
         self._begin()
         self.starts = [self.adopt(start, before) for start in before.starts]
 
     def adopt(self, state: State, source: Automaton) -> State:
-        """State of the same texts as a state of the automaton that this one was renewed from."""
+        """Returns the state for the same texts as a state of the automaton that this one was copied
+        from.
+        """
         return self._terms.as_written(partial(_adopted, self._terms, state, source))
 
     @property
@@ -105,7 +109,7 @@ class Automaton:
 
     @property
     def full(self) -> bool:
-        """True if half of the states or transitions that it may have are there."""
+        """True if more than half of the allowed states or transitions are used."""
         return 2 * self._terms.derived > self._terms.most or 2 * len(self._steps) > MAX_TRANSITIONS
 
     @property
@@ -117,13 +121,15 @@ class Automaton:
         return self._class_of[bisect_right(self._bounds, ord(char)) - 1]
 
     def class_characters(self, symbol: Symbol) -> CharSet:
-        """Characters of a class."""
+        """Returns the characters of a class."""
         ends = [*self._bounds[1:], LAST + 1]
         pieces = [(low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol]
         return CharSet(tuple(pieces))
 
     def classes_between(self, low: int, high: int) -> list[tuple[int, Symbol]]:
-        """Character classes with code points from `low` to `high`, each with its first of these code points."""
+        """Returns the character classes with code points from `low` to `high`, each with the first
+        such code point.
+        """
         first, last = bisect_right(self._bounds, low) - 1, bisect_right(self._bounds, high)
         found: dict[Symbol, int] = {}
         for stretch in range(first, last):
@@ -131,14 +137,14 @@ class Automaton:
         return [(code, symbol) for symbol, code in found.items()]
 
     def term(self, state: State) -> Term:
-        """Term of a state (terms.py)."""
+        """Returns the term of a state (terms.py)."""
         return self._terms[state]
 
     def accepting(self, state: State) -> bool:
         return self._terms.nullable[state]
 
     def step(self, state: State, symbol: Symbol) -> State:
-        """State after a symbol."""
+        """Returns the state after a symbol."""
         after = self._steps.get((state, symbol))
         if after is None:
             if len(self._steps) >= MAX_TRANSITIONS:
@@ -147,13 +153,15 @@ class Automaton:
         return after
 
     def run(self, state: State, text: str) -> State:
-        """State after a text."""
+        """Returns the state after a text."""
         for char in text:
             state = self.step(state, self.class_of(char))
         return state
 
     def reachable(self, state: State) -> dict[State, dict[Symbol, State]]:
-        """Reachable states, each with its transitions on character classes to states other than DEAD."""
+        """Returns the reachable states, each with its transitions on character classes to states
+        other than DEAD.
+        """
         found: dict[State, dict[Symbol, State]] = {state: {}}
         for each in (queue := [state]):
             for symbol in self.classes:
@@ -166,8 +174,8 @@ class Automaton:
         return found
 
     def nonempty(self, state: State) -> bool:
-        """Returns True if some text of characters alone is accepted from a state; references to rules are
-        not followed.
+        """Returns True if a state accepts some text made only of characters; references to rules
+        are not followed.
         """
         if state not in self._nonempty:
             if _accepts_in_depth(self, state, self._nonempty):
@@ -187,7 +195,7 @@ class Automaton:
         return self._nonempty[state]
 
     def references(self, state: State) -> frozenset[str]:
-        """Names of the rules that may come next."""
+        """Returns the names of the rules that may come next."""
         if state not in self._references:
             self._references[state] = self._next_rules(state)
         return self._references[state]
@@ -207,7 +215,7 @@ class Automaton:
         return frozenset()
 
     def rule(self, name: str) -> State:
-        """State at the start of a rule's body."""
+        """Returns the state at the start of a rule's body."""
         if name not in self._rule_states:
             self._rule_states[name] = self._terms.as_written(partial(folded, self._rules[name], self._state))
         return self._rule_states[name]
@@ -215,7 +223,7 @@ class Automaton:
     # ------------------------------------------------------------------------------------------ derivatives
 
     def _state(self, node: Node, parts: list[State]) -> State:
-        """State of a node, from which its texts are accepted, given those of its parts."""
+        """Returns the state that accepts a node's texts, given the states of its parts."""
         terms = self._terms
         match node:
             case CharSet():
@@ -250,9 +258,11 @@ class Automaton:
                 return terms.complement(parts[0])
 
     def _in_source(self, source: int, offsets: list[int]) -> State:
-        """State of the texts that lead from some indexes of a source to one of its cuts."""
+        """Returns the state of the texts that lead from some indexes of a source to one of its
+        cuts.
+        """
         found = self.sources[source]
-        if found.superset is None and offsets == [len(found.text)]:  # else what follows has to be known to follow it
+        if found.superset is None and offsets == [len(found.text)]:  # with a superset, the state must stay recognisable as the source's end
             return DONE
         self._offsets += len(offsets)
         nullable = any(found.cuts[i] for i in offsets)
@@ -290,7 +300,7 @@ class Automaton:
                 return DONE if rest[0] == symbol else DEAD
             case ".":
                 options = []
-                while True:  # along the leading parts that may be empty
+                while True:  # passes through the leading parts that may be empty
                     head, tail = rest
                     options.append(terms.concat(self.step(head, symbol), tail))
                     if not terms.nullable[head]:
@@ -304,7 +314,7 @@ class Automaton:
                 return terms.union([self.step(each, symbol) for each in rest])
             case "&":
                 return terms.intersect([self.step(each, symbol) for each in rest])
-            case "~" if isinstance(symbol, int):  # a complement is a set of character texts: no rule can follow
+            case "~" if isinstance(symbol, int):  # a complement contains only texts of characters, so no rule can follow
                 return terms.complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest
@@ -314,17 +324,19 @@ class Automaton:
 
 
 def renewed(before: Automaton) -> Automaton:
-    """Automaton of the same nodes that has no states yet but its starts', and can `adopt` others."""
+    """Returns an automaton of the same nodes that has only the states of its starts, and can
+    `adopt` others.
+    """
     new = copy(before)
     new.begin_anew()
     return new
 
 
 def _adopted(terms: Terms, state: State, source: Automaton) -> State:
-    """Copy of a state's term in another table."""
+    """Copies a state's term into another table and returns its state there."""
     found = {DEAD: DEAD, DONE: DONE}
     open_states = [state]
-    while open_states:  # without recursion: texts may be long
+    while open_states:  # iterative, because texts may be long
         kind, *rest = source.term(open_states[-1])
         inner = rest if kind in ("|", "&", ".") else rest[:1] if kind in ("~", "{") else []
         if missing := [each for each in inner if each not in found]:
@@ -339,7 +351,7 @@ def _adopted(terms: Terms, state: State, source: Automaton) -> State:
 
 
 def useful_states(machine: Automaton, state: State) -> dict[State, dict[Symbol, State]]:
-    """States reachable from a state from which some text is accepted, with the transitions among them."""
+    """Returns the reachable states that accept some text, with the transitions among them."""
     found = machine.reachable(state)
     before: dict[State, list[State]] = {each: [] for each in found}
     for each, after in found.items():
@@ -357,7 +369,9 @@ def useful_states(machine: Automaton, state: State) -> dict[State, dict[Symbol, 
 
 
 def shortest_accepted(machine: Automaton, state: State) -> list[int]:
-    """Character classes of a shortest accepted text from a state; the state must accept some text."""
+    """Returns the character classes of a shortest text that a state accepts. The state must accept
+    some text.
+    """
     paths: dict[State, list[int]] = {state: []}
     for each in (queue := [state]):
         if machine.accepting(each):
@@ -377,7 +391,7 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
         node: regular node, or body of a rule.
         empty_rules: names of rules that match the empty text.
     """
-    below = partial(may_be_empty, empty_rules=empty_rules)  # takes less of the stack than a generator
+    below = partial(may_be_empty, empty_rules=empty_rules)  # uses less of the stack than a generator
     match node:
         case Ref(name):
             return name in empty_rules
@@ -395,7 +409,7 @@ def may_be_empty(node: Node, empty_rules: Set[str] = frozenset()) -> bool:
 
 
 def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
-    """Names of the rules that match the empty text."""
+    """Returns the names of the rules that match the empty text."""
     empty: set[str] = set()
     while more := {name for name, body in rules.items() if name not in empty and may_be_empty(body, empty)}:
         empty |= more
@@ -403,8 +417,9 @@ def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
 
 
 def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
-    """Classes of characters that no set in the nodes distinguishes: first code point of each stretch, class of each
-    stretch, and the classes in each set as a bit mask. Each character of a literal is a class of its own.
+    """Partitions characters into classes that no set in the nodes distinguishes. Returns the first
+    code point of each stretch, the class of each stretch, and the classes of each set as a bit
+    mask. Each character of a literal is a separate class.
     """
     sets: dict[CharSet, int] = {ANY_CHAR: 0}
     chars, seen = set[str](), set[int]()
@@ -443,7 +458,7 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
 
 @memoized
 def automaton(node: Node) -> Automaton:
-    """Automaton of a regular node, cached."""
+    """Returns the automaton of a regular node, cached."""
     return Automaton(node)
 
 
@@ -473,7 +488,7 @@ def accepts(node: Node, text: str) -> bool:
 
 
 def shortest(node: Node) -> str:
-    """Shortest text of a regular language, which must not be empty."""
+    """Returns the shortest text of a regular language, which must not be empty."""
     found = automaton(node)
     return "".join(chr(found.class_characters(symbol).ranges[0][0]) for symbol in shortest_accepted(found, found.start))
 
@@ -484,7 +499,7 @@ def is_empty(node: Node) -> bool:
 
 
 def _likely(node: Node) -> Iterator[str]:
-    """A few texts that are likely in a language of substrings, whose automaton is large."""
+    """Yields a few texts that are likely in a language of substrings, whose automaton is large."""
     match node:
         case Intersection(parts) | Alternation(parts):
             for part in parts:
@@ -495,7 +510,7 @@ def _likely(node: Node) -> Iterator[str]:
 
 @memoized
 def emptiness(node: Node) -> tuple[bool, int]:
-    """Emptiness of a regular language (True if empty), and the work spent on the decision."""
+    """Returns whether a regular language is empty, and the work spent on the decision."""
     if any(accepts(node, text) for text in _likely(node)):
         return False, 1
     found = Automaton(node)
@@ -503,11 +518,12 @@ def emptiness(node: Node) -> tuple[bool, int]:
 
 
 def _accepts_in_depth(automaton: Automaton, state: State, nonempty: dict[State, bool]) -> bool:
-    """Returns True if one of a few states, looked for in depth, accepts: texts of a minimum length are found so, of
-    which a search in breadth would first see all shorter ones.
+    """Returns True if a short depth-first search finds an accepting state. It quickly finds texts
+    with a minimum length, for which a breadth-first search would visit all shorter ones first.
 
     Args:
-        nonempty: whether states accept some text, of those that are known; gets the states on the way.
+        nonempty: whether states accept some text, as far as that is known. The states on the
+            path are added.
     """
     seen, path = {state}, [(state, iter(automaton.classes))]
     for _ in range(_MAX_IN_DEPTH):

@@ -1,4 +1,6 @@
-"""Sets of characters as ranges of code points. Surrogates are not characters and are in no set."""
+"""Sets of characters as ranges of code points. Surrogates are not characters, so no set contains
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Union of ranges, normalised."""
+    """Returns the union of ranges, normalised."""
     merged: list[tuple[int, int]] = []
     found = sorted(ranges)
     if all(before[1] + 1 < after[0] for before, after in pairwise(found)):
@@ -34,7 +36,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Complement of a set."""
+    """Returns the complement of a set."""
     found = union([*ranges, SURROGATES])
     starts = [0, *[high + 1 for _, high in found]]
     ends = [*[low - 1 for low, _ in found], LAST]
@@ -42,12 +44,12 @@ def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def difference(ranges: Ranges, without: Iterable[tuple[int, int]]) -> Ranges:
-    """Difference of two sets."""
+    """Returns the difference of two sets."""
     return complement([*complement(ranges), *without])
 
 
 def intersection(ranges: Ranges, others: Ranges) -> Ranges:
-    """Intersection of two sets."""
+    """Returns the intersection of two sets."""
     return difference(ranges, complement(others))
 
 
@@ -56,7 +58,8 @@ def has_surrogates(text: str) -> bool:
 
 
 def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
-    """Ranges of the characters from `low` to `high`, neither of which is a surrogate."""
+    """Returns the ranges of the characters from `low` to `high`, neither of which is a surrogate.
+    """
     if low < SURROGATES[0] and high > SURROGATES[1]:
         return [(low, SURROGATES[0] - 1), (SURROGATES[1] + 1, high)]
     return [(low, high)]
@@ -69,14 +72,14 @@ def _every_character() -> str:
 
 @lru_cache(maxsize=16)
 def python_class(expression: str) -> Ranges:
-    """Characters that Python's own `re` matches with a one-character expression; `re` is the dialect's
-    definition.
+    """Returns the characters that Python's own `re` matches with a one-character expression. `re`
+    defines the dialect.
     """
     found = re.finditer(f"(?:{expression})+", _every_character())
     return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
 
 
-_LONG_NAMES = {  # all of Unicode's, with its aliases, as ECMA-262 has them
+_LONG_NAMES = {  # all of Unicode's with their aliases, as in ECMA-262
     "Letter": "L", "Cased_Letter": "LC", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt",
     "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Combining_Mark": "M", "Nonspacing_Mark": "Mn",
     "Spacing_Mark": "Mc", "Enclosing_Mark": "Me", "Number": "N", "Decimal_Number": "Nd", "digit": "Nd",
@@ -91,8 +94,8 @@ _LONG_NAMES = {  # all of Unicode's, with its aliases, as ECMA-262 has them
 
 @lru_cache(maxsize=64)
 def unicode_category(name: str) -> Ranges:
-    """Characters of a general category (`Lu`, `Uppercase_Letter`) or of all categories with a common prefix (`L`); no
-    ranges if the name is unknown.
+    """Returns the characters of a general category (`Lu`, `Uppercase_Letter`) or of all categories
+    with a common prefix (`L`). Returns no ranges if the name is unknown.
     """
     name = _LONG_NAMES.get(name, name)
     wanted = ("Lu", "Ll", "Lt") if name == "LC" else (name,)
@@ -102,14 +105,16 @@ def unicode_category(name: str) -> Ranges:
 
 @lru_cache(maxsize=1)
 def _cased() -> str:
-    """Characters that have other cases. Only the first two planes are searched: scripts above them have no case."""
+    """Returns the characters that have other cases. Only the first two planes are searched, because
+    scripts above them have no case.
+    """
     forms = ((c, c.lower(), c.upper()) for c in map(chr, range(0x20000)))
     return "".join(sorted({each for some in forms if len(set(some)) > 1 for each in some if len(each) == 1}))
 
 
 @lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
-    """Closure of a set under case, as defined by Python's `re.IGNORECASE`."""
+    """Returns the closure of a set under case, as defined by Python's `re.IGNORECASE`."""
     cased = _cased()
     inside = "".join([cased[bisect_left(cased, chr(low)) : bisect_right(cased, chr(high))] for low, high in ranges])
     return union([*ranges, *(_cases_of_one(inside) if len(inside) == 1 else _cases(inside))])
@@ -117,17 +122,17 @@ def ignoring_case(ranges: Ranges) -> Ranges:
 
 @lru_cache(maxsize=64)
 def _cases(chars: str) -> Ranges:
-    """Cased characters that a class of these characters matches."""
+    """Returns the cased characters that a class of these characters matches."""
     return singles("".join(re.findall(f"[{re.escape(chars)}]", _cased(), re.IGNORECASE))) if chars else ()
 
 
-@lru_cache(maxsize=4096)  # there are fewer
+@lru_cache(maxsize=4096)  # more than there are cased characters
 def _cases_of_one(char: str) -> Ranges:
     return singles("".join(re.findall(re.escape(char), _cased(), re.IGNORECASE)))
 
 
 def singles(text: str) -> Ranges:
-    """Set of the characters of a text."""
+    """Returns the set of the characters of a text."""
     return union((ord(c), ord(c)) for c in text)
 
 

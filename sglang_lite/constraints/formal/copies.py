@@ -1,4 +1,4 @@
-"""Places in the sources of an automaton from which a text is being copied."""
+"""Finds the places in an automaton's sources that a text is being copied from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ Copied: TypeAlias = "tuple[int, tuple[int, ...]]"  # number of a source, and ind
 
 
 def copied(automaton: Automaton, state: State) -> list[Copied]:
-    """Indexes that a text may have reached in each source that it is copied from; empty if it is not copied."""
+    """Returns the indexes that a text may have reached in each source it is copied from. Returns an
+    empty list if it is not copied.
+    """
     kind, *rest = automaton.term(state)
     match kind:
         case "source":
@@ -26,7 +28,7 @@ def copied(automaton: Automaton, state: State) -> list[Copied]:
 
 
 def _continued(automaton: Automaton, state: State, found: Copied) -> Copied:
-    """Indexes with which an intersection can continue by a character."""
+    """Keeps the indexes from which an intersection can continue by one character."""
     source, indexes = found
     text, continued = automaton.sources[source].text, set[int]()
     for char in {text[i] for i in indexes if i < len(text)}:

@@ -1,4 +1,4 @@
-"""Counts of the texts of a regular language that begin with a given prefix."""
+"""Counts the texts of a regular language that begin with a given prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CountedTexts(Protocol):
 
     Attributes:
         count: number of all texts, or None if infinite.
-        endless: True if infinitely many texts begin with each beginning of a text.
+        endless: True if every prefix of a text is a prefix of infinitely many texts.
         size: approximate memory in bytes.
     """
 
@@ -34,11 +34,13 @@ class CountedTexts(Protocol):
     def size(self) -> int: ...
 
     def count_with_prefix(self, prefix: str) -> int | None:
-        """Number of texts with a prefix, or None if infinite."""
+        """Returns the number of texts with a prefix, or None if infinite."""
         ...
 
     def prefix_counts(self, text: str) -> list[int | None]:
-        """Number of texts with each prefix of `text`, from the empty one to `text` itself; None for infinite."""
+        """Returns the number of texts with each prefix of `text`, from the empty one to `text`
+        itself. None stands for infinite.
+        """
         ...
 
     def has(self, text: str) -> bool:
@@ -48,7 +50,7 @@ class CountedTexts(Protocol):
 
 @memoized
 def counted(node: Node) -> CountedTexts:
-    """Counter of the texts of a regular language.
+    """Returns a counter of the texts of a regular language.
 
     Raises:
         ConstraintError: the language's automaton is too large.
@@ -64,8 +66,8 @@ def has_unused(texts: CountedTexts, prefix: str, used: Collection[str]) -> bool:
 
 
 def _texts(node: Node) -> Collection[str] | None:
-    """Texts of concatenations and alternations of literals, or None for other nodes or more than `MAX_LISTED`
-    combinations.
+    """Returns the texts of concatenations and alternations of literals, or None for other nodes or
+    more than `MAX_LISTED` combinations.
     """
     match node:
         case LiteralText(text):
@@ -85,7 +87,8 @@ def _texts(node: Node) -> Collection[str] | None:
 
 
 class _ListedTexts:
-    """Sorted list of texts; their automaton would have a state for each character."""
+    """A sorted list of texts, used because their automaton would have a state for each character.
+    """
 
     endless = False
 
@@ -130,7 +133,7 @@ class _AutomatonTexts:
 
 
 def _counts(machine: Automaton) -> dict[State, int | None]:
-    """Number of texts accepted from each useful state, or None if infinite."""
+    """Returns the number of texts that each useful state accepts, or None for infinitely many."""
     useful = useful_states(machine, machine.start)
     before: dict[State, list[State]] = {state: [] for state in useful}
     for state, after in useful.items():

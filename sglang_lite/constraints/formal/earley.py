@@ -1,6 +1,8 @@
-"""Earley recognition of texts in context-free languages, exact and without a grammar engine.
+"""Recognises texts of context-free languages with Earley's algorithm: exact, and without a grammar
+engine.
 
-Source: J. Earley, An efficient context-free parsing algorithm, CACM 13(2), 1970, over automata of the rules' bodies.
+Source: J. Earley, An efficient context-free parsing algorithm, CACM 13(2), 1970, over
+automata of the rules' bodies.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.terms import DEAD, State
 from sglang_lite.protocol import ConstraintError
 
-MAX_WORK = 3_000_000  # items processed; about six per character of an unambiguous text
+MAX_WORK = 3_000_000  # items processed, about six per character of an unambiguous text
 
 _Item = tuple[State, str, int]  # state in the body of a rule, name of the rule, and offset where it began
 
 
 def recognises(language: Language, text: str) -> bool:
-    """Returns True if a text is in a language, in time up to the cube of its length.
+    """Returns True if a text is in a language. Takes at most cubic time in the text's length.
 
     Raises:
         ConstraintError: the text is too ambiguous for the work limit.
@@ -47,8 +49,8 @@ class _Recogniser:
         raise AssertionError("the loop returns")
 
     def _complete(self, items: list[_Item], at: int) -> set[tuple[str, int]]:
-        """Adds to the items at an offset those that follow without reading a character; returns the (rule, origin)
-        pairs that end there.
+        """Adds to the items at an offset those that follow without reading a character. Returns the
+        (rule, origin) pairs that end there.
         """
         automaton = self._automaton
         waiting: dict[str, list[_Item]] = {}

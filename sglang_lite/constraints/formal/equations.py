@@ -1,8 +1,9 @@
-"""Least solutions of right-linear equations as regular nodes.
+"""Least solutions of right-linear equations, as regular nodes.
 
-A state is a set of terms that the rest of a text has to satisfy together; its steps are the partial derivatives of
-these terms. What no rule can follow any more leaves the equations as it stands, so that only the part of a language
-that repeats is written anew, by eliminating its states.
+A state is a set of terms that the rest of a text must satisfy together. Its steps are the
+partial derivatives of these terms. A term that no rule can follow any more leaves the
+equations unchanged. Only the repeating part of a language is rewritten, by eliminating
+its states.
 
 Source: V. Antimirov, Partial derivatives of regular expressions, TCS 155(2), 1996.
 """
@@ -33,18 +34,19 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.formal.terms import DEAD, DONE, State, too_complex
 
 MAX_POINTS = 200
-MAX_SIZE = 4_000_000  # bytes of the texts of an edge
+MAX_SIZE = 4_000_000  # bytes of an edge's node
 
 Point: TypeAlias = "str | frozenset[State] | None"  # name of a rule, terms to be satisfied together, or the end
 P = TypeVar("P", bound=Hashable)
 
 
 def solved(rules: Mapping[str, Node]) -> dict[str, Node]:
-    """Least solution of each rule as a node without these rules.
+    """Solves equations: returns the least solution of each rule as a node without these rules.
 
     Args:
-        rules: bodies by name. A reference to one of them may only stand at the end of a concatenation, in options of
-            alternations and in intersections with regular nodes, and has characters before it.
+        rules: bodies by name. A reference to a rule may only stand at the end of a
+            concatenation, in options of alternations and in intersections with regular nodes.
+            Characters must precede it.
 
     Raises:
         ConstraintError: the solution has too many states or is too large.
@@ -65,7 +67,9 @@ def solved(rules: Mapping[str, Node]) -> dict[str, Node]:
 
 @cache
 def multiples(divisor: int) -> Node:
-    """Node of the texts of `Multiple`, with many equal parts: written out, its length is exponential."""
+    """Returns the node for the texts of `Multiple`. It has many equal parts; written out, its
+    length is exponential.
+    """
     characters: dict[tuple[int, int], list[str]] = {}
     for remainder in range(divisor):
         characters.setdefault((remainder, remainder), []).append(".")
@@ -78,12 +82,13 @@ def multiples(divisor: int) -> Node:
 
 
 def eliminate(edges: dict[tuple[P, P], Node], points: Collection[P], *, limited: bool = True) -> None:
-    """Removes points of an automaton, those with the fewest paths through them first: each path becomes an edge.
+    """Removes points of an automaton, starting with those on the fewest paths. Each path through a
+    point becomes an edge.
 
     Args:
         edges: texts by their first and last point; changed in place.
-        points: points to remove, which are neither a start nor the end.
-        limited: whether texts that become too large are refused.
+        points: points to remove, neither a start nor the end.
+        limited: whether texts that become too large raise an error.
 
     Raises:
         ConstraintError: the texts become too large.
@@ -111,7 +116,9 @@ class _Equations:
         self._nodes: dict[State, Node] = {}
 
     def steps(self, point: Point) -> Iterator[tuple[Point, Node]]:
-        """Yields the points after a point, each with texts that lead there. The end is one if no rule can follow."""
+        """Yields the successors of a point, each with the texts that lead there. The end is a
+        successor if no rule can follow.
+        """
         assert point is not None, "the end leads nowhere"
         if isinstance(point, str):
             for option in self._options(self._automaton.rule(point)):
@@ -131,7 +138,9 @@ class _Equations:
         return reduce(intersection, nodes)
 
     def _options(self, state: State) -> list[frozenset[State]]:
-        """Alternatives of a state that may refer to rules, each as terms that have to be satisfied together."""
+        """Returns the alternatives of a state that may refer to rules, each as terms that must be
+        satisfied together.
+        """
         kind, *rest = self._automaton.term(state)
         if state == DEAD:
             return []
@@ -162,7 +171,7 @@ class _Equations:
         return self._nodes[state]
 
     def _written(self, state: State) -> Node:
-        """Node of a term."""
+        """Converts a term to a node."""
         if state == DONE:
             return EMPTY
         kind, *rest = self._automaton.term(state)

@@ -1,4 +1,4 @@
-"""Operations on grammars: pruning, renaming, inlining of rules."""
+"""Operations on grammars: pruning, renaming and inlining rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_lite.protocol import ConstraintError
 
 
 def pruned(language: Language) -> Language:
-    """Language without the rules that match no text or are not reachable from the start.
+    """Removes the rules that match no text or are not reachable from the start.
 
     Raises:
         ConstraintError: the language is empty.
@@ -48,8 +48,8 @@ def pruned(language: Language) -> Language:
 
 
 def contradiction(language: Language) -> list[str]:
-    """Names of the rules that explain why a language is empty: a path from its start, followed while exactly one
-    unproductive rule is to blame.
+    """Returns the names of the rules that explain why a language is empty: a path from its start,
+    followed while exactly one unproductive rule is to blame.
     """
     rules = language.rules
     productive = _productive(rules, {name: references(body) for name, body in rules.items()})
@@ -66,7 +66,9 @@ MAX_REGULAR = 20_000  # characters and sets of the result
 
 
 def regular(language: Language) -> Node | None:
-    """Language as one node without rules, or None if a rule is recursive or the node would exceed `MAX_REGULAR`."""
+    """Returns the language as one node without rules, or None if a rule is recursive or the node
+    would exceed `MAX_REGULAR`.
+    """
     bodies: dict[str, tuple[Node, int]] = {}
 
     def body(name: str, open_rules: frozenset[str]) -> tuple[Node, int]:
@@ -107,7 +109,7 @@ class _NotRegular(Exception):  # noqa: N818 # never leaves this module
 
 
 def renamed(language: Language, prefix: str) -> Language:
-    """Language with a prefix added to the names of its rules."""
+    """Adds a prefix to the names of a language's rules."""
 
     def name(node: Node) -> Node:
         return Ref(prefix + node.name) if isinstance(node, Ref) else mapped(node, name)
@@ -117,7 +119,7 @@ def renamed(language: Language, prefix: str) -> Language:
 
 
 def referring_rules(uses: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Names of the rules that refer to each rule, by the name of the rule referred to.
+    """Returns the names of the rules that refer to each rule, by the name of that rule.
 
     Args:
         uses: names of the rules that each rule refers to.
@@ -130,7 +132,9 @@ def referring_rules(uses: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
 
 
 def _productive(rules: Mapping[str, Node], uses: Mapping[str, Iterable[str]]) -> set[str]:
-    """Names of the rules that match some text. Intersections and complements are assumed to be non-empty."""
+    """Returns the names of the rules that match some text. Intersections and complements are
+    assumed to be non-empty.
+    """
     referring = referring_rules(uses)
     productive: set[str] = set()
     queue = list(rules)[::-1]

@@ -1,5 +1,5 @@
-"""Lengths of the texts of nodes, and restriction to a range of lengths without an intersection, which is
-expensive for engines.
+"""Lengths of the texts of nodes, and restriction to a range of lengths without an intersection,
+which is expensive for engines.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.memo import memoized
 
-MAX_MIN_LENGTH = 100_000  # characters of a shortest text: more than is ever generated; engines expand forced text
+MAX_MIN_LENGTH = 100_000  # characters of a shortest text, more than is ever generated; engines expand forced text
 
-_ROUNDS = 30  # rounds in which the lengths of rules that contain themselves may settle
+_ROUNDS = 30  # rounds in which the lengths of recursive rules may converge
 
-Lengths = tuple[int, int | None]  # least and greatest length in characters; None for no upper limit
+Lengths = tuple[int, int | None]  # minimum and maximum length in characters; None for no upper limit
 
 
 @memoized
 def lengths(node: Node) -> Lengths:
-    """Bounds of the lengths of a node's texts; the node need not have a text of every length between them,
-    or any text.
+    """Returns bounds for the lengths of a node's texts. The node need not have a text of every
+    length between them, or any text.
     """
     return folded(node, _lengths)
 
 
 def _lengths(node: Node, parts: list[Lengths]) -> Lengths:
-    """Bounds of a node's texts, given those of its parts."""
+    """Returns the bounds for a node's texts, given those of its parts."""
     match node:
         case CharSet():
             return 1, 1
@@ -68,7 +68,9 @@ def _highest(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
 
 
 def limited(node: Node, least: int, most: int | None) -> Node | None:
-    """Node restricted to texts of `least` to `most` characters, or None if the restriction needs an intersection."""
+    """Restricts a node to texts of `least` to `most` characters. Returns None if the restriction
+    needs an intersection.
+    """
     low, high = lengths(node)
     if low >= least and (most is None or (high is not None and high <= most)):
         return node
@@ -92,27 +94,27 @@ def limited(node: Node, least: int, most: int | None) -> Node | None:
 
 
 def most_bytes(rules: Mapping[str, Node], start: str) -> int | None:
-    """Number of bytes that no text of a rule has more of; None if no limit is known.
+    """Returns an upper bound for the bytes in a text of a rule, or None if no bound is known.
 
     Args:
         rules: bodies of the rules by name, each of which has a text.
         start: name of the rule.
     """
     found = dict.fromkeys(rules, 0.0)
-    names = list(rules)[::-1]  # mostly those that are used first
+    names = list(rules)[::-1]  # mostly, rules come after the rules they use
     growing = names
     for _ in range(_ROUNDS):  # from below
         growing = _grown(rules, names, found)
         if not growing:
             break
-    while growing:  # also those that would settle later
+    while growing:  # including those that would converge later
         found |= dict.fromkeys(growing, math.inf)
         growing = _grown(rules, names, found)
     return None if found[start] == math.inf else int(found[start])
 
 
 def _grown(rules: Mapping[str, Node], names: list[str], found: dict[str, float]) -> list[str]:
-    """Names of the rules whose texts are found to be longer than before."""
+    """Updates the maximum lengths and returns the names of the rules whose maximum increased."""
     grown = []
     for name in names:
         most = folded(rules[name], lambda node, parts: _most_bytes(node, parts, found))

@@ -1,7 +1,8 @@
-"""Nodes of languages: a small tree of character sets, regular operations and names of rules.
+"""Nodes of languages: small trees of character sets, regular operations and names of rules.
 
-A tree without `Ref` is a regular language; `Language` defines the rules that names refer to and is context-free. Every
-constraint on output (regex, schema, grammar) becomes one `Language`, and engines are given its text.
+A tree without `Ref` is a regular language. `Language` defines the rules that the names
+refer to and is context-free. Every constraint on output (regex, schema, grammar) becomes
+one `Language`, and engines read its text.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _T = TypeVar("_T")
 
 
 class Facts(NamedTuple):
-    """Facts about a node and its descendants: its hash, whether it refers to rules, and its approximate
-    size in bytes.
+    """Facts about a node and its descendants: its hash, whether it refers to rules, and its
+    approximate size in bytes.
     """
 
     hash: int
@@ -33,7 +34,9 @@ class Facts(NamedTuple):
 
 
 class _CachedFacts:
-    """Node whose facts are computed once and kept: large nodes are used as keys many times."""
+    """Base of nodes that compute their facts once and keep them, because large nodes are often used
+    as keys.
+    """
 
     __slots__ = ("facts",)
     facts: Facts
@@ -59,8 +62,8 @@ class _CachedFacts:
             return self._compute_facts().size
 
     def _compute_facts(self) -> Facts:
-        """Computes the facts of a node after those of its descendants, without recursion, so that depth is
-        not limited.
+        """Computes the facts of a node after those of its descendants. It does not recurse, so
+        depth is not limited.
         """
         stack: list[Any] = [self]
         while stack:
@@ -92,14 +95,14 @@ class _CachedFacts:
 
 @dataclass(frozen=True, slots=True)
 class CharSet(_CachedFacts):
-    """Any single character of `ranges`; without ranges, nothing matches."""
+    """Any single character of `ranges`. Without ranges, nothing matches."""
 
     ranges: Ranges
     __hash__ = _CachedFacts.__hash__
 
 
-class LiteralText(Struct, frozen=True):  # like Ref there are many: a Struct is made, hashed and compared faster
-    """Exactly `text`, which is not empty."""
+class LiteralText(Struct, frozen=True):  # numerous, like Ref: a Struct is created, hashed and compared faster
+    """Exactly `text`, which must not be empty."""
 
     text: str
     refers: ClassVar[bool] = False
@@ -114,9 +117,11 @@ class Substring:
     """Some successive pieces of a text, or the empty text.
 
     Attributes:
-        text: the text, which is not empty.
-        cuts: for each index of the text, its end included, 1 if a piece may begin or end there, and else 0.
-        superset: simple language that has all these texts, with which engines are quicker; None if there is none.
+        text: the text, which must not be empty.
+        cuts: for each index of the text, its end included, 1 if a piece may begin or end
+            there, else 0.
+        superset: a simple language that contains all these texts and is faster for engines,
+            or None.
     """
 
     text: str
@@ -136,15 +141,18 @@ class Substring:
 
     @property
     def beginnings(self) -> Iterator[str]:
-        """A few of the texts, from the beginning of the whole text: short and long ones, without blanks around them."""
+        """A few of the texts, short and long, that start at the beginning of the whole text,
+        without surrounding blanks.
+        """
         length = 1
         while length < min(2 * len(self.text), _MAX_BEGINNING):
             yield self.text[: self.cuts.find(1, min(length, len(self.text)))].strip()
             length *= 2
 
     def find(self, text: str) -> int | None:
-        """Index at which some successive pieces that make up `text` begin for the first time, or None if there are
-        none."""
+        """Returns the index of the first occurrence of `text` that consists of successive pieces,
+        or None if there is none.
+        """
         at = self.text.find(text)
         while at >= 0 and not (self.cuts[at] and self.cuts[at + len(text)]):
             at = self.text.find(text, at + 1)
@@ -153,7 +161,9 @@ class Substring:
 
 @dataclass(frozen=True, slots=True)
 class Multiple:
-    """Digits whose number is a multiple of a divisor, with points anywhere among them; or the empty text."""
+    """Digits whose number is a multiple of a divisor, with points anywhere among them, or the empty
+    text.
+    """
 
     divisor: int
     refers: ClassVar[bool] = False
@@ -178,7 +188,7 @@ class Alternation(_CachedFacts):
 
 @dataclass(frozen=True, slots=True)
 class Repeat(_CachedFacts):
-    """`least` to `most` texts of `node` in a row; without an upper limit if `most` is None."""
+    """`least` to `most` texts of `node` in a row, without an upper limit if `most` is None."""
 
     node: Node
     least: int
@@ -188,7 +198,7 @@ class Repeat(_CachedFacts):
 
 @dataclass(frozen=True, slots=True)
 class Intersection(_CachedFacts):
-    """Texts that are in all parts, which are regular."""
+    """Texts that are in all parts. The parts are regular."""
 
     parts: tuple[Node, ...]
     __hash__ = _CachedFacts.__hash__
@@ -226,14 +236,16 @@ ANY_TEXT = Repeat(ANY_CHAR, 0, None)
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """Context-free language.
+    """A context-free language.
 
     Attributes:
         start: name of the rule for the whole text.
-        rules: bodies of the rules by name. In a body with references, each largest part without references is one
-            lexeme. emit/lexemes.py ensures that greedy reading of lexemes by engines does not change the language.
-        sealed: names of rules whose lexemes, and those of all rules below them, end at the same place in every context,
-            so that greedy reading is exact among them (JSON values).
+        rules: bodies of the rules by name. In a body with references, each largest part
+            without references is one lexeme. emit/lexemes.py ensures that the language stays
+            the same if engines read lexemes greedily.
+        sealed: names of rules whose lexemes, and those of all rules below them, end at the
+            same place in every context, so that greedy reading is exact among them (JSON
+            values).
     """
 
     start: str
@@ -247,7 +259,7 @@ class Language:
 
 
 def literal(text: str) -> Node:
-    """Node that matches exactly `text`.
+    """Returns a node that matches exactly `text`.
 
     Raises:
         ConstraintError: the text contains a lone surrogate.
@@ -258,7 +270,7 @@ def literal(text: str) -> Node:
 
 
 def substring(pieces: Iterable[str]) -> Node:
-    """Node of the texts of some successive pieces, the empty text included.
+    """Returns a node for the texts of some successive pieces, the empty text included.
 
     Raises:
         ConstraintError: a piece contains a lone surrogate.
@@ -275,8 +287,8 @@ def substring(pieces: Iterable[str]) -> Node:
 
 
 def concat(*parts: Node) -> Node:
-    """Concatenation of `parts`, simplified: empty parts are dropped, and a part without texts makes the
-    result NOTHING.
+    """Concatenates `parts` and simplifies the result: empty parts are dropped, and a part without
+    texts makes it NOTHING.
     """
     nonempty = []
     for part in parts:
@@ -288,7 +300,7 @@ def concat(*parts: Node) -> Node:
 
 
 def alternation(options: Iterable[Node]) -> Node:
-    """Alternation of `options` without duplicates, or NOTHING if no option is left."""
+    """Returns an alternation of `options` without duplicates, or NOTHING if no option is left."""
     nonempty = [option for option in options if not isinstance(option, CharSet) or option.ranges]
     if len(nonempty) < 2:
         return nonempty[0] if nonempty else NOTHING
@@ -300,7 +312,7 @@ def alternation(options: Iterable[Node]) -> Node:
 
 
 def repeat(node: Node, least: int, most: int | None) -> Node:
-    """Repetition of a node, `least` to `most` times, or without an upper limit if `most` is None."""
+    """Repeats a node `least` to `most` times, without an upper limit if `most` is None."""
     if node == NOTHING:
         return NOTHING if least else EMPTY
     if isinstance(node, Repeat):
@@ -318,7 +330,7 @@ def optional(node: Node) -> Node:
 
 
 def intersection(a: Node, b: Node) -> Node:
-    """Intersection of two regular nodes."""
+    """Returns the intersection of two regular nodes."""
     if a == b or b == ANY_TEXT:
         return a
     if a == ANY_TEXT:
@@ -330,7 +342,7 @@ def intersection(a: Node, b: Node) -> Node:
 
 
 def complement(node: Node) -> Node:
-    """Complement of a regular node."""
+    """Returns the complement of a regular node."""
     if node == NOTHING:
         return ANY_TEXT
     if node == ANY_TEXT:
@@ -339,7 +351,7 @@ def complement(node: Node) -> Node:
 
 
 def literal_text(node: Node) -> str | None:
-    """Text of a node that matches exactly one literal, or None for any other node."""
+    """Returns the text of a node that matches exactly one literal, or None for any other node."""
     match node:
         case LiteralText(text):
             return text
@@ -356,7 +368,7 @@ def literal_text(node: Node) -> str | None:
 
 
 def literal_texts(node: Node) -> tuple[str, ...] | None:
-    """Texts of a literal or an alternation of literals, or None for any other node."""
+    """Returns the texts of a literal or an alternation of literals, or None for any other node."""
     if node == NOTHING:
         return ()
     texts = [literal_text(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
@@ -378,14 +390,16 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def folded(node: Node, result: Callable[[Node, list[_T]], _T]) -> _T:
-    """Returns what a function makes of a node and of its results for the node's children. It is called once for each
-    node with children, however many others that is part of.
+    """Folds a node bottom-up: calls `result` with the node and the results for its children. A node
+    with children is visited only once, even if it is part of several others.
     """
     return _fold(result, {}, node)
 
 
 def _fold(result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: Node) -> _T:
-    """Folds a node as `folded`, which calls it for each. No closure: that would be a cycle with all of `known`."""
+    """Computes `folded` recursively. A closure would be a reference cycle that keeps all of `known`
+    alive.
+    """
     children_of = _CHILDREN.get(type(node))
     if children_of is None:
         return result(node, [])
@@ -397,12 +411,12 @@ def _fold(result: Callable[[Node, list[_T]], _T], known: dict[int, _T], node: No
 
 
 def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Returns a node with `change` applied to each child; a node without children is returned unchanged."""
+    """Applies `change` to each child of a node. A node without children is returned unchanged."""
     match node:
         case Concat(parts):
             return concat(*map(change, parts))
         case Alternation(options):
-            return alternation(list(map(change, options)))  # as a list, which takes less of the stack than a generator
+            return alternation(list(map(change, options)))  # a list, which uses less of the stack than a generator
         case Repeat(inner, least, most):
             return Repeat(change(inner), least, most)
         case Intersection(parts):
@@ -413,7 +427,7 @@ def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
 
 
 def references(node: Node) -> set[str]:
-    """Names of the rules that a node refers to."""
+    """Returns the names of the rules that a node refers to."""
     found: set[str] = set()
     stack = [node] if node.refers else []
     while stack:
@@ -426,7 +440,7 @@ def references(node: Node) -> set[str]:
 
 
 def substrings(language: Language) -> set[Substring]:
-    """All Substrings of a language."""
+    """Returns all Substrings of a language."""
     found: set[Substring] = set()
     stack, seen = list(language.rules.values()), set[int]()
     while stack:
@@ -440,5 +454,6 @@ def substrings(language: Language) -> set[Substring]:
 
 
 def is_plain(node: Node) -> bool:
-    """Returns True if a node contains no intersections and no complements, which few engines support."""
+    """Returns True if a node contains no intersections or complements, which few engines support.
+    """
     return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

@@ -1,4 +1,6 @@
-"""Search for a shortest text between a state of an automaton and acceptance, for what no structure tells it."""
+"""Searches for a shortest text from a state of an automaton to acceptance, where the node's
+structure does not determine it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ import math
 from sglang_lite.constraints.formal.automaton import Automaton, Symbol
 from sglang_lite.constraints.formal.terms import DEAD, State
 
-MAX_EXPANDED = 300  # states that one search expands
-UNKNOWN = math.inf  # length where no text is known
+MAX_EXPANDED = 300  # maximum number of states that one search expands
+UNKNOWN = math.inf  # length if no text is known
 
 
 def searched(automaton: Automaton, start: State, most: int = MAX_EXPANDED) -> list[Symbol] | None:
-    """Character classes of a shortest accepted text from a state, or None if none was found by expanding `most` states.
-    Best first (A*)."""
+    """Returns the character classes of a shortest accepted text from a state, or None if none was
+    found by expanding `most` states. The search is best-first (A*).
+    """
     before: dict[State, tuple[State, Symbol]] = {}
     steps: dict[State, int] = {start: 0}
     queue: list[tuple[float, State]] = [(_bound(automaton, start), start)]
@@ -40,7 +43,7 @@ def searched(automaton: Automaton, start: State, most: int = MAX_EXPANDED) -> li
 
 
 def _bound(automaton: Automaton, state: State) -> float:
-    """Lower bound of the length."""
+    """Returns a lower bound for the remaining length."""
     if automaton.accepting(state):
         return 0
     kind, *rest = automaton.term(state)

@@ -1,4 +1,6 @@
-"""Shortest texts of a context-free language, found from its rules without an automaton of the whole."""
+"""Shortest texts of a context-free language, found from its rules without an automaton of the whole
+language.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ from sglang_lite.protocol import ConstraintError
 
 _PLAIN = [(ord(first), ord(last)) for first, last in ("az", "09", "AZ")]
 _SOME = 4  # characters of a set to choose from
-_TRIED = 50  # characters of a source that are tried
-_LONGEST = 100_000  # characters of a text that is written out
+_TRIED = 50  # maximum number of a source's pieces that are tried
+_LONGEST = 100_000  # maximum length in characters of a text that is written out
 
 _Parts: TypeAlias = "str | tuple[_Parts, ...]"
 
@@ -39,10 +41,12 @@ class _Found(NamedTuple):
     """Facts about the texts of a node.
 
     Attributes:
-        length: least number of characters; infinite if there is no text, or none was found.
-        forced: least number of literal characters in a text; of a rule 1, wherever it is referred to.
-        most_forced: the most of a part; of a rule 1.
-        parts: a shortest text, which may be long: its parts, which other texts share.
+        length: least number of characters; infinite if there is no text or none was found.
+        forced: least number of literal characters in a text. A reference to a rule counts as
+            1.
+        most_forced: maximum of `forced` over the node's parts. A reference to a rule counts
+            as 1.
+        parts: a shortest text, in parts that other texts may share. It may be long.
     """
 
     length: float
@@ -52,7 +56,7 @@ class _Found(NamedTuple):
 
     @property
     def text(self) -> str | None:
-        """The text, or None if none was found, or it has more than 100,000 characters."""
+        """The text, or None if none was found or it has more than 100,000 characters."""
         return _written(self.parts) if self.length <= _LONGEST else None
 
     def referred_to(self) -> _Found:
@@ -69,8 +73,8 @@ class ShortestTexts:
         rules: bodies of the rules by name, the start first.
 
     Attributes:
-        longest_forced: characters of the longest text that the language may force, that is, leave no choice about, at
-            most.
+        longest_forced: upper bound for the characters of the longest text that the language
+            forces, that is, leaves no choice about.
     """
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
@@ -80,16 +84,21 @@ class ShortestTexts:
 
     @property
     def lengths(self) -> dict[str, float]:
-        """Least number of characters of each rule's texts; infinite if there is none, or none was found."""
+        """Least number of characters of each rule's texts, infinite if there is no text or none was
+        found.
+        """
         return {name: found.length for name, found in self._found.items()}
 
     def text(self, name: str) -> str | None:
-        """Shortest text of a rule, or None if there is none, none was found, or it has more than 100,000 characters."""
+        """Returns the shortest text of a rule, or None if there is none, none was found, or it has
+        more than 100,000 characters.
+        """
         return self._found[name].text
 
     def _solve(self, rules: Mapping[str, Node]) -> None:
-        """Finds the texts: the least fixed point, from above. One round finds it for all rules whose references are
-        found before them, and is enough without recursion."""
+        """Finds the texts as a least fixed point, from above. One round suffices for all rules that
+        are processed after the rules they refer to, and thus for a language without recursion.
+        """
         found = self._found
         used = {name: references(body) & rules.keys() for name, body in rules.items()}
         order = _used_first(used)
@@ -115,12 +124,13 @@ class ShortestTexts:
 
 
 def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _Found:
-    """Facts about a node.
+    """Returns the facts about a node.
 
     Args:
         node: the node.
-        rules: facts about the rules by name; none of a part of a regular node.
-        known: facts that were found before, by the identity of their nodes: a node may be part of many others.
+        rules: facts about the rules by name; empty inside a regular node.
+        known: facts found earlier, by the identity of their nodes. A node may be part of many
+            others.
     """
     if isinstance(node, LiteralText):
         length = len(node.text)
@@ -135,7 +145,7 @@ def _of(node: Node, rules: Mapping[str, _Found], known: dict[int, _Found]) -> _F
     return found
 
 
-@memoized  # many places of a schema, and many schemas, have the same strings and numbers
+@memoized  # the same strings and numbers occur in many places and schemas
 def _of_regular(node: Node) -> _Found:
     return _of_parts(node, {}, {})
 
@@ -184,9 +194,11 @@ def _of_repeat(each: _Found, least: int) -> _Found:
 
 
 def _of_intersection(node: Intersection, found: Mapping[Node, _Found]) -> _Found:
-    """Facts about an intersection, given those about its parts that are no complements."""
+    """Returns the facts about an intersection, given those about its parts that are not
+    complements.
+    """
     text = None
-    if found:  # often the shortest text of one part is in all
+    if found:  # the shortest text of one part is often in all of them
         longest = max(found, key=lambda part: found[part].length)
         text = found[longest].text
         if text is not None and not all(part is longest or _is_in(part, text) for part in node.parts):
@@ -206,7 +218,9 @@ def _with_text(text: str | None, forced: int, most_forced: int) -> _Found:
 
 
 def _searched(node: Intersection | Complement) -> str | None:
-    """Shortest text of an intersection or complement, or None if none was found within the limit of work."""
+    """Searches for the shortest text of an intersection or complement. Returns None if none is
+    found within the work limit.
+    """
     try:
         at = automaton(node)
         path = searched(at, at.start)
@@ -216,8 +230,9 @@ def _searched(node: Intersection | Complement) -> str | None:
 
 
 def _copied(node: Intersection) -> str | None:
-    """Shortest text of an intersection in which at most a character is copied from a source, or None if none is found.
-    A search would go through all of the source."""
+    """Finds a shortest text of an intersection that copies at most one piece of a source, or
+    returns None. A search would go through the whole source.
+    """
     for part in node.parts:
         match part:
             case Concat((LiteralText(before), Substring(text, cuts), LiteralText(after))):
@@ -235,7 +250,7 @@ def _is_in(node: Node, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def preferred(ranges: Ranges) -> str:
-    """Some characters of a set: plain ones if it has any."""
+    """Returns some characters of a set, plain ones if it has any."""
     plain = (
         code for first, last in _PLAIN for low, high in ranges for code in range(max(low, first), min(high, last) + 1)
     )
@@ -255,7 +270,7 @@ def _written(parts: _Parts) -> str:
 
 
 def _used_first(used: Mapping[str, set[str]]) -> list[str]:
-    """Names in an order in which each comes behind those that it uses, as far as there is one."""
+    """Sorts names so that each comes after those that it uses, as far as that is possible."""
     order: list[str] = []
     opened = set[str]()
     for start in used:

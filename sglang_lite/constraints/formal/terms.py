@@ -1,4 +1,4 @@
-"""Terms of regular languages, numbered so that equal terms are one state of an automaton."""
+"""Terms of regular languages, numbered so that equal terms share a state of an automaton."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any, TypeAlias
 from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
-MAX_WRITTEN = 200_000  # states of the nodes as written
+MAX_WRITTEN = 200_000  # states for the nodes as written
 
 State: TypeAlias = int
-Term: TypeAlias = tuple[Any, ...]  # operator and operands, whose types depend on it: see `Terms`
+Term: TypeAlias = tuple[Any, ...]  # operator and operands, whose types depend on the operator: see `Terms`
 
 DEAD, DONE = 0, 1  # no continuation; only the empty continuation
 _ADDING = threading.Lock()  # held while a state is added to any automaton
 
 
 class Terms:
-    """Table of the terms of an automaton's states, which are made simpler where that is cheap: the automaton becomes
-    small if equal languages become equal terms.
+    """Table of the terms of an automaton's states. Terms are simplified where that is cheap: the
+    automaton stays small if equal languages become equal terms.
 
-    A term is a tuple: ("set", mask of character classes), ("ref", rule), (".", first, second), ("|", …), ("&", …),
-    ("~", state), ("{", state, least, most), ("source", number of a text, indexes of it) or
-    ("multiple", divisor, remainder so far).
+    A term is a tuple: ("set", mask of character classes), ("ref", rule), (".", first,
+    second), ("|", …), ("&", …), ("~", state), ("{", state, least, most), ("source", number of
+    a text, indexes into it) or ("multiple", divisor, remainder so far).
 
     Args:
         characters: mask of all character classes.
-        most: largest number of states, without those of the nodes as written.
+        most: maximum number of states, not counting those of the nodes as written.
 
     Attributes:
         nullable: whether each state accepts the empty text.
         every: state that accepts every text of characters.
-        most: the argument of this name.
+        most: see the argument.
     """
 
     def __init__(self, characters: int, most: int = MAX_STATES) -> None:
@@ -52,11 +52,13 @@ class Terms:
 
     @property
     def derived(self) -> int:
-        """Number of states without those of the nodes as written."""
+        """Number of states, not counting those of the nodes as written."""
         return len(self._terms) - self._written
 
     def as_written(self, make: Callable[[], State]) -> State:
-        """State that a function makes of nodes as written: the states it adds have a limit of their own."""
+        """Returns the state that a function creates from nodes as written. The states it adds have
+        a separate limit.
+        """
         derived = self.derived
         self._limit = MAX_WRITTEN + derived
         try:
@@ -70,8 +72,8 @@ class Terms:
         return self._added(term, nullable) if state is None else state
 
     def _added(self, term: Term, nullable: bool) -> State:
-        """State of a term. The entry in `_ids` is written last, because other threads may look the term up
-        at any time.
+        """Returns the state of a term, added if it is new. The entry in `_ids` is written last,
+        because other threads may look the term up at any time.
         """
         with _ADDING:
             state = self._ids.get(term)
@@ -85,7 +87,7 @@ class Terms:
         return state
 
     def characters(self, mask: int) -> State:
-        """State of the texts of one character whose class is in the mask."""
+        """Returns the state of the texts of one character whose class is in the mask."""
         return self.term("set", mask, nullable=False) if mask else DEAD
 
     def concat(self, first: State, second: State) -> State:

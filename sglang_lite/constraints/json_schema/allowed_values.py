@@ -1,4 +1,6 @@
-"""Values that a schema allows at a place, for reading texts in which strings and other values look alike."""
+"""Values that a schema allows in a place, for reading texts in which strings and other values look
+alike.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from sglang_lite.protocol.anything import Json
 
 @dataclass(frozen=True, slots=True)
 class AllowedValues:
-    """Values allowed at a place of a schema; any value if there is no schema or the schema is not supported.
+    """Values allowed in a place of a schema. Any value is allowed if there is no schema or it is
+    not supported.
 
     Attributes:
         schema: the schema, or None.
@@ -55,7 +58,9 @@ class AllowedValues:
         return self._values.strings != NOTHING
 
     def quote(self, text: str) -> QuoteLocation | None:
-        """Location of a string in the documents that it must quote, or None if it need not be a quote."""
+        """Returns the location of a string in the documents that it must quote, or None if it need
+        not be a quote.
+        """
         return located(self._values.strings, text)
 
     @property
@@ -78,8 +83,9 @@ class AllowedValues:
 
     @property
     def options(self) -> tuple[Json, ...] | None:
-        """The values, if they are a list of scalars: those of an enum, a constant, booleans, null; else None. Numbers
-        of a range are no list."""
+        """The values, if they are a finite list of scalars: those of an enum, a constant, booleans
+        or null; else None. A range of numbers does not count as a list.
+        """
         values, strings = self._values, _listed(self._values.strings)
         single = [each.low for each in values.numbers if each.low is not None and each.low == each.high]
         if strings is None or self.containers or len(single) < len(values.numbers):
@@ -93,18 +99,19 @@ class AllowedValues:
         return self.strings and not (found.null or found.booleans or found.numbers or self.containers)
 
     def empty(self) -> str:
-        """JSON text of the value that an empty text stands for."""
+        """Returns the JSON text of the value that an empty text stands for."""
         if accepts(self._values.strings, ""):
             return '""'
         return "[]" if self.arrays else "{}" if self.containers else '""'
 
     def json(self, text: str, *, unquoted: bool) -> str:
-        """JSON text of the value that a text spells; a text that is not JSON is a string.
+        """Returns the JSON text of the value that a text spells. A text that is not JSON is a
+        string.
 
         Args:
             text: text to read.
-            unquoted: whether strings are written without quotes. JSON of a value that is not allowed is then read as a
-                string, if strings are allowed.
+            unquoted: whether strings are written without quotes. If strings are allowed, JSON of
+                a value that is not allowed is then read as a string.
         """
         try:
             value = json.loads(text, parse_constant=refuse_non_finite)
@@ -117,8 +124,8 @@ class AllowedValues:
         return json.dumps(text, ensure_ascii=False)
 
     def _has(self, value: Any) -> bool:
-        """Returns True if a value other than a string is allowed, judged by its type and, for scalars, its value.
-        Strings return False: as JSON they would be in quotes.
+        """Returns True if a value other than a string is allowed, judged by its type and, for
+        scalars, its value. Returns False for strings, because JSON strings would be in quotes.
         """
         values = self._values
         match value:
@@ -140,8 +147,9 @@ class AllowedValues:
 
 
 def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
-    """Quotes in a valid value, in order, each as {"pointer", "source", "start", "end"}: the JSON Pointer of the string,
-    the number of the document, and the characters of the quote there, from `start` to before `end`.
+    """Returns the quotes in a valid value, in order, each as {"pointer", "source", "start", "end"}:
+    the JSON Pointer of the string, the number of the document, and the quote's position there, from
+    `start` to before `end`.
     """
     found: list[dict[str, Json]] = []
     stack = [("", AllowedValues.of(schema), value)] if KEYWORD in schema.schema else []
@@ -163,10 +171,11 @@ def quotes_of(schema: JsonSchema, value: Json) -> list[dict[str, Json]]:
 
 @memoized
 def may_have_lists(schema: JsonSchema) -> bool:
-    """True if a value that is valid under a schema may be, or contain, an array with items."""
+    """Returns True if a value that is valid under a schema may be, or contain, an array with items.
+    """
     start = AllowedValues.of(schema)
     formulas = [start.formula]
-    for formula in formulas:  # grows meanwhile
+    for formula in formulas:  # grows during the loop
         values = ANY_VALUE if start.schema is None else _values(schema, formula)
         if any(shape.most != 0 for shape in values.arrays):
             return True
@@ -177,7 +186,8 @@ def may_have_lists(schema: JsonSchema) -> bool:
 
 
 def _listed(strings: Node) -> tuple[str, ...] | None:
-    """Texts of a language that is written as a list, or as a union of lists; else None."""
+    """Returns the texts of a language that is written as a list, or as a union of lists, else None.
+    """
     if not isinstance(strings, Alternation):
         return literal_texts(strings)
     lists = [_listed(option) for option in strings.options]

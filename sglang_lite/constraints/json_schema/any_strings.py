@@ -1,7 +1,7 @@
 """Languages of JSON in which any string may stand for a quote.
 
-An engine takes long for the substrings of a long document, and little for any string. What it then allows too much has
-to be refused where the text is followed.
+Engines are slow with the substrings of a long document and fast with arbitrary strings.
+Strings that are then wrongly allowed must be rejected where the text is followed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from sglang_lite.constraints.json_schema.quotes import BLANK
 from sglang_lite.constraints.json_schema.write_strings import character
 from sglang_lite.protocol import ConstraintError
 
-_COMPARED = 64  # beginnings of two alternatives that are compared
+_COMPARED = 64  # maximum number of compared pairs of states of two alternatives
 
 
 def with_any_strings(language: Language) -> Language | None:
-    """Language in which each quote may be any string that begins like one.
+    """Widens a language so that each quote may be any string that begins like one.
 
-    None if a text could begin with a string that is no quote and still be in the language of any strings: in strings
-    that have other demands beside, such as a number of words, and where a text need not have a quote in the same place.
+    Returns None if a text could begin with a string that is no quote and still be in the
+    widened language. This happens if a quote has other requirements, such as a number of
+    words, or if a text need not have a quote in the same place.
     """
     try:
         rules = {name: _widened(body) for name, body in language.rules.items()}
@@ -52,7 +53,7 @@ def with_any_strings(language: Language) -> Language | None:
 
 
 class _NarrowedError(Exception):
-    """Raised where a quote has other demands."""
+    """Raised if a quote has other requirements."""
 
 
 def _widened(node: Node) -> Node:
@@ -73,19 +74,21 @@ def _widened(node: Node) -> Node:
 
 
 def _superset(node: Node) -> Node | None:
-    """Superset of a quote's texts, or None if a node is no quote."""
+    """Returns a superset of a quote's texts, or None if a node is no quote."""
     options = node.options if isinstance(node, Alternation) else (node,)
     found = {option.superset if isinstance(option, Substring) else None for option in options}
     return found.pop() if len(found) == 1 else None
 
 
 def _no_quotes(before: Node, after: Node) -> Node:
-    """Texts that are no quote: the empty one is excluded, and those that begin with a blank."""
+    """Returns the texts that are not quotes: empty ones and those that begin with a blank are
+    excluded.
+    """
     return Complement(alternation([concat(before, after), concat(before, character(BLANK), ANY_TEXT)]))
 
 
 def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
-    """Alternatives of which some lead to a quote."""
+    """Yields the lists of alternatives that contain one leading to a quote."""
     stack = [body]
     while stack:
         node = stack.pop()
@@ -95,7 +98,8 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
 
 
 def _are_apart(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
-    """True if a text shows which of some alternatives it is in before it has a quote."""
+    """Returns True if a text shows which of some alternatives it belongs to before it has a quote.
+    """
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))
     seen = set(pairs)

@@ -1,4 +1,5 @@
-"""Keywords that apply other schemas. Each narrows the set of values left by the keywords before it.
+"""Keywords that apply other schemas. Each narrows the set of values that the preceding keywords
+left.
 
 Source: JSON Schema draft 2020-12, core, 10.
 """
@@ -44,7 +45,7 @@ def _any_of(
 ) -> ValueSet:
     branches = _branches(context, schema, location, keyword, track_evaluated)
     if not track_evaluated and all(shape.only_names_members for each in branches for shape in each.objects):
-        return context.algebra.intersect(values, context.algebra.unite(branches))  # apart from other choices
+        return context.algebra.intersect(values, context.algebra.unite(branches))  # stays separate from other choices
     branches = [context.algebra.intersect(values, each) for each in branches]
     if not track_evaluated:
         return context.algebra.unite(branches)
@@ -65,7 +66,7 @@ def _one_of(
     ]
     if (
         context.pointer_unless_ignored(location, keyword) is None
-    ):  # ignored: at least one branch has to fit, others may as well
+    ):  # ignored: at least one branch must fit, and others may
         return context.algebra.unite(branches)
     plain = _branches(context, schema, location, keyword, False)
     alone = []
@@ -95,7 +96,7 @@ def _if(
     if all(shape.only_names_members for shape in plain.objects) and plain.arrays in ((), ANY_VALUE.arrays):
         met = algebra.intersect(context.values(condition, track_evaluated), then)
         unmet = algebra.intersect(algebra.negate(plain), otherwise)
-        return algebra.intersect(values, algebra.unite([met, unmet]))  # so that it stays apart from other conditions
+        return algebra.intersect(values, algebra.unite([met, unmet]))  # stays separate from other conditions
     met = algebra.intersect(values, context.values(condition, track_evaluated))
     unmet = algebra.without(values, plain)
     return algebra.unite([algebra.intersect(met, then), algebra.intersect(unmet, otherwise)])
@@ -106,7 +107,7 @@ def _dependent(
 ) -> ValueSet:
     for name, requirement in schema[keyword].items():
         if isinstance(requirement, list):
-            # What a member needs is written before it.
+            # The members that a member requires are written before it.
             needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((*requirement, name))))
             present = replace(NO_VALUE, objects=(needed,))
         else:

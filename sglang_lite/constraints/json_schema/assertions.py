@@ -20,15 +20,18 @@ _NO_ASSERTIONS = {  # keywords that obviously assert nothing
 
 
 def foreign_names(schema: object) -> list[str]:
-    """Returns the names in a schema that no draft has, if nothing in it asserts anything; else an empty list."""
+    """Returns the names in a schema that no draft defines, if nothing in it asserts anything; else
+    an empty list.
+    """
     if not isinstance(schema, dict) or any(keyword in ASSERTING for keyword in schema):
         return []
     return [name for name in schema if name not in _NO_ASSERTIONS and not name.startswith(("$", "x-", "content"))]
 
 
 def assertions_and_annotations(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """JSON Pointers of the keywords that assert something, and of those that don't although they might seem to: formats
-    that are not asserted, unknown keywords, keywords of other drafts, and keywords about content.
+    """Returns the JSON Pointers of the keywords that assert something, and of those that don't
+    although they might seem to: formats that are not asserted, unknown keywords, keywords of other
+    drafts, and keywords about content.
     """
     asserting: list[str] = []
     annotations: list[str] = []

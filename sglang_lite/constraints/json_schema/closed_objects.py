@@ -1,4 +1,4 @@
-"""Closing of a schema's objects: objects with named members allow no others, unless the schema has a
+"""Closes a schema's objects: objects with named members allow no others, unless the schema has a
 keyword for them.
 """
 
@@ -20,18 +20,19 @@ _BELOW = (*_NAMING, *_OTHERS_KEYWORDS, "items", "prefixItems", "additionalItems"
 
 
 def closed(schema: object, *, simple_only: bool = False) -> Json:
-    """Schema with its objects closed.
+    """Returns a schema with its objects closed.
 
-    Objects of alternatives and references are closed each by itself, objects composed of several schemas as a whole.
-    Conditions (`if`, `not`, `contains`) and meta-schemas stay unchanged.
+    Objects of alternatives and references are closed separately, objects composed of several
+    schemas as a whole. Conditions (`if`, `not`, `contains`) and meta-schemas stay unchanged.
 
     Args:
-        simple_only: whether to leave objects open that are composed of several schemas, or that require a member that
-            they don't list. Whatever was possible before is then possible still, but for unlisted members.
+        simple_only: whether to leave objects open that are composed of several schemas, or
+            that require a member that they don't list. Every value that was possible before,
+            except unlisted members, then remains possible.
 
     Raises:
-        ConstraintError: an object can't be closed by one keyword in the draft that the schema names; the error has its
-            JSON Pointer.
+        ConstraintError: an object can't be closed by one keyword in the draft that the schema
+            names. The error has its JSON Pointer.
     """
     document = Document(schema)
     parts: frozenset[str] = frozenset()
@@ -62,7 +63,7 @@ class _Closer:
     Args:
         document: schema document.
         parts: pointers of schemas that are known to be parts of composed objects.
-        simple_only: see `closed`.
+        simple_only: see `close_objects`.
 
     Attributes:
         parts: all such pointers found so far.
@@ -77,7 +78,8 @@ class _Closer:
         self._seen: set[tuple[str, bool]] = set()
 
     def visit(self, location: SchemaLocation, *, part: bool) -> None:
-        """Visits a schema and all schemas below it; as a part of another schema it is not closed itself."""
+        """Visits a schema and all schemas below it. A part of another schema is not closed itself.
+        """
         if (location.pointer, part) in self._seen:
             return
         self._seen.add((location.pointer, part))
@@ -130,7 +132,7 @@ class _Closer:
 
 
 def _requires_unlisted(schema: dict[str, Any]) -> bool:
-    """Returns True if an object needs more members than it lists."""
+    """Returns True if an object requires more members than it lists."""
     listed = schema.get("properties", {})
     if "patternProperties" in schema:
         return not {"required", "dependentRequired", "minProperties"}.isdisjoint(schema)

@@ -13,7 +13,7 @@ from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
 
 
 class ContainerWriter(Protocol):
-    """Writer of arrays and objects, as JSON (grammar_writer.py) or between tags (write_tagged.py).
+    """Writes arrays and objects, as JSON (grammar_writer.py) or between tags (write_tagged.py).
 
     Attributes:
         reader: reader of the schema.
@@ -21,7 +21,8 @@ class ContainerWriter(Protocol):
         comma: text between items.
         any_order: True if members may come in any order.
         plain: True if each number has exactly one spelling.
-        masked_shapes: receives the shapes whose remaining rules masks enforce; None if no masks do.
+        masked_shapes: collects the shapes whose remaining rules are enforced by masks; None
+            if none are.
     """
 
     reader: SchemaReader
@@ -33,23 +34,26 @@ class ContainerWriter(Protocol):
     masked_shapes: MaskedShapes | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """Reference to the rule of a key. Its body is computed later."""
+        """Returns a reference to the rule of a key. Its body is computed later."""
         ...
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
-        """Number that identifies a shape in the keys of its rules."""
+        """Returns the number that identifies a shape in the keys of its rules."""
         ...
 
     def item(self, formula: Formula) -> Node:
-        """Texts of an item."""
+        """Returns the texts of an item."""
         ...
 
     def unique_item(self, formula: Formula) -> Node:
-        """Texts of an item that has to differ from other items, with exactly one spelling for each number."""
+        """Returns the texts of an item that must differ from other items, with exactly one spelling
+        for each number.
+        """
         ...
 
     def listed_texts(self, formula: Formula) -> Node:
-        """Regular node of the texts of a formula's values, with exactly one spelling for each value.
+        """Returns a regular node of the texts of a formula's values, with exactly one spelling for
+        each value.
 
         Raises:
             ConstraintError: the values have no regular node, for example because objects may have unlisted names.
@@ -57,9 +61,9 @@ class ContainerWriter(Protocol):
         ...
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
-        """Texts of a member, including the text before its name."""
+        """Returns the texts of a member, including the text before its name."""
         ...
 
     def end(self, *, empty: bool) -> Node:
-        """Text after the last member."""
+        """Returns the text after the last member."""
         ...

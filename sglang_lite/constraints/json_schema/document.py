@@ -1,8 +1,10 @@
-"""Schema document: lookup of JSON Pointers and resolution of references.
+"""A schema document: looks up JSON Pointers and resolves references.
 
-The drafts' meta-schemas are bundled (meta_schemas.json): pointers into one begin with its URI and `#`.
+The drafts' meta-schemas are bundled (meta_schemas.json). Pointers into one begin with its
+URI and `#`.
 
-Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986 (references).
+Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986
+(references).
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ _VALIDATION = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class SchemaLocation:
-    """Schema in a document, as reached on some path of references.
+    """A schema in a document, as reached along some path of references.
 
     Attributes:
         pointer: JSON Pointer of the schema.
-        scope: pointers of the resources that references entered on the way, the outermost first; only resources whose
-            dynamic anchors matter.
+        scope: pointers of the resources that references entered along the path, outermost
+            first. Only resources with relevant dynamic anchors are included.
     """
 
     pointer: str
@@ -74,8 +76,8 @@ _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 @cache
 def _meta_schemas() -> dict[str, str]:
-    """JSON texts of the drafts' meta-schemas by URI, from the package jsonschema-specifications 2025.9.1 (MIT, © 2022
-    Julian Berman).
+    """Returns the JSON texts of the drafts' meta-schemas by URI, from the package
+    jsonschema-specifications 2025.9.1 (MIT, © 2022 Julian Berman).
     """
     found = json.loads(Path(__file__).with_name("meta_schemas.json").read_text(encoding="utf-8"))
     return {uri: json.dumps(schema) for uri, schema in found.items()}
@@ -89,7 +91,7 @@ def _joined(base: str, reference: str, pointer: str) -> str:
 
 
 def pointer_token(step: str) -> str:
-    """Name as a step of a JSON Pointer."""
+    """Escapes a name as a step of a JSON Pointer."""
     return step.replace("~", "~0").replace("/", "~1")
 
 
@@ -116,7 +118,7 @@ class Document:
         self.draft = next((name for name in _KEYWORDS_UNKNOWN_TO if name in schema_uri), "2020-12")
         self.unknown = _KEYWORDS_UNKNOWN_TO.get(self.draft, frozenset[str]())
         self.ref_hides_siblings = "$defs" in self.unknown
-        own = root.get("$defs") if isinstance(root, dict) else None  # where a meta-schema of its own is embedded
+        own = root.get("$defs") if isinstance(root, dict) else None  # may embed the schema's own meta-schema
         vocabulary = own[schema_uri].get("$vocabulary") if isinstance(own, dict) and schema_uri in own else None
         if isinstance(vocabulary, dict) and not any(each.endswith("/vocab/validation") for each in vocabulary):
             self.unknown |= _VALIDATION
@@ -134,7 +136,7 @@ class Document:
         self.start = SchemaLocation("", ("",) if self._dynamic else ())
 
     def at(self, pointer: str) -> Json:
-        """Value at a JSON Pointer.
+        """Returns the value at a JSON Pointer.
 
         Raises:
             KeyError: the document has no value there.
@@ -160,11 +162,11 @@ class Document:
 
     @property
     def locations(self) -> Iterable[SchemaLocation]:
-        """Places of all schemas in the document."""
+        """Locations of all schemas in the document."""
         return map(SchemaLocation, self._bases)
 
     def schema(self, location: SchemaLocation) -> Json:
-        """Schema at a location, without keywords that its draft does not have."""
+        """Returns the schema at a location, without keywords that its draft does not have."""
         found = self.at(location.pointer)
         if not isinstance(found, dict) or not self.unknown:
             return found
@@ -173,7 +175,7 @@ class Document:
         return {keyword: value for keyword, value in found.items() if keyword not in self.unknown}
 
     def follow(self, location: SchemaLocation, keyword: str) -> SchemaLocation:
-        """Location of the target of the reference in a schema.
+        """Returns the location that the reference in a schema points to.
 
         Raises:
             ConstraintError: the target is outside the document or does not exist.
@@ -210,19 +212,21 @@ class Document:
         return self._entered(SchemaLocation(found, location.scope))
 
     def _outermost(self, location: SchemaLocation, resource: str, name: str, found: str | None) -> str | None:
-        """Pointer of the dynamic anchor in the outermost resource of the scope that has one, or `found` if the resource
-        itself has no dynamic anchor of this name.
+        """Returns the pointer of the dynamic anchor in the outermost resource of the scope that has
+        one, or `found` if the resource itself has no dynamic anchor of this name.
         """
         if (resource, name) not in self._dynamic:
             return found
         return next((self._anchors[r, name] for r in location.scope if (r, name) in self._dynamic), found)
 
     def child(self, location: SchemaLocation, *steps: str | int) -> SchemaLocation:
-        """Location of a schema below another."""
+        """Returns the location of a schema below another."""
         return self._entered(location.child(*steps))
 
     def below(self, location: SchemaLocation, pointer: str) -> SchemaLocation:
-        """Location of a pointer below another location, with the scope on the way there."""
+        """Returns the location of a pointer below another location, with the scope entered along
+        the path.
+        """
         for step in pointer.removeprefix(location.pointer).split("/")[1:] if location.scope else ():
             location = self._entered(SchemaLocation(f"{location.pointer}/{step}", location.scope))
         return SchemaLocation(pointer, location.scope)
@@ -231,7 +235,7 @@ class Document:
         resource = self._base(location.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
         if not location.scope or all(any((r, name) in self._dynamic for r in location.scope) for name in names):
-            return location  # the outermost anchor of each name counts, so this resource changes nothing
+            return location  # only the outermost anchor of each name counts, so this resource changes nothing
         return SchemaLocation(location.pointer, (*location.scope, resource))
 
     def _base(self, pointer: str) -> tuple[str, str]:
@@ -240,8 +244,8 @@ class Document:
         return self._bases[pointer]
 
     def _index(self, root: Any, start: str, base: str) -> Iterator[str]:
-        """Records the bases, resources and anchors of a root, and yields the URIs of the meta-schemas that it refers
-        to.
+        """Records the bases, resources and anchors of a root. Yields the URIs of the meta-schemas
+        that it refers to.
         """
         stack: list[tuple[Any, str, str, str]] = [(root, start, base, start)]
         while stack:
@@ -261,7 +265,7 @@ class Document:
             self._bases[pointer], self._schemas[pointer] = (base, resource), schema
 
     def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
-        """Base URI and resource of a schema, which may start a new resource."""
+        """Returns the base URI and resource of a schema, which may start a new resource."""
         name = schema.get("$id", schema.get("id") if self.ref_hides_siblings else None)
         if not isinstance(name, str) or (self.ref_hides_siblings and "$ref" in schema):
             return base, resource
@@ -274,7 +278,7 @@ class Document:
 
 
 def _meta_schemas_in(schema: dict[str, Any], base: str) -> Iterator[str]:
-    """Yields the URIs of meta-schemas that a schema refers to."""
+    """Yields the URIs of the meta-schemas that a schema refers to."""
     for keyword in ("$ref", "$dynamicRef"):
         reference = schema.get(keyword)
         if isinstance(reference, str) and ("json-schema.org/" in reference or "json-schema.org/" in base):

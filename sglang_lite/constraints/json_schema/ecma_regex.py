@@ -1,8 +1,9 @@
-r"""Regular expressions of ECMA-262 as texts: the format `regex`.
+r"""ECMA-262 regular expressions as texts: the format `regex`.
 
-Accepted are the patterns of ECMA-262 (2024, 22.2.1) with the u flag, as JSON Schema advises; any property name may
-stand in `\p{…}`. Groups nest without limit, so that no regular language contains all patterns: only those that nest at
-most twice, and that Python also accepts, are generated.
+Accepts the patterns of ECMA-262 (2024, 22.2.1) with the u flag, as JSON Schema
+recommends. Any property name may stand in `\p{…}`. Groups nest without limit, so no
+regular language contains all patterns. The generated patterns are those that nest at most
+twice and that Python also accepts.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class _Reader:
             self._fail()
 
     def _inside(self) -> None:
-        """Reads a group after its opening."""
+        """Reads a group after its opening bracket."""
         self._disjunction()
         if not self._take(")"):
             self._fail()
@@ -123,7 +124,7 @@ class _Reader:
         return found[1] if found else self._fail()
 
     def _escape(self) -> None:
-        """Reads an escape outside of character classes, after its backslash."""
+        """Reads an escape outside character classes, after its backslash."""
         if found := self._match(_BACK_REFERENCE):
             self._referenced.append(int(found[1]))
         elif self._take("k"):
@@ -132,8 +133,8 @@ class _Reader:
             self._character("/")
 
     def _character(self, more: str) -> int | None:
-        """Reads an escape after its backslash; returns its code point, or None if it denotes a class of characters.
-        Characters in `more` may be escaped, in addition to syntax characters.
+        """Reads an escape after its backslash. Returns its code point, or None if it denotes a
+        class of characters. Characters in `more` may be escaped, in addition to syntax characters.
         """
         if self._match(_PROPERTY):
             return None
@@ -160,7 +161,9 @@ class _Reader:
                     self._fail()
 
     def _member(self) -> int | None:
-        """Reads a member of a character class; returns its code point, or None if it is a class itself."""
+        """Reads a member of a character class. Returns its code point, or None if it is a class
+        itself.
+        """
         char = self._next()
         if char != "\\":
             return ord(char)
@@ -169,7 +172,7 @@ class _Reader:
 
 @cache
 def patterns() -> Node:
-    """Language of the patterns that are generated."""
+    """Returns the language of the patterns that are generated."""
     escaped = r"\\[dDsSwWfnrtv^$\\.*+?()\[\]{}|]"
     ranges = "|".join(f"{first}-[{first}-{last}]" for last in "9Zz" for first in _until(last))
     in_class = rf"(?:[^\\\]\[\^&~|\-]|{escaped}|\\-|{ranges})"
@@ -186,6 +189,6 @@ def patterns() -> Node:
 
 
 def _until(last: str) -> str:
-    """Digits or letters of one kind up to `last`."""
+    """Returns the digits or letters of one kind up to `last`."""
     first = {"9": "0", "Z": "A", "z": "a"}[last]
     return "".join(map(chr, range(ord(first), ord(last) + 1)))

@@ -1,7 +1,9 @@
-"""Languages of the string formats that are asserted. Every other `format` is an annotation, as in the specification.
+"""Languages of the asserted string formats. Every other `format` is an annotation, as in the
+specification.
 
-Generated strings and finished values are checked against the same language, except for host names and regular
-expressions: no regular language contains all of them, so only a subset is generated.
+Generated strings and finished values are checked against the same language, except for
+host names and regular expressions: no regular language contains all of those, so only a
+subset is generated.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
 
 
 def _leap_seconds() -> str:
-    """Pattern of the last second of a day in UTC, for zones whose offset is a multiple of 15 minutes, as are all zones
-    in use: for arbitrary offsets an automaton would have to remember 1,440 times of day.
+    """Returns the pattern of the last second of a day in UTC, for zones whose offset is a multiple
+    of 15 minutes, as all current ones are. For arbitrary offsets an automaton would have to
+    remember 1,440 times of day.
     """
     options = [f"23:59:60{_FRACTION}[Zz]"]
     for offset in range(0, 24 * 60, 15):
@@ -71,15 +74,15 @@ _LITERAL = rf"\[(?:{IPV4}|{_IPV6_TAG}{IPV6})\]"
 _EMAIL = rf'(?:{_ATOM}(?:\.{_ATOM})*|"(?:[ !#-\[\]-~]|\\[ -~])*")@(?:{_DOMAIN}|{_LITERAL})'
 MAX_LOCAL = 64  # octets before the @ (RFC 5321, 4.5.3.1.1)
 _SHORT_LOCAL = f"(?s).{{1,{MAX_LOCAL}}}@[^@]*"  # no domain has an @
-# In UTF-8. Longer ones that mix characters of few and of many octets are valid, too, but not generated.
+# In UTF-8. Longer ones that mix characters of few and many octets are also valid, but are not generated.
 _SHORT_IDN_LOCAL = rf"[\0-\x7f]{{1,{MAX_LOCAL}}}|[\0-\U0010ffff]{{1,{MAX_LOCAL // 4}}}"
 _IDN_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010FFFF-]+"
 _IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFFF]|\\[ -~])*")'  # RFC 6531, 3.3
 
 
 def _uri(more: str, query: str = "") -> tuple[str, str]:
-    """Patterns of a URI and a URI reference (RFC 3986, appendix A); characters in `more` may stand unescaped in
-    addition to ASCII (RFC 3987).
+    """Returns the patterns of a URI and a URI reference (RFC 3986, appendix A). Characters in
+    `more` may stand unescaped in addition to ASCII (RFC 3987).
     """
     unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
     escaped = "%[0-9a-fA-F]{2}"
@@ -128,13 +131,15 @@ _FORMATS = {
 }
 
 
-GENERATED_IN_PART = frozenset({"hostname", "idn-hostname", "idn-email", "regex"})  # more is valid than is generated
+GENERATED_IN_PART = frozenset({"hostname", "idn-hostname", "idn-email", "regex"})  # only a part of the valid strings is generated
 ASSERTED = frozenset({*_FORMATS, *GENERATED_IN_PART})
 
 
 @lru_cache(maxsize=len(ASSERTED))
 def language_of(name: str) -> Node:
-    """Strings of an asserted format; for host names and regular expressions, only the subset that is generated."""
+    """Returns the strings of an asserted format. For formats in `GENERATED_IN_PART`, returns only
+    the subset that is generated.
+    """
     match name:
         case "email":
             return intersection(parse(_EMAIL), parse(_SHORT_LOCAL))
@@ -167,7 +172,7 @@ def is_valid(name: str, text: str) -> bool:
 
 
 def _octets(text: str) -> int:
-    """Returns the length of a text in UTF-8, with lone surrogates as if they could be written."""
+    """Returns the length of a text in UTF-8. Lone surrogates count as if they could be encoded."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -1,4 +1,4 @@
-"""Formulas over the schemas of a document: symbolic sets of values, which are not evaluated here."""
+"""Formulas over the schemas of a document: symbolic sets of values that are not evaluated here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ValidAt:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """Value of a JSON text, or all other values if `negated`."""
+    """The value of a JSON text, or all other values if `negated`."""
 
     text: str
     negated: bool = False
@@ -73,6 +73,8 @@ def not_(formula: Formula) -> Formula:
 
 
 def pointer_of(formula: Formula) -> str:
-    """JSON Pointer of a schema that a formula refers to, or "" if it refers to none."""
+    """Returns the JSON Pointer of the first schema that a formula refers to, or "" if it refers to
+    none.
+    """
     parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
     return next((part.location.pointer for part in parts if isinstance(part, ValidAt)), "")

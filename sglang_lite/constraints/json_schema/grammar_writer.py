@@ -1,8 +1,9 @@
-"""Writer of sets of JSON values as grammars of their texts, in one style.
+"""Writes sets of JSON values as grammars of their texts, in one style.
 
-Every lexeme is a scalar, `[`, `]`, `, `, `{}`, `}`, or a name with the punctuation around it (`{"a": `, `, "a": `).
-Wherever two values are possible at one place, their lexemes end in the same places, so that an engine that reads
-lexemes greedily (llguidance) accepts exactly this language.
+Every lexeme is a scalar, `[`, `]`, `, `, `{}`, `}`, or a name with the punctuation around
+it (`{"a": `, `, "a": `). Wherever two values are possible in one place, their lexemes end
+in the same places. An engine that reads lexemes greedily (llguidance) therefore accepts
+exactly this language.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class _Rules:
     Attributes:
         names: names of the rules by key.
         numbers: numbers of shapes, for use in keys.
-        to_do: rules whose bodies have not been computed, as (name, function that returns the body).
-        unlisted_names_at: JSON Pointers of objects with unlisted names (a dict used as an ordered set).
+        to_do: rules whose bodies have not been computed, as (name, function that returns the
+            body).
+        unlisted_names_at: JSON Pointers of objects with unlisted names (a dict used as an
+            ordered set).
     """
 
     names: dict[tuple[bool, Hashable], str] = field(default_factory=dict)
@@ -49,12 +52,12 @@ class _Rules:
 
 
 class GrammarWriter:
-    """Writer of values as JSON in one style.
+    """Writes values as JSON in one style.
 
     Args:
         reader: reader of the schema.
         style: style of the text.
-        masked_shapes: receives the rules that masks enforce; None if no masks do.
+        masked_shapes: collects the rules that are enforced by masks; None if none are.
         plain: whether each number has exactly one spelling.
         rules: rules of another writer, to which new rules are added.
 
@@ -85,7 +88,7 @@ class GrammarWriter:
         return self._rules.unlisted_names_at
 
     def language(self, formula: Formula) -> Language:
-        """Language of the texts of a formula's values.
+        """Returns the language of the texts of a formula's values.
 
         Raises:
             ConstraintError: the formula has no values, or something can't be enforced; the error has a JSON Pointer.
@@ -94,7 +97,8 @@ class GrammarWriter:
         return self.finished(start, {start.name})
 
     def finished(self, start: Ref, sealed: set[str]) -> Language:
-        """Language of a start rule, with all rules that have been requested.
+        """Computes the bodies of all requested rules and returns their language, beginning at a
+        start rule.
 
         Args:
             start: reference to the start rule.
@@ -119,13 +123,13 @@ class GrammarWriter:
             raise ConstraintError(error.message, pointer=location.pointer, hint=hint) from None
 
     def _location(self, names: Iterable[str]) -> SchemaLocation:
-        """Place of the schema that the last of some rules belongs to."""
+        """Returns the location of the schema that the last of some rules belongs to."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         locations = [formula.location for name in names if isinstance(formula := formulas[name], ValidAt)]
         return locations[-1] if locations else SchemaLocation("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """Reference to the rule of a key. Its body is computed later."""
+        """Returns a reference to the rule of a key. Its body is computed later."""
         names, rule = self._rules.names, (self.plain, key)
         if rule not in names:
             names[rule] = f"v{len(names)}"
@@ -133,11 +137,11 @@ class GrammarWriter:
         return Ref(names[rule])
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
-        """Number that identifies a shape in the keys of its rules."""
+        """Returns the number that identifies a shape in the keys of its rules."""
         return self._rules.numbers.setdefault(shape, len(self._rules.numbers))
 
     def value(self, formula: Formula) -> Ref:
-        """Reference to the rule of a formula's values."""
+        """Returns a reference to the rule of a formula's values."""
         return self.rule(formula, lambda: self._body(formula))
 
     def item(self, formula: Formula) -> Node:
@@ -189,18 +193,20 @@ class GrammarWriter:
         return scalar_texts(values, decimals=self._style.decimals, plain=plain)
 
     def rule_positions(self, formula: Formula) -> tuple[RulePosition, ...]:
-        """Places with rules that masks enforce. The language must have been written before."""
+        """Returns the positions with rules that masks enforce. The language must have been written
+        before.
+        """
         return () if self.masked_shapes is None else self.masked_shapes.positions(self.reader, formula, self._scalars)
 
     def containers(self, values: ValueSet) -> list[Node]:
-        """Texts of the arrays and objects of a set."""
+        """Returns the texts of the arrays and objects of a set."""
         arrays = [array_text(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
         return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
 
 
 def _contradiction_hint(schema: Json) -> str:
-    """Hint that lists the keywords of a schema that no value satisfies together."""
+    """Returns a hint that lists the keywords that no value satisfies together."""
     if not isinstance(schema, dict):
         return "The schema false allows no value."
     keywords = (
@@ -216,7 +222,9 @@ _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$com
 
 @contextmanager
 def errors_at_formula(formula: Formula) -> Iterator[None]:
-    """Attributes errors raised inside to the schema at the formula's location, unless they already have a pointer."""
+    """Adds the pointer of the formula's schema to errors raised inside, unless they already have
+    one.
+    """
     try:
         yield
     except ConstraintError as error:

@@ -1,8 +1,9 @@
 """Internationalised host names and mail addresses: the formats `idn-hostname` and `idn-email`.
 
-Names are checked by the package idna according to IDNA 2008 (RFC 5890 to 5893). No automaton of reasonable size
-recognises all of them (normal forms, lengths in Punycode), so only a subset is generated: up to four labels, of letters
-that are valid in any context, and once in a label a character that is not, in its context.
+The package idna checks names according to IDNA 2008 (RFC 5890 to 5893). No automaton of
+reasonable size recognises all of them (normal forms, lengths in Punycode), so only a
+subset is generated: up to four labels of letters that are valid in any context. A label
+may contain one character that is valid only in its context.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def is_hostname(text: str) -> bool:
 
 
 def _in_ascii(label: str) -> str:
-    """Label in ASCII form.
+    """Returns the ASCII form of a label.
 
     Raises:
         UnicodeError: the text is not a valid label.
@@ -67,7 +68,7 @@ def _in_ascii(label: str) -> str:
 
 @cache
 def hostnames() -> Node:
-    """Language of the host names that are generated."""
+    """Returns the language of the host names that are generated."""
     small = (_SMALL, *LEFT_TO_RIGHT)
     plain = (
         _label((_DIGITS, _SMALL, _CAPITAL), (), 62),
@@ -95,7 +96,9 @@ def _joined(labels: tuple[Node, ...]) -> Node:
 
 
 def _label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
-    """Labels of the given characters with hyphens inside, but not in both the third and the fourth position."""
+    """Returns the labels of the given characters with hyphens inside, but not in both the third and
+    the fourth position.
+    """
     start, inner = CharSet(charsets.union(first)), CharSet(charsets.union((*first, *more)))
     either = CharSet(charsets.union((*inner.ranges, (0x2D, 0x2D))))
     third = alternation([concat(inner, either), concat(literal("-"), inner)])

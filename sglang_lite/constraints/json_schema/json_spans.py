@@ -1,4 +1,4 @@
-"""Places of values in a JSON text."""
+"""Finds the places of values in a JSON text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class PlacedValue:
-    """Value in a text.
+    """A value in a text.
 
     Attributes:
         value: the value, if it is a scalar; None for arrays and objects.
-        start, end: index of its first character, and of the character behind it.
+        start, end: index of its first character, and of the character after it.
         parts: items by index, or members by name, in the order of the text; None for scalars.
     """
 
@@ -30,18 +30,18 @@ class PlacedValue:
 
 
 def placed(text: str) -> PlacedValue:
-    """Value that a JSON text spells, with the places of all values inside.
+    """Parses a JSON text and returns the value with the places of all values inside.
 
     Raises:
         ValueError: the text is not JSON.
         RecursionError: the value is nested too deeply.
     """
-    json.loads(text)  # so that the places can be read without checks
+    json.loads(text)  # validates the text, so the places can be read without checks
     return _placed(text, _skip(text, 0))
 
 
 def _skip(text: str, at: int) -> int:
-    """Index of the first character at or behind `at` that is no blank."""
+    """Returns the index of the first non-blank character from `at` on."""
     found = _BLANKS.match(text, at)
     assert found is not None
     return found.end()
@@ -57,7 +57,7 @@ def _placed(text: str, start: int) -> PlacedValue:
         name: str | int = len(parts)
         if text[start] == "{":
             name, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, _skip(text, at) + 1)  # behind the colon
+            at = _skip(text, _skip(text, at) + 1)  # after the colon
         parts[name] = part = _placed(text, at)
         at = _skip(text, part.end)
         if text[at] == ",":

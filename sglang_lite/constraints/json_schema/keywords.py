@@ -1,7 +1,7 @@
 """Keywords that assert something about values of one type, in groups, as sets of values.
 
-Source: JSON Schema draft 2020-12, validation; from older drafts, `items` as a list with `additionalItems`, and boolean
-`exclusiveMinimum` and `exclusiveMaximum`.
+Source: JSON Schema draft 2020-12, validation; from older drafts, `items` as a list with
+`additionalItems`, and boolean `exclusiveMinimum` and `exclusiveMaximum`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from sglang_lite.constraints.json_schema.values import (
 from sglang_lite.constraints.syntax.regex import one_line_message, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 
-REPEATS = "x-repeats"  # keyword of ours: how many equal items of a list are generated in a row at most
+REPEATS = "x-repeats"  # our own keyword: maximum number of equal list items generated in a row
 MAX_CELLS = 1_000  # maximum number of languages that patterns divide names into
-MAX_LENGTH = 2**20  # more than is ever generated: a greater maxLength or maxItems counts as no limit
+MAX_LENGTH = 2**20  # more than is ever generated; a greater maxLength or maxItems counts as no limit
 
-# If the first keyword is ignored, the second must be, too: it would apply to more than it should.
+# If the first keyword is ignored, so must the second be, or it would apply to too much.
 DEPENDENT_KEYWORDS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
 
 _TYPES = {
@@ -63,7 +63,7 @@ Schema: TypeAlias = dict[str, Any]
 
 
 class Context(Protocol):
-    """Reader of a schema, as used by keywords.
+    """The reader of a schema, as seen by keywords.
 
     Attributes:
         document: schema document.
@@ -84,7 +84,7 @@ class Context(Protocol):
 
 @contextmanager
 def errors_at(location: SchemaLocation, keyword: str) -> Iterator[None]:
-    """Attributes errors raised inside to a keyword, unless they already have a pointer."""
+    """Adds the pointer of a keyword to errors raised inside, unless they already have one."""
     try:
         yield
     except ConstraintError as error:
@@ -96,7 +96,7 @@ def errors_at(location: SchemaLocation, keyword: str) -> Iterator[None]:
 
 
 def singleton(value: Any) -> ValueSet:  # any JSON value
-    """Set of a single JSON value."""
+    """Returns the set of a single JSON value."""
     match value:
         case None:
             return ValueSet(null=True)
@@ -156,7 +156,7 @@ def _number(context: Context, schema: Schema, location: SchemaLocation, track_ev
     if "multipleOf" in schema:
         with errors_at(location, "multipleOf"):
             piece = numbers.intersect(piece, (NumberRange(step=to_fraction(schema["multipleOf"])),))
-            write_numbers.texts(piece)  # refuses multiples that no small automaton recognises
+            write_numbers.texts(piece)  # raises if no small automaton recognises the multiples
     return replace(ANY_VALUE, numbers=piece)
 
 
@@ -222,7 +222,7 @@ def _array(context: Context, schema: Schema, location: SchemaLocation, track_eva
 
 def _object(context: Context, schema: Schema, location: SchemaLocation, track_evaluated: bool) -> ValueSet:
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    required = dict.fromkeys(() if isinstance(required, bool) else required)  # a boolean in draft 3, on the member
+    required = dict.fromkeys(() if isinstance(required, bool) else required)  # in draft 3, a boolean on the member
     with errors_at(location, "patternProperties"):
         patterns = [
             (parse_schema_pattern(pattern), context.below(location, "patternProperties", pattern))
@@ -264,7 +264,9 @@ def _object(context: Context, schema: Schema, location: SchemaLocation, track_ev
 def _others(
     context: Context, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
-    """Yields the disjoint languages that patterns divide names into, each with the formula of the values."""
+    """Yields the disjoint languages that patterns divide names into, each with the formula of its
+    values.
+    """
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:
         cut = []

@@ -1,9 +1,10 @@
-"""Rules that masks enforce while a value is written, because no grammar of reasonable size expresses them: items are
-distinct, names are unique, and all required names are present.
+"""Rules that masks enforce while a value is written, because no grammar of reasonable size
+expresses them: items are distinct, names are unique, and all required names are present.
 
-A position (`RulePosition`) covers all values that may be written there, for all alternatives that the text leaves
-open. Kinds of objects are distinguished by their names and scalar values; if that is not enough, or alternatives of
-arrays disagree on the rules, the schema is refused.
+A position (`RulePosition`) covers all values that may be written there, for all
+alternatives that the text leaves open. Kinds of objects are distinguished by their names
+and scalar values. If that is not enough, or alternatives of arrays disagree on the rules,
+the schema is rejected.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class DistinctItems:
     """Rule that the items of an array differ.
 
     Attributes:
-        texts: texts of each of the first items and of the rest, with one spelling for each value; for items that may be
-            any value, the texts of scalars only; any texts that begin as arrays or objects, if these can always go on
-            to differ.
+        texts: texts of each of the first items and of the rest, with one spelling for each
+            value. For items that may be any value, only the texts of scalars. Arrays or
+            objects that can always continue with a difference stand for any texts that begin
+            like them.
     """
 
     texts: tuple[Node, ...]
@@ -56,7 +58,8 @@ class DistinctNames:
         names: texts of the allowed names, with quotation marks.
         required: names of the required members.
         least: minimum number of members.
-        most: maximum number of members if several kinds of objects are possible, or None for no limit.
+        most: maximum number of members if several kinds of objects are possible, or None for
+            no limit.
         values: values of the members that distinguish several kinds of objects, by name.
     """
 
@@ -67,17 +70,17 @@ class DistinctNames:
     values: Mapping[str, Values] = field(default_factory=dict)
 
 
-UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names, which are unlimited in number
+UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names, without a limit on their number
 
 
 @dataclass(frozen=True, slots=True)
 class RulePosition:
-    """Position in a value, with the rules that masks enforce there. Positions below are given by index, None if no rule
-    applies there.
+    """Position in a value, with the rules that masks enforce there. Positions below it are given by
+    index, or None if no rule applies there.
 
     Attributes:
         items: rule for the items of an array.
-        names: rules for the names of an object, one for each possible kind of objects.
+        names: rules for the names of an object, one for each possible kind of object.
         prefix, rest: positions of the first items, and of the items after them.
         members: positions of named members by name.
         others: positions of all other members by the language of their names.
@@ -94,7 +97,9 @@ class RulePosition:
         return self.prefix[index] if index < len(self.prefix) else self.rest
 
     def member(self, name: str | bytes) -> int | None:
-        """Number of the position of a member; of one without a name (bytes that are no JSON), None."""
+        """Returns the index of a member's position, or None for a name given as bytes (it is no
+        valid JSON).
+        """
         if isinstance(name, bytes) or name in self.members:
             return self.members[name] if isinstance(name, str) else None
         fitting = (number for names, number in self.others if names == ANY_TEXT or accepts(names, name))
@@ -109,10 +114,11 @@ class MaskedShapes:
     """Shapes that a writer leaves to the masks.
 
     Attributes:
-        items: array shapes whose items have to differ.
-        names: object shapes whose names masks have to check, each with the JSON Pointer of the keyword that requires
-            it.
-        scarce_names: object shapes whose names may run out. Masks check them where alternatives allow it.
+        items: array shapes whose items must differ.
+        names: object shapes whose names masks must check, each with the JSON Pointer of the
+            keyword that requires it.
+        scarce_names: object shapes whose names may run out. Masks check them where
+            alternatives allow it.
     """
 
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
@@ -122,7 +128,8 @@ class MaskedShapes:
     def positions(
         self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]
     ) -> tuple[RulePosition, ...]:
-        """Positions in the values of a formula, the start first; empty if masks check no shape.
+        """Returns the positions in the values of a formula, the start first, or nothing if masks
+        check no shape.
 
         Args:
             reader: reader of the schema.
@@ -183,7 +190,7 @@ class _Positions:
             others = [(names, formula) for shape in objects for names, formula in shape.others if names != NOTHING]
             if len(objects) == 1:
                 by_names = [(names, self._number([formula])) for names, formula in others]
-            else:  # their languages may overlap
+            else:  # the languages of their names may overlap
                 by_names = [(ANY_TEXT, self._number(formula for _, formula in others))]
             found = replace(found, members=members, others=tuple(by_names))
         return found
@@ -209,7 +216,7 @@ class _Positions:
         return None
 
     def _names(self, objects: Sequence[ObjectShape], *, several: bool, at: str) -> tuple[DistinctNames, ...]:
-        """Rules for the names of objects, one for each kind.
+        """Returns the rules for the names of objects, one for each kind.
 
         Args:
             objects: shapes of the possible kinds of objects.
@@ -236,7 +243,8 @@ class _Positions:
             ) from None
 
     def _kinds(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
-        """Rules for the names of kinds of objects that are distinguished by names and scalar values.
+        """Returns the rules for the names of kinds of objects that are distinguished by names and
+        scalar values.
 
         Raises:
             _Different: the kinds differ in other values, so that names and scalars don't determine the kind.
@@ -259,7 +267,7 @@ class _Positions:
 
     def _same(self, a: Formula, b: Formula, assumed: set[tuple[Formula, Formula]] | None = None) -> bool:
         """Returns True if two formulas have the same values, as far as their shapes show it."""
-        assumed = set() if assumed is None else assumed  # pairs that have been asked about: a circle tells nothing new
+        assumed = set() if assumed is None else assumed  # pairs being compared; a cycle adds nothing new
         if a == b or (a, b) in assumed:
             return True
         assumed.add((a, b))
@@ -273,7 +281,7 @@ class _Positions:
         )
 
     def _member_values(self, formulas: Sequence[Formula]) -> list[Values]:
-        """Values of a member in each kind of objects."""
+        """Returns the values of a member in each kind of object."""
         value_sets = [self._reader.values(formula) for formula in formulas]
         if (
             len({each.arrays for each in value_sets} - {()}) > 1
@@ -288,7 +296,7 @@ class _Different(Exception):  # noqa: N818 # never leaves this module
 
 
 def name_rule_of(shape: ObjectShape) -> DistinctNames:
-    """Complete rule for the names of a shape."""
+    """Returns the complete rule for the names of a shape."""
     members = [member for member in shape.members if member.formula is not False]
     names = [literal(member.name) for member in members] + [names for names, _ in shape.free_others()]
     required = frozenset(member.name for member in members if member.required)
@@ -296,7 +304,9 @@ def name_rule_of(shape: ObjectShape) -> DistinctNames:
 
 
 def _parts(shape: object) -> tuple[object, tuple[Formula, ...]]:
-    """Demands of a shape beside the formulas of its members or items, and these formulas."""
+    """Returns the requirements of a shape other than the formulas of its members or items, and
+    these formulas.
+    """
     if isinstance(shape, ArrayShape):
         unique, is_set = shape.unique_pointer is not None, shape.set_pointer is not None
         rules = len(shape.prefix), shape.least, shape.most, shape.contains, unique, is_set, shape.repeats
@@ -313,7 +323,7 @@ def _member(shape: ObjectShape, name: str) -> Member:
 
 
 def _pruned(positions: list[RulePosition]) -> tuple[RulePosition, ...]:
-    """Positions with references to positions below which no rule applies replaced by None."""
+    """Replaces references to positions with None if no rule applies at or below them."""
     above: list[list[int]] = [[] for _ in positions]
     for i, position in enumerate(positions):
         for below in position.below():

@@ -1,8 +1,9 @@
 """Multiples of a rational number as decimal digits.
 
-A step is a whole number over a power of ten, so a multiple is recognised by its digits without the point. Factors 2 and
-5 are recognised by the last digits, powers of other small primes by the remainder. Other factors have expressions of
-reasonable size only if the number of digits is bounded.
+A step is a whole number over a power of ten, so a multiple is recognised by its digits
+without the point. Factors 2 and 5 are recognised by the last digits, powers of other
+small primes by the remainder. Other factors have expressions of reasonable size only if
+the number of digits is bounded.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
 MAX_ENDINGS = 5_000  # maximum number of digits in an expression for last digits
-MAX_DIVISOR = 31  # of which the remainder is kept
-MAX_BOUNDED = 20_000  # likewise in an expression for a bounded number of digits
+MAX_DIVISOR = 31  # largest divisor whose remainder is tracked
+MAX_BOUNDED = 20_000  # maximum number of digits in an expression for a bounded length
 
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
@@ -39,8 +40,8 @@ _POINT = literal(".")
 
 @lru_cache(maxsize=256)
 def multiples(step: Fraction, most: int | None) -> Node:
-    """Node that matches exactly the multiples of a step among texts of numbers, with any zeros at the end of a
-    fraction. Texts that are not numbers may match as well.
+    """Returns a node that matches exactly the multiples of a step among texts of numbers, with any
+    zeros at the end of a fraction. Texts that are not numbers may also match.
 
     Args:
         step: positive finite decimal.
@@ -84,7 +85,8 @@ def multiples(step: Fraction, most: int | None) -> Node:
 
 
 def _prime_powers(number: int) -> list[int]:
-    """Powers of different primes of which a number is the product; a last factor may be another number."""
+    """Factorises a number into powers of different primes. The last factor may be another number.
+    """
     found, prime = [], 2
     while prime <= MAX_DIVISOR:
         power = 1
@@ -112,8 +114,8 @@ def _size_of_endings(number: int) -> int:
 
 @cache
 def _endings(number: int, remainder: int, after: int) -> Node:
-    """Digits, `after` of them behind the point, with a given remainder modulo a divisor of a power of ten; built from
-    the last digit backwards.
+    """Returns digits with a given remainder modulo a divisor of a power of ten, `after` of them
+    after the point. Builds them from the last digit backwards.
     """
     if number == 1:
         return concat(_DIGITS, _POINT, repeat(_DIGIT, after, after)) if after > 0 else _DIGITS
@@ -136,7 +138,7 @@ def _endings(number: int, remainder: int, after: int) -> Node:
 
 
 def _size_of_bounded(number: int, length: int) -> int:
-    """Upper bound for the digits in the expression of `_bounded`."""
+    """Returns an upper bound for the number of digits in the expression of `_bounded_digits`."""
     if length == 1:
         return 1 + 10 // number
     half = length // 2
@@ -146,7 +148,9 @@ def _size_of_bounded(number: int, length: int) -> int:
 
 @cache
 def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
-    """Exactly `length` digits, `after` of them behind the point, with a given remainder; built from two halves."""
+    """Returns exactly `length` digits with a given remainder, `after` of them after the point.
+    Builds them from two halves.
+    """
     if length == 1:
         codes = tuple((48 + digit, 48 + digit) for digit in range(10) if digit % number == remainder)
         return CharSet(codes) if codes else NOTHING

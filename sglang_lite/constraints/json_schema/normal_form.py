@@ -1,4 +1,4 @@
-"""Normal forms of JSON schemas: exact languages, or errors that name what can't be expressed."""
+"""Normal forms of JSON schemas: exact languages, or errors that say what can't be expressed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
-MAX_CHECKED = 100  # keywords that best effort may leave to the check of finished values
+MAX_CHECKED = 100  # maximum number of keywords that best effort may leave to the final check
 MAX_TRIALS = 3  # work limit over all attempts, as a multiple of MAX_WORK
 
 
 @dataclass(frozen=True, slots=True)
 class NormalForm:
-    """Schema as a language.
+    """A schema as a language.
 
     Attributes:
-        language: texts of valid values in the style that is generated; a superset if `checked` is not empty.
-        checked: keywords that are not enforced but checked in finished values, as (JSON Pointer, reason).
-        unlisted_names_at: JSON Pointers of objects with unlisted names, whose repetition no grammar prevents.
+        language: texts of valid values in the generated style; a superset if `checked` is not
+            empty.
+        checked: keywords that are not enforced but checked in finished values, as (JSON
+            Pointer, reason).
+        unlisted_names_at: JSON Pointers of objects with unlisted names, whose repetition no
+            grammar prevents.
         mask_rules: positions with rules that masks enforce (mask_rules.py), the start first.
     """
 
@@ -41,7 +44,7 @@ class NormalForm:
 
 
 def document_of(constraint: JsonSchema) -> Document:
-    """Document of a constraint's schema. It is shared and must not be changed.
+    """Returns the document of a constraint's schema. It is shared and must not be changed.
 
     Raises:
         ConstraintError: the schema is not valid.
@@ -53,25 +56,28 @@ def document_of(constraint: JsonSchema) -> Document:
 
 @memoized
 def document_in(text: str) -> Document:
-    """Document of a schema's JSON text, which must have been checked."""
+    """Returns the document of a schema's JSON text, which must have been checked."""
     return Document(json.loads(text))
 
 
 def normalise(constraint: JsonSchema) -> NormalForm:
-    """Normal form of a schema whose JSON is the whole text, with the rules that masks enforce.
+    """Returns the normal form of a schema whose JSON is the whole text, with the rules that masks
+    enforce.
 
     Raises:
-        ConstraintError: as for `normalise_inside`.
+        ConstraintError: see `normalise_inside`.
     """
     return _normal_form(constraint, True)
 
 
 def normalise_inside(constraint: JsonSchema) -> NormalForm:
-    """Normal form of a schema whose JSON is part of a larger text, where no masks check names and items.
+    """Returns the normal form of a schema whose JSON is part of a larger text, where no masks check
+    names and items.
 
     Raises:
-        ConstraintError: no value satisfies the schema, it is too complex, or, unless the constraint asks for best
-            effort, it has a keyword that can't be enforced; `pointer` is the place of the fault.
+        ConstraintError: no value satisfies the schema, it is too complex, or it has a keyword
+            that can't be enforced although the constraint does not allow best effort.
+            `pointer` is the place of the fault.
     """
     return _normal_form(constraint, False)
 
@@ -103,11 +109,11 @@ def _normal_form(constraint: JsonSchema, with_masks: bool) -> NormalForm:
 
 @memoized
 def tagged(schema: JsonSchema, tags: Tags) -> Language:
-    """Language of a TaggedObject.
+    """Returns the language of a TaggedObject.
 
     Raises:
-        ConstraintError: no value satisfies the schema, or, unless it may stay unchecked, it can't be enforced in this
-            format; `pointer` is the place of the fault.
+        ConstraintError: no value satisfies the schema, or it can't be enforced in this format
+            and must not stay unchecked. `pointer` is the place of the fault.
     """
     document, unenforced = document_of(schema), _Unenforced(schema)
     while True:
@@ -118,13 +124,13 @@ def tagged(schema: JsonSchema, tags: Tags) -> Language:
             with within_limits("json_schema"):
                 return writer.language(ValidAt(document.start))
         except ConstraintError as error:
-            if schema.enforce != "unchecked":  # nobody checks the finished object
+            if schema.enforce != "unchecked":  # the finished object is not checked
                 raise
             unenforced.add(error, reader.algebra.work, contradicts=writer.contradicts)
 
 
 class _Unenforced:
-    """Keywords of a schema that can't be enforced, found one failed attempt after the other.
+    """Keywords of a schema that can't be enforced, found one failed attempt at a time.
 
     Args:
         constraint: the schema.
@@ -138,7 +144,8 @@ class _Unenforced:
         self._enforce, self._work = constraint.enforce, 0
 
     def add(self, error: ConstraintError, work: int, *, contradicts: bool) -> None:
-        """Adds the keyword that an attempt failed at. Raises its error if the keyword may not be left out.
+        """Records the keyword at which an attempt failed. Raises the attempt's error if the keyword
+        must not be left out.
 
         Args:
             error: error of the attempt.
@@ -151,6 +158,6 @@ class _Unenforced:
             raise error
         if not pointer or pointer in self.keywords or len(self.keywords) == MAX_CHECKED:
             raise error
-        if self._enforce != "unchecked" and pointer.rpartition("/")[2] in REFERENCES:  # values can't be checked either
+        if self._enforce != "unchecked" and pointer.rpartition("/")[2] in REFERENCES:  # values can't be checked without it
             raise error
         self.keywords[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")

@@ -1,6 +1,8 @@
-"""Exact sets of numbers: unions of ranges in which multiples are required or excluded. Independent of text.
+"""Exact sets of numbers: unions of ranges in which multiples are required or excluded. Independent
+of text.
 
-Numbers of a schema are decimals as written (`0.1` is a tenth), so all calculations use fractions.
+Numbers of a schema are decimals as written (`0.1` is a tenth), so all calculations use
+fractions.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ MAX_NEGATED = 500
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Numbers of a range.
+    """Numbers in a range.
 
     Attributes:
         low, high: ends of the range, None for no limit.
         low_open, high_open: True if the end itself is excluded.
-        step: number of which all members are multiples, or None; 1 for whole numbers.
-        avoid: numbers of which no member is a multiple.
+        step: all members are multiples of this number (1 for whole numbers), or None.
+        avoid: no member is a multiple of any of these numbers.
     """
 
     low: Fraction | None = None
@@ -48,7 +50,8 @@ class NumberRange:
         return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
 
     def members(self, limit: int = MAX_COUNTED) -> list[Fraction] | None:
-        """List of the numbers, or None if the range is not finite or has too many to list.
+        """Returns a list of the numbers, or None if the range is not finite or has too many to
+        list.
 
         Args:
             limit: maximum number of multiples of the step that are examined.
@@ -81,12 +84,12 @@ NONE: Numbers = ()
 
 
 def is_finite(value: float) -> bool:
-    """Returns True if a number is finite; an int of any length is."""
+    """Returns True if a number is finite. An int of any length is finite."""
     return isinstance(value, int) or math.isfinite(value)
 
 
 def to_fraction(value: float) -> Fraction:
-    """Exact value of a number of a schema or document, as written in decimal."""
+    """Returns the exact value of a number in a schema or document, as written in decimal."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
@@ -130,14 +133,14 @@ def _both(p: NumberRange, q: NumberRange) -> NumberRange:
 
 
 def _end(at: Fraction | None, side: int, is_open: bool) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
-    """End of a range with a key for comparison: the greater low end, or the smaller high end, is the
-    narrower one.
+    """Returns a sort key for an end of a range, followed by the end itself: the greater low end, or
+    the smaller high end, is narrower.
     """
     return (side if at is None else 0, at or Fraction(0), -side if is_open else 0), at, is_open
 
 
 def _common(a: Fraction, b: Fraction) -> Fraction:
-    """Least common multiple of two fractions."""
+    """Returns the least common multiple of two fractions."""
     return Fraction(math.lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
 
 

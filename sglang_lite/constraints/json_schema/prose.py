@@ -1,4 +1,6 @@
-"""Strings that a limit may cut anywhere, as their type or schema says: `sgl.prose`, and the keyword `x-prose`."""
+"""Strings that a limit may cut anywhere, if their type or schema says so: `sgl.prose`, and the
+keyword `x-prose`.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from sglang_lite.protocol.anything import Json
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
 
-PROSE = "x-prose"  # keyword of ours
+PROSE = "x-prose"  # our own keyword
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-_MAX_SCHEMAS = 1_000  # that are looked at for one string
+_MAX_SCHEMAS = 1_000  # maximum number of schemas examined for one string
 
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Permission to cut a string anywhere. `sgl.prose` is the only one."""
+    """Permission to cut a string anywhere. `sgl.prose` is the only instance."""
 
     def __repr__(self) -> str:
         return "sgl.prose"
@@ -71,7 +73,7 @@ def is_prose(schema: JsonSchema, path: Sequence[str | int]) -> bool:
 
 
 def _resolve(root: Any, schema: Any) -> Iterator[dict[str, Any]]:
-    """Yields a schema, and those that it refers to or combines."""
+    """Yields a schema, and the schemas that it refers to or combines."""
     queue = [schema]
     for each in queue:
         if not isinstance(each, dict) or len(queue) > _MAX_SCHEMAS:
@@ -96,7 +98,7 @@ def _at(root: Any, pointer: str) -> Any:
 
 
 def _below(schema: dict[str, Any], step: str | int) -> Iterator[Any]:
-    """Yields the schemas of a member or an item."""
+    """Yields the schema of a member or item."""
     if isinstance(step, str):
         yield schema.get("properties", {}).get(step, schema.get("additionalProperties"))
         return

@@ -1,7 +1,8 @@
-"""Quotes: strings that are spans of given documents (the keyword `x-quote`, and `sgl.quote` of Python types).
+"""Quotes: strings that are spans of given documents (the keyword `x-quote`, and `sgl.quote` for
+Python types).
 
-A document is cut into pieces: words and single characters, or characters alone. A quote consists of successive pieces,
-and begins with a character that is not blank, so that it is never empty.
+A document is cut into pieces: words and single characters, or only characters. A quote
+consists of successive pieces. It begins with a non-blank character, so it is never empty.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from sglang_lite.protocol.parameter import check_known
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
-MAX_COUNTED = 800_000  # pieces of the documents times `min_words`; an engine counts the words from each piece on
+MAX_COUNTED = 800_000  # pieces of the documents times `min_words`; an engine counts words starting at each piece
 MAX_SOURCE_CHARS = 400_000  # characters of the documents of one quote
 KEYWORD = "x-quote"
-SOURCES = "x-sources"  # keyword of the whole schema: documents that several quotes refer to
+SOURCES = "x-sources"  # keyword of the root schema: documents shared by several quotes
 
 _MEMBERS = {"sources", "by", "min_words"}
-# Accents that are characters of their own belong to words. Emojis have variation selectors and zero-width joiners.
+# Combining accents belong to words. Emojis contain variation selectors and zero-width joiners.
 _LETTER = r"[[\w\p{M}]--[\p{Variation_Selector}\u200D]]"
 _WORD = regex.compile(rf"(?V1){_LETTER}+")
-# A line end of two characters, and an emoji of several, are one piece.
+# A two-character line end and a multi-character emoji are each one piece.
 _PIECE, _OTHER_LETTER = regex.compile(rf"(?V1){_LETTER}[{_LETTER}\u200D]*|\X"), re.compile(r"[^\W\x00-\x7F]")
 # Translations of ASCII to 1 for letters, carriage returns, line feeds, and all characters, and to 0 for others.
 _KINDS = [
@@ -63,7 +64,9 @@ BLANK = CharSet(charsets.singles("".join(map(chr, (
 
 
 class QuoteLocation(NamedTuple):
-    """Location of a quote: the number of its document, and its characters there, from `start` to before `end`."""
+    """Location of a quote: the number of its document, and its position there, from `start` to
+    before `end`.
+    """
 
     source: int
     start: int
@@ -72,7 +75,7 @@ class QuoteLocation(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Quote:
-    """Demand that a string is a span of one of some documents. `sgl.quote` describes it.
+    """Requirement that a string is a span of one of some documents. See `sgl.quote`.
 
     Raises:
         ConstraintError: a document is empty, has too few words, or is too long.
@@ -101,7 +104,7 @@ class Quote:
                 f"much work: at most {MAX_COUNTED // count}.",
                 hint="Quote from the passages that matter, or set a smaller min_words.",
             )
-        # What is excluded ends after a few characters, and costs an engine nothing from there on.
+        # The excluded texts are decided after a few characters, and cost an engine nothing after that.
         excluded = [EMPTY, concat(BLANK, ANY_TEXT)]
         if self.min_words:
             letters = charsets.singles("".join(c for c in set("".join(self.sources)) if _WORD.fullmatch(c)))
@@ -113,7 +116,7 @@ class Quote:
         return Intersection((alternation(sources), Complement(alternation(excluded))))
 
     def checked(self, text: str) -> str:
-        """Returns a quote.
+        """Checks that a text is a quote and returns it.
 
         Raises:
             ValueError: the text is no quote.
@@ -147,31 +150,37 @@ class Quote:
 
 
 def quote(*documents: str, by: Literal["words", "chars"] = "words", min_words: int = 0) -> Quote:
-    """Metadata of a `str`, as in `Annotated[str, sgl.quote(document)]`: its values are spans of the documents.
+    """Returns metadata for a `str`, as in `Annotated[str, sgl.quote(document)]`: its values are
+    spans of the documents.
 
-    A value is found in a document character by character. It begins with a character that is not blank, so it is never
-    empty. `s.get_meta_info(name)["quotes"]` says where each quote of a generated value is.
+    A value matches a document character by character. It begins with a non-blank character,
+    so it is never empty. `s.get_meta_info(name)["quotes"]` has the location of each quote in
+    a generated value.
 
     Args:
         documents: texts to quote from, up to 400,000 characters together.
-        by: whether a quote begins and ends at ends of words and of other characters ("words"), or anywhere ("chars").
+        by: whether a quote begins and ends at boundaries of words and of other characters
+            ("words"), or anywhere ("chars").
         min_words: minimum number of words in a quote.
 
     Raises:
-        ConstraintError: there is no document, one is blank, they are too long, or none has `min_words` words.
+        ConstraintError: there is no document, one is blank, they are too long, or none has
+            `min_words` words.
     """
     return Quote(documents, by, min_words)
 
 
 def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
-    """Quote that a value of the keyword describes.
+    """Returns the quote that a value of the keyword describes.
 
     Args:
-        value: a document, or an object with "sources", "by" and "min_words". A source is a text or a reference to one.
-        at: function from a JSON Pointer into the schema to the value there; raises KeyError if there is none.
+        value: a document, or an object with "sources", "by" and "min_words". A source is a
+            text or a reference to one.
+        at: returns the value at a JSON Pointer into the schema; raises KeyError if there is
+            none.
 
     Raises:
-        ConstraintError: the value describes no quote.
+        ConstraintError: the value does not describe a quote.
     """
     members = {"sources": [value]} if isinstance(value, str) else value
     known = isinstance(members, Mapping) and members.keys() <= _MEMBERS
@@ -182,13 +191,15 @@ def quote_in(value: Json, at: Callable[[str], Json]) -> Quote:
 
 
 def in_words(keyword: Json) -> str:
-    """Description of a value of the keyword for models, without the documents."""
+    """Describes a value of the keyword to models, without the documents."""
     least = keyword.get("min_words", 0) if isinstance(keyword, Mapping) else 0
     return f"{f'at least {least} words, ' if least else ''}copied from the text, character by character"
 
 
 def without_documents(schema: Json) -> Json:
-    """Schema for a model that has seen the documents elsewhere: descriptions say what is a quote."""
+    """Returns the schema for a model that has seen the documents elsewhere. Its descriptions
+    identify the quotes.
+    """
     if isinstance(schema, list):
         return [without_documents(each) for each in schema]
     if not isinstance(schema, dict):
@@ -201,7 +212,7 @@ def without_documents(schema: Json) -> Json:
 
 
 def located(strings: Node, text: str) -> QuoteLocation | None:
-    """First location of a quote, or None if the text is no quote.
+    """Returns the first location of a quote, or None if the text is not a quote.
 
     Args:
         strings: language that the text is in.
@@ -222,7 +233,7 @@ def located(strings: Node, text: str) -> QuoteLocation | None:
 
 
 def _located(sources: Iterable[Any], text: str) -> QuoteLocation | None:
-    """First location of a text in some Substrings."""
+    """Returns the first location of a text in some Substrings."""
     starts = ((number, source.find(text)) for number, source in enumerate(sources))
     return next((QuoteLocation(number, at, at + len(text)) for number, at in starts if at is not None), None)
 
@@ -247,7 +258,9 @@ def _quote(sources: tuple[str, ...], by: Any, min_words: Any) -> Quote:
 
 
 def _cuts(text: str, by: Literal["words", "chars"]) -> bytes:
-    """For each index of a document, its end included, 1 if a piece begins or ends there, and else 0."""
+    """Returns, for each index of a document and for its end, 1 if a piece begins or ends there,
+    else 0.
+    """
     if by == "words" and all(map(_is_simple, set(text))):
         return _simple_cuts(text)
     cuts = bytearray(b"\1") * (len(text) + 1)
@@ -259,7 +272,9 @@ def _cuts(text: str, by: Literal["words", "chars"]) -> bytes:
 
 
 def _simple_cuts(text: str) -> bytes:
-    """Cuts by words if only letters and line ends are joined: a tenth of the time, as integers have all characters."""
+    """Returns the cuts between words if only letters and line ends are joined. It takes a tenth of
+    the time, because integers represent all characters together.
+    """
     data = _OTHER_LETTER.sub("a", text).encode("ascii", "replace")
     letters, returns, feeds, ones = (int.from_bytes(data.translate(kind), "big") for kind in _KINDS)
     joined = (letters >> 8 & letters) | (returns >> 8 & feeds)
@@ -268,7 +283,9 @@ def _simple_cuts(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _is_simple(char: str) -> bool:
-    """True if a character is joined to others only if both are letters for `re`, too, or a line's end."""
+    """Returns True if a character is joined to others only as part of a line end, or if both are
+    letters according to `re`.
+    """
     return char.isascii() or (_ALONE.match(char) is not None and (_WORD.match(char) is not None) == char.isalnum())
 
 

@@ -1,4 +1,4 @@
-"""Reader of schemas as sets of values, which combines their keywords (keywords.py, applicators.py).
+"""Reads schemas as sets of values, combining their keywords (keywords.py, applicators.py).
 
 Source: JSON Schema draft 2020-12, core, 10 and 11.
 """
@@ -28,10 +28,10 @@ from sglang_lite.constraints.json_schema.values import (
 )
 from sglang_lite.protocol import ConstraintError
 
-# Keywords that keep a weaker demand when they are ignored: some branch fits, the object has enough members.
+# Keywords that still require something when ignored: some branch fits, the object has enough members.
 _WEAKENED_IF_IGNORED = ("oneOf", "minProperties", "maxProperties")
 
-# Keywords that negate a schema come last, when the values have been narrowed most.
+# Keywords that negate a schema come last, when the values have been narrowed as far as possible.
 _ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}
 
 
@@ -40,14 +40,16 @@ class _Circle(Exception):  # noqa: N818 # never leaves this module
 
 
 class SchemaReader:
-    """Reader of a schema document, location by location, as sets of values.
+    """Reads a schema document, location by location, as sets of values.
 
     Args:
         document: schema document.
         assert_format: whether `format` is an assertion, not an annotation.
-        ignored: JSON Pointers of keywords to ignore; sets that they would have narrowed are `inexact`.
+        ignored: JSON Pointers of keywords to ignore. Sets that they would have narrowed are
+            `inexact`.
         sets: JSON Pointers of arrays that spell sets.
-        multiplied: up to how many combinations of an object's choices become shapes of their own; None for all.
+        multiplied: maximum number of combinations of an object's choices that become separate
+            shapes; None for all.
 
     Attributes:
         algebra: operations on sets of values, with the work done so far.
@@ -70,8 +72,8 @@ class SchemaReader:
         self._open: set[tuple[Formula, bool]] = set()
 
     def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet:
-        """Set of the values of a formula. If `track_evaluated`, its shapes also record which members and items count as
-        evaluated.
+        """Returns the set of a formula's values. If `track_evaluated`, its shapes also record which
+        members and items count as evaluated.
 
         Raises:
             ConstraintError: a keyword can't be enforced; the error has the keyword's JSON Pointer.
@@ -100,8 +102,8 @@ class SchemaReader:
             self._open.discard(key)
 
     def empty(self, formula: Formula) -> bool:
-        """Returns True if a formula is known to allow no value, and False if that can't be decided without following a
-        circular reference.
+        """Returns True if a formula is known to allow no value, and False if that can't be decided
+        without following a circular reference.
         """
         if isinstance(formula, bool):
             return not formula
@@ -116,7 +118,7 @@ class SchemaReader:
         return self._empty[key]
 
     def below(self, location: SchemaLocation, *steps: str | int) -> Formula:
-        """Formula of the schema below a location."""
+        """Returns the formula of the schema below a location."""
         child = self.document.child(location, *steps)
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
@@ -174,7 +176,7 @@ class SchemaReader:
         return values if track_evaluated or not inner else self._with_evaluated(values, all_=False)
 
     def _with_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
-        """Marks everything in a set as evaluated if `all_`, else nothing."""
+        """Returns a set in which everything is marked as evaluated if `all_`, else nothing."""
         arrays = (replace(a, evaluated=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))

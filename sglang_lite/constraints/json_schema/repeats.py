@@ -1,6 +1,7 @@
-"""Repeated items: how many equal ones may come in a row in the lists of a generated text.
+"""Limits on how many equal items in a row the lists of a generated text may have.
 
-`repeats` of a generation and the keyword `x-repeats` say so. Texts with more of them are still valid.
+Set by the `repeats` parameter of a generation and the keyword `x-repeats`. Texts that
+exceed the limit are still valid.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class RepeatRules:
 
     Attributes:
         schema: schema of the text.
-        before: what has been written of the text.
-        limit: maximum number of equal items in a row in all lists but those of numbers, booleans, null and enums, or
-            None.
+        before: part of the text that is already written.
+        limit: maximum number of equal items in a row, or None. Lists of numbers, booleans,
+            null and enums are exempt.
     """
 
     schema: JsonSchema
@@ -42,7 +43,7 @@ class RepeatRules:
     limit: int | None
 
     def most(self, path: Iterable[str | int], index: int, item: bytes) -> int | None:
-        """Maximum number of equal items in a row, or None for any number.
+        """Returns the maximum number of equal items in a row, or None for any number.
 
         Args:
             path: names and indices that lead to the list.
@@ -59,15 +60,16 @@ class RepeatRules:
 
 
 def repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRules | None:
-    """Rules about equal items in the texts of a constraint, or None if there are none.
+    """Returns the rules about equal items in the texts of a constraint, or None if there are none.
 
     Args:
         constraint: constraint of the text.
         limit: value of the parameter `repeats`.
 
     Raises:
-        ParameterError: `limit` is given, and the text is no JSON that may have lists.
-        ConstraintError: a schema inside another constraint has the keyword, which is not enforced there.
+        ParameterError: `limit` is given, but the text is not JSON that may have lists.
+        ConstraintError: a schema inside another constraint has the keyword, which is not
+            enforced there.
     """
     before = ""
     if isinstance(constraint, Continuation):
@@ -90,7 +92,7 @@ def repeat_rules(constraint: Constraint | None, limit: int | None) -> RepeatRule
 
 
 def asks_for_limit(constraint: Constraint | None) -> bool:
-    """True if a schema in a constraint has the keyword `x-repeats`."""
+    """Returns True if a schema in a constraint has the keyword `x-repeats`."""
     return constraint is not None and any(REPEATS in each.schema for each in _schemas(constraint))
 
 

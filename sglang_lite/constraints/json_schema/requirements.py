@@ -1,4 +1,6 @@
-"""Requirements of an object: for each requirement, some member has a name in a language and a value in a formula."""
+"""Requirements of an object. Each demands some member with a name in a language and a value in a
+formula.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Met: TypeAlias = frozenset[int]  # indexes of the requirements that are met
 
 
 def unimplied(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
-    """Requirements that are not implied by another requirement."""
+    """Drops the requirements that are implied by another requirement."""
     remaining = list(requirements)
     for requirement in requirements:
         if any(_implies(other, requirement) for other in remaining if other != requirement):
@@ -29,8 +31,8 @@ def _implies(requirement: Requirement, other: Requirement) -> bool:
 
 
 def meeting(member: Member, requirements: Sequence[Requirement], met: Met) -> Iterator[tuple[Formula, Met]]:
-    """Yields the formulas that a member's value may have, each with the requirements that are met after it: the
-    member's own formula, and its combinations with requirements that were not met before.
+    """Yields the formulas that a member's value may have, each with the requirements met after it:
+    the member's own formula, and its combinations with requirements that were unmet before.
     """
     unmet = [i for i, (names, _) in enumerate(requirements) if i not in met and accepts(names, member.name)]
     for subset in subsets(unmet):
@@ -38,6 +40,6 @@ def meeting(member: Member, requirements: Sequence[Requirement], met: Met) -> It
 
 
 def subsets(requirements: Sequence[int]) -> Iterator[Met]:
-    """Yields all subsets of some requirements, from the empty one to all."""
+    """Yields all subsets of some requirements, from the empty set to the whole."""
     for count in range(len(requirements) + 1):
         yield from map(frozenset, combinations(requirements, count))

@@ -14,7 +14,7 @@ from sglang_lite.protocol.anything import Json
 
 
 def embedded(schema: object, resources: Mapping[str, Json]) -> object:
-    """Schema with external schemas embedded in its definitions, each under its URI.
+    """Returns a schema with external schemas embedded in its definitions, each under its URI.
 
     Args:
         schema: schema that refers to the resources.
@@ -47,7 +47,7 @@ def embedded(schema: object, resources: Mapping[str, Json]) -> object:
 
 
 def _named(resource: Any, uri: str, name: str) -> Any:
-    """Schema identified by a URI, whatever identifier it has itself."""
+    """Returns the schema identified by a URI, regardless of its own identifier."""
     uri = uri.partition("#")[0]
     if isinstance(resource, dict) and name not in resource and "$ref" not in resource:
         return {name: uri, **resource}

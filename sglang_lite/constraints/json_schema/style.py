@@ -1,4 +1,5 @@
-"""Style in which JSON is generated: whitespace, the order of members, the spelling of whole numbers."""
+"""The style of generated JSON: whitespace, the order of members, and the spelling of whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Style:
         any_order: True if members may come in any order.
         decimals: True if whole numbers may have a fraction of zeros.
         separators: one fixed text each for comma and colon, used to write a given value.
-        gap_text: one fixed text for `gap`, likewise.
+        gap_text: one fixed text for `gap`, used likewise.
     """
 
     gap: Node
@@ -35,7 +36,7 @@ class Style:
 
 
 def style_of(constraint: JsonSchema) -> Style:
-    """Style of a constraint.
+    """Returns the style of a constraint.
 
     Raises:
         ConstraintError: the `whitespace` pattern is not valid, or allows more than whitespace.

@@ -1,5 +1,6 @@
-"""Validation of finished values by jsonschema. Keywords that jsonschema interprets differently from the normal form are
-replaced, so that both follow references through one document and match patterns and formats in one dialect.
+"""Validates finished values with jsonschema. Keywords that jsonschema interprets differently from
+the normal form are replaced, so that both follow references through one document and match patterns
+and formats in one dialect.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
 def violations(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
-    """Violations of a schema in a value, as errors of jsonschema.
+    """Yields the violations of a schema in a value, as errors of jsonschema.
 
     Raises:
-        ConstraintError: the schema has a reference without a target, or one that refers to itself without end.
+        ConstraintError: the schema has a reference without a target, or one that refers to itself
+            endlessly.
         RecursionError: the value or the schema is nested too deeply.
     """
     validator, path = _validator(constraint)
@@ -72,7 +74,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
 
 
 def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
-    """JSON Pointers of all dicts in a document, by their `id()`."""
+    """Returns the JSON Pointers of all dicts in a document, by their `id()`."""
     found: dict[int, str] = {}
     stack = [(root, SchemaLocation(start)) for start, root in roots.items()]
     while stack:
@@ -100,14 +102,14 @@ class _ValidationState:
 
 @dataclass(frozen=True, slots=True)
 class _ReferencePath:
-    """Path of a validation through references. It is passed to jsonschema as the format checker, where keyword
-    functions find it; formats are checked without one.
+    """Path of a validation through references. It is passed to jsonschema in place of a format
+    checker, where keyword functions find it; formats are checked without one.
 
     Attributes:
         document: schema document.
         pointers: JSON Pointers of the document's dicts, by `id()`.
         entered: target of the last reference.
-        state: state that all paths of one validation share.
+        state: state shared by all paths of one validation.
     """
 
     document: Document
@@ -116,17 +118,17 @@ class _ReferencePath:
     state: _ValidationState = field(default_factory=_ValidationState)
 
     def follow(self, schema: Any, keyword: str) -> SchemaLocation:
-        """Location of the target of the reference in a schema."""
+        """Returns the location that the reference in a schema points to."""
         return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
 
     def keywords_of(self, schema: Any) -> Mapping[str, Any]:
-        """Keywords of a schema that exist in its draft."""
+        """Returns the keywords of a schema that exist in its draft."""
         found = self.document.schema(SchemaLocation(self.pointers[id(schema)]))
         return found if isinstance(found, dict) else {}
 
 
 def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
-    """Validator for the target of the reference in a schema, and the schema there."""
+    """Returns a validator for the target of a schema's reference, and the schema there."""
     path: _ReferencePath = validator.format_checker
     path.state.remaining -= 1
     if path.state.remaining < 0:
@@ -136,8 +138,9 @@ def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
 
 
 def _reference(keyword: str, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
-    """Checks a reference once for each value: with definitions that each refer twice to the next one, repeated checks
-    would take 2^n steps. Dynamic references depend on the path, so their checks are repeated and only counted.
+    """Checks a reference once per value: with definitions that each refer to the next one twice,
+    repeated checks would take 2^n steps. Dynamic references depend on the path, so their checks are
+    repeated and only counted.
     """
     path: _ReferencePath = validator.format_checker
     key = id(schema), id(value)
@@ -174,7 +177,8 @@ def _violation(message: str) -> Any:
 
 @memoized
 def _finder(pattern: str) -> Callable[[str], object]:
-    """Function that searches a text for a pattern. A pattern outside the dialect is left to Python's `re`.
+    """Returns a function that searches a text for a pattern. A pattern outside the dialect is left
+    to Python's `re`.
 
     Raises:
         ConstraintError: the pattern is not valid for `re` either.
@@ -264,7 +268,8 @@ def _unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> I
 
 
 def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[str | int]:
-    """Names of members, or indexes of items, that a valid schema evaluates, directly or through applied schemas.
+    """Returns the names of members, or indexes of items, that a valid schema evaluates, directly or
+    through applied schemas.
 
     Args:
         but: keyword to leave out.

@@ -1,8 +1,9 @@
 """Sets of JSON values and exact operations on them: intersection, union, complement.
 
-A set is represented by type. Scalars are sets of numbers and languages of strings. Arrays and objects are unions of
-shapes, whose items and members are formulas over the schemas below them. Formulas are evaluated only when needed, so
-that recursion is harmless. Independent of keywords (reader.py) and text (grammar_writer.py).
+A set is represented by type. Scalars are sets of numbers and languages of strings. Arrays
+and objects are unions of shapes, whose items and members are formulas over the schemas
+below them. Formulas are evaluated only when needed, so recursion is harmless. Independent
+of keywords (reader.py) and text (grammar_writer.py).
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from sglang_lite.constraints.json_schema.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
 MAX_SHAPES = 2_000  # maximum number of shapes in a union
-FEW = 12  # combinations of choices that are written each by itself, so that members keep the schema's order
-SOME = 200  # the same where they come in any order, instead of the schema's
+FEW = 12  # combinations of choices that are written separately, to keep members in the schema's order
+SOME = 200  # the same if members come in any order
 MAX_WORK = 3_000_000  # total of members, characters, and states and transitions of automata
 
 _SHAPE, _STATE = 20, 5  # cost of a shape and of a state; a member costs 1
 
 
 class Member(NamedTuple):
-    """Member of an object: its name, the formula of its values, and whether it is required."""
+    """A member of an object: its name, the formula of its values, and whether it is required."""
 
     name: str
     formula: Formula
@@ -52,18 +53,20 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectShape:
-    """Set of objects, described by members, names and counts.
+    """A set of objects, described by members, names and counts.
 
     Attributes:
         members: members with known names, in the order in which they are written.
-        others: all other allowed names, as disjoint languages, each with the formula of the values.
+        others: all other allowed names, as disjoint languages, each with the formula of the
+            values.
         least, most: minimum and maximum number of members.
-        requirements: (names, formula) pairs; for each, some member has a name in the language and a value in the
-            formula.
+        requirements: (names, formula) pairs. For each, some member has a name in the language
+            and a value in the formula.
         evaluated: names whose members count as evaluated, if that is tracked.
-        count_pointer: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
-        choices: alternatives, of which one holds in each choice. They restrict members by name alone, and each choice
-            has names of its own.
+        count_pointer: JSON Pointer of the keyword that sets `least`, or None if that keyword
+            is only checked.
+        choices: lists of alternatives; one alternative of each choice holds. They only
+            restrict members by name, and no two choices share a name.
     """
 
     members: tuple[Member, ...] = ()
@@ -76,13 +79,14 @@ class ObjectShape:
     choices: tuple[tuple[ObjectShape, ...], ...] = ()
 
     def unlisted(self, name: str) -> Member:
-        """Member for a name that is not in `members`, according to `others`."""
+        """Returns the member for a name that is not in `members`, according to `others`."""
         formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
         return Member(name, formula, False)
 
     def listed(self) -> ObjectShape:
-        """Equal shape as it is written: `others` with finitely many names are members, and members of one choice stand
-        together."""
+        """Returns an equal shape in the form in which it is written: `others` with finitely many
+        names become members, and the members of one choice are adjacent.
+        """
         listed = [(names, texts, f) for names, f in self.others if (texts := literal_texts(names)) is not None]
         listed_names = {member.name for member in self.members}
         members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in listed_names]
@@ -99,7 +103,7 @@ class ObjectShape:
         return replace(self, members=tuple(m for group in together.values() for m in group), others=others)
 
     def formulas(self, name: str) -> list[Formula]:
-        """Formulas of the values of a member; several if alternatives differ in it."""
+        """Returns the formulas of a member's values; several if alternatives differ in it."""
         own = next((m for m in self.members if m.name == name), None) or self.unlisted(name)
         for choice in self.choices:
             found = [m.formula for alternative in choice for m in alternative.members if m.name == name]
@@ -110,7 +114,7 @@ class ObjectShape:
 
     @property
     def only_names_members(self) -> bool:
-        """True if members are restricted by name alone."""
+        """True if members are restricted only by name."""
         return replace(self, count_pointer=None) == ObjectShape(self.members)
 
     def requires_too_many(self) -> bool:
@@ -126,14 +130,16 @@ class ObjectShape:
         return complement(alternation(literal(member.name) for member in self.members))
 
     def free_others(self) -> list[tuple[Node, Formula]]:
-        """`others` restricted to names that are not in `members`."""
+        """Returns `others` restricted to names that are not in `members`."""
         free = self.free_names
         found = ((both_strings(names, free), formula) for names, formula in self.others)
         return [(names, formula) for names, formula in found if names != NOTHING]
 
 
 class Contains(NamedTuple):
-    """Bound on the items from index `start` on: at least `least` and at most `most` of them are in the formula."""
+    """Bound on the items from index `start`: at least `least` and at most `most` of them are in the
+    formula.
+    """
 
     formula: Formula
     start: int
@@ -143,18 +149,22 @@ class Contains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """Set of arrays, described by items and counts.
+    """A set of arrays, described by items and counts.
 
     Attributes:
         prefix: formulas of the first items.
         rest: formula of the items after them.
         least, most: minimum and maximum number of items.
         contains: further bounds on the number of items in a formula.
-        unique_pointer: JSON Pointer of the keyword that forbids equal items, or None if equal items are allowed.
-        evaluated: number of leading items that count as evaluated (None for all), and formulas whose items do, too.
-        set_pointer: JSON Pointer of the array's schema if the array spells a set. Equal items are then valid, but are
-            not generated if the grammar or the masks can prevent them.
-        repeats: how many equal items in a row are generated at most (`x-repeats`), or None. More are valid.
+        unique_pointer: JSON Pointer of the keyword that forbids equal items, or None if equal
+            items are allowed.
+        evaluated: number of leading items that count as evaluated (None for all), and
+            formulas whose items also count.
+        set_pointer: JSON Pointer of the array's schema if the array spells a set. Equal items
+            are then valid, but are not generated if the grammar or the masks can prevent
+            them.
+        repeats: maximum number of equal items generated in a row (`x-repeats`), or None. More
+            are valid.
     """
 
     prefix: tuple[Formula, ...] = ()
@@ -173,8 +183,8 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True)
 class ValueSet:
-    """Set of JSON values. If `inexact`, it may contain values that the schema forbids (by keywords that are only
-    checked).
+    """A set of JSON values. If `inexact`, it may contain values that the schema forbids (by
+    keywords that are only checked).
     """
 
     null: bool = False
@@ -208,7 +218,7 @@ class Algebra:
         self.work = 0
 
     def both_strings(self, a: Node, b: Node) -> Node:
-        """Strings in both languages, counted as work.
+        """Returns the strings in both languages, and counts the work.
 
         Raises:
             ConstraintError: the work limit is exceeded.
@@ -234,7 +244,7 @@ class Algebra:
             self.both_strings(a.strings, b.strings),
             self._product(a.arrays, b.arrays, self._both_arrays),
             self._product(
-                _as_choice(a.objects) if len(b.objects) > 1 else a.objects,  # else members would change their order
+                _as_choice(a.objects) if len(b.objects) > 1 else a.objects,  # otherwise members would change their order
                 _as_choice(b.objects),
                 self._both_objects,
             ),
@@ -257,8 +267,8 @@ class Algebra:
         return self.without(ANY_VALUE, values)
 
     def without(self, a: ValueSet, b: ValueSet) -> ValueSet:
-        """Difference of two sets."""
-        if b.inexact:  # values of b may be in it wrongly
+        """Returns the difference of two sets."""
+        if b.inexact:  # b may contain values that it should not
             return replace(a, inexact=True)
         return ValueSet(
             a.null and not b.null,
@@ -329,7 +339,9 @@ class Algebra:
         return tuple(distinct)
 
     def few(self, values: ValueSet, most: float) -> ValueSet:
-        """Equal set in which choices of at most `most` combinations are shapes of their own."""
+        """Returns an equal set in which choices with at most `most` combinations are separate
+        shapes.
+        """
         if not any(shape.choices for shape in values.objects):
             return values
         objects = [
@@ -340,7 +352,7 @@ class Algebra:
         return replace(values, objects=self._distinct(objects))
 
     def _multiplied(self, shapes: tuple[_Shape, ...]) -> tuple[_Shape, ...]:
-        """Equal shapes without choices."""
+        """Returns equal shapes without choices."""
         if not any(isinstance(shape, ObjectShape) and shape.choices for shape in shapes):
             return shapes
         found: list[Any] = []
@@ -355,7 +367,8 @@ class Algebra:
     def _with_choices(
         self, shape: ObjectShape, choices: Iterable[_Choice], possible: Collection[_Choice]
     ) -> ObjectShape | None:
-        """Shape with choices, of which those about the same names become one; None if it is empty.
+        """Adds choices to a shape, merging those about the same names. Returns None if the result
+        is empty.
 
         Args:
             possible: choices whose alternatives are all possible if they stay as they are.
@@ -462,7 +475,7 @@ class Algebra:
 
 
 def _untouched(shape: ObjectShape, other: ObjectShape) -> list[_Choice]:
-    """Choices of a shape about names that another shape does not restrict."""
+    """Returns the choices of a shape about names that another shape does not restrict."""
     if not replace(other, choices=()).only_names_members:
         return []
     names = {member.name for member in other.members}.union(*map(_names_of, other.choices))
@@ -474,7 +487,9 @@ def _names_of(choice: Iterable[ObjectShape]) -> dict[str, None]:
 
 
 def _as_choice(shapes: tuple[ObjectShape, ...]) -> tuple[ObjectShape, ...]:
-    """One shape with a choice, if the shapes only restrict members by name: independent ones need not be multiplied."""
+    """Merges shapes that only restrict members by name into one shape with a choice, so that
+    independent ones need not be multiplied.
+    """
     if len(shapes) > 1 and all(shape.only_names_members for shape in shapes):
         return (ObjectShape(choices=(shapes,)),)
     return shapes
@@ -488,12 +503,12 @@ def _too_complex() -> ConstraintError:
 
 
 def both_strings(a: Node, b: Node) -> Node:
-    """Strings in both languages, or NOTHING if the intersection is empty."""
+    """Returns the strings in both languages, or NOTHING if the intersection is empty."""
     return _both_strings(a, b)[0]
 
 
 def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
-    """Strings in both languages, and the work spent."""
+    """Returns the strings in both languages, and the work spent."""
     if ANY_TEXT in (a, b):
         return _unless_empty(a if b == ANY_TEXT else b)
     for finite, other in ((a, b), (b, a)):
@@ -511,7 +526,7 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
 
 
 def _unless_empty(node: Node) -> tuple[Node, int]:
-    """Node, or NOTHING if its language is empty, and the work spent on the decision."""
+    """Returns a node, or NOTHING if its language is empty, and the work spent on the decision."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
     if isinstance(node, Complement) and (texts := literal_texts(node.node)) is not None:  # other strings remain
@@ -521,7 +536,7 @@ def _unless_empty(node: Node) -> tuple[Node, int]:
 
 
 def strings_outside(language: Node) -> Node:
-    """Strings that are not in a language, or NOTHING if the language contains all strings."""
+    """Returns the strings that are not in a language, or NOTHING if it contains all strings."""
     return _unless_empty(complement(language))[0]
 
 

@@ -1,5 +1,5 @@
-"""Checks that every keyword of a schema has a value of its kind, for all drafts and much faster than by validation
-against a meta-schema.
+"""Checks that every keyword of a schema has a value of its kind, for all drafts and much faster
+than validation against a meta-schema.
 
 Source: JSON Schema draft 2020-12, core and validation; older drafts where they differ.
 """
@@ -51,7 +51,7 @@ def check_text(text: str) -> None:
         check(json.loads(text, parse_constant=refuse_non_finite))
     except ConstraintError:
         raise
-    except ValueError as error:  # also raised for numbers with more digits than Python reads
+    except ValueError as error:  # also raised for numbers with too many digits for Python
         hint = "Give a schema's text or a dict; of a file, what it has: json.load(file)."
         if text[:1] == "{":
             hint = 'Write JSON, such as {"type": "object", "properties": {"name": {"type": "string"}}}, or give a dict.'
@@ -61,12 +61,14 @@ def check_text(text: str) -> None:
 
 
 def refuse_non_finite(text: str) -> NoReturn:
-    """Refuses NaN and Infinity; used as `parse_constant` of `json.loads`."""
+    """Raises an error for NaN and Infinity. Used as `parse_constant` of `json.loads`."""
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
 def refuse_duplicate_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """Refuses objects in which a name is repeated; used as `object_pairs_hook` of `json.loads` (RFC 7493, 2.3)."""
+    """Returns the members of an object. Raises ValueError if a name is repeated. Used as
+    `object_pairs_hook` of `json.loads` (RFC 7493, 2.3).
+    """
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -76,7 +78,8 @@ def refuse_duplicate_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def check(schema: object) -> None:
-    """Checks a schema, including parts that only a reference leads to, for example in `default`.
+    """Checks a schema, including parts that are only reachable through a reference, for example in
+    `default`.
 
     Raises:
         ConstraintError: the value is not a valid schema; the error has the JSON Pointer of the fault.
@@ -90,7 +93,7 @@ def check(schema: object) -> None:
         )
     _refuse_wrapped(schema)
     # Remaining subschemas of each level, as lazy iterators: lists of 100,000 would trigger garbage collections, which
-    # traverse all objects of the caller and block its threads meanwhile.
+    # traverse all of the caller's objects and block its threads.
     levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
     seen, references = set[str](), list[str]()
     document: Document | None = None
@@ -99,7 +102,7 @@ def check(schema: object) -> None:
         if not levels:
             try:
                 document = document or Document(schema)
-            except ConstraintError:  # an invalid URI, which is refused when it is resolved
+            except ConstraintError:  # an invalid URI, which raises an error when it is resolved
                 return
             targets = [target for target in _reference_targets(document, references.pop()) if target not in seen]
             levels.append(zip(targets, map(document.at, targets)))
@@ -135,8 +138,8 @@ def check(schema: object) -> None:
 
 
 def _refuse_wrapped(schema: object) -> None:
-    """Raises ConstraintError if a schema is wrapped in an API's request field, which as a schema would
-    allow any value.
+    """Raises ConstraintError if a schema is wrapped in an API's request field. Read as a schema,
+    that would allow any value.
     """
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "json_object":
@@ -165,8 +168,8 @@ def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
 
 
 def _reference_targets(document: Document, pointer: str) -> Iterator[str]:
-    """Yields the targets of a schema's references in its own document. References without a target are refused when
-    they are followed.
+    """Yields the targets of a schema's references in its own document. References without a target
+    are rejected when they are followed.
     """
     location = SchemaLocation(pointer)
     for keyword in document.schema(location).keys() & REFERENCES:

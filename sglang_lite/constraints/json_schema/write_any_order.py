@@ -1,8 +1,8 @@
 """Grammar of objects whose members come in any order.
 
-Rules remember which members have been written: all members if they are few, or the required ones if further names are
-unlimited. If that is too much for a grammar, the grammar lets members repeat and the masks check the names
-(mask_rules.py).
+Rules remember which members have been written: all members if they are few, or the
+required ones if further names are unlimited. If that is too much for a grammar, the
+grammar lets members repeat and the masks check the names (mask_rules.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
 MAX_REMEMBERED = 8  # maximum number of members whose presence a grammar remembers
-UNLIMITED_NAMES = 10**9  # number of names that counts as unlimited
+UNLIMITED_NAMES = 10**9  # this many names count as unlimited
 MAX_REQUIREMENTS = 4  # maximum number of requirements (required members whose names match patterns)
-_MAX_REQUIRED_IF_ALONE = 4  # required members up to which remembering costs less than masks
+_MAX_REQUIRED_IF_ALONE = 4  # up to this many required members, remembering costs less than masks
 
 _Other = tuple[Node, Formula]
 _Written = frozenset[int]
@@ -44,8 +44,8 @@ _Written = frozenset[int]
 def leave_to_masks(
     writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False
 ) -> None:
-    """Leaves the names of a shape to the masks: each name comes once and, if `in_any_order`, all required names are
-    present.
+    """Leaves the names of a shape to the masks: each name occurs once and, if `in_any_order`, all
+    required names are present.
     """
     assert writer.masked_shapes is not None
     rule = UNIQUE_NAMES_ONLY
@@ -57,8 +57,10 @@ def leave_to_masks(
 
 
 def leave_scarce_to_masks(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other]) -> None:
-    """Leaves it to the masks not to begin a name that only names that have come begin with, such as a second `"0"` of a
-    dictionary of integers. Endless and too complex names are not left to masks."""
+    """Makes the masks prevent the beginning of a name that only used names begin with, such as a
+    second `"0"` in a dictionary with integer keys. Names that never run out and languages that are
+    too complex are not left to the masks.
+    """
     if writer.masked_shapes is None or not any(map(_may_run_out, others)):
         return
     rule = _names_only(shape)
@@ -72,7 +74,7 @@ def _names_only(shape: ObjectShape) -> DistinctNames:
 
 
 def _may_run_out(other: _Other) -> bool:
-    """Returns True if finitely many names begin with some beginning of a name."""
+    """Returns True if some prefix of a name begins only finitely many names."""
     names, _ = other
     if isinstance(names, Complement) and literal_texts(names.node) is not None:  # the usual case of open objects
         return False
@@ -83,7 +85,7 @@ def _may_run_out(other: _Other) -> bool:
 
 
 def has_unlisted_names(others: Sequence[_Other], least: int) -> bool:
-    """Returns True if the languages in `others` contain at least `least` names together."""
+    """Returns True if the languages in `others` together contain at least `least` names."""
     counts = [_count(names) for names, _ in others]
     return None in counts or sum(count or 0 for count in counts) >= least
 
@@ -95,11 +97,11 @@ def _count(names: Node) -> int | None:
 
 
 class AnyOrder:
-    """Writer of the objects of a shape with members in any order.
+    """Writes the objects of a shape with members in any order.
 
     Args:
         writer: writer of the whole JSON text.
-        shape: shape whose finitely many names are listed as members.
+        shape: shape whose names are listed as members wherever they are finitely many.
     """
 
     def __init__(self, writer: ContainerWriter, shape: ObjectShape) -> None:
@@ -113,14 +115,14 @@ class AnyOrder:
         self._remembered: _Written = frozenset()
 
     def text(self, *, alone: bool) -> Node:
-        """Texts of the objects.
+        """Returns the texts of the objects.
 
         Args:
-            alone: whether no other shape of objects is possible at this place.
+            alone: whether no other shape of objects is possible in this place.
 
         Raises:
-            ConstraintError: the shape has too many members or requirements, or its counts can't be enforced in any
-                order.
+            ConstraintError: the shape has too many members or requirements, or its counts can't
+                be enforced in any order.
         """
         shape, count = self._shape, len(self._members)
         if count > MAX_ANY_ORDER:
@@ -146,7 +148,9 @@ class AnyOrder:
         return self._position(frozenset(), frozenset(), empty=True)
 
     def _check_requirements(self) -> None:
-        """Refuses requirements that the remaining names might not meet, or that a repeated name might break."""
+        """Raises ConstraintError for requirements that the remaining names might not meet, or that
+        a repeated name might break.
+        """
         if not self._requirements:
             return
         if self._writer.masked_shapes is None:
@@ -158,7 +162,7 @@ class AnyOrder:
                 raise _refusal("a required member whose pattern has few names can't be in any order")
 
     def _left_to_masks(self) -> Node:
-        """Texts in which members may repeat, as far as the grammar is concerned."""
+        """Returns texts in which the grammar lets members repeat; masks check the names."""
         if self._most is not None and (self._required or self._requirements):
             raise _refusal("maxProperties can't be enforced for required members in any order")
         if self._writer.masked_shapes is None:
@@ -176,7 +180,7 @@ class AnyOrder:
     # ---------------------------------------------------------------------------------------------- members
 
     def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
-        """Texts of one member whose presence is not remembered, named or not.
+        """Returns the texts of one member whose presence is not remembered, named or not.
 
         Args:
             met: requirements that the member meets.
@@ -194,7 +198,9 @@ class AnyOrder:
         return all(accepts(self._requirements[i][0], name) for i in requirements)
 
     def _meeting_others(self, requirements: Met) -> list[_Other]:
-        """Unlisted names that meet all of the given requirements, each language with the formula of its values."""
+        """Returns the unlisted names that meet all of the given requirements: each language with
+        the formula of its values.
+        """
         found = []
         for names, formula in self._others:
             for i in requirements:
@@ -214,7 +220,7 @@ class AnyOrder:
     # ----------------------------------------------------------------------------------------------- positions
 
     def _position(self, written: _Written, met: Met, *, empty: bool) -> Ref:
-        """Rule for the position after some members.
+        """Returns a reference to the rule for the position after some members.
 
         Args:
             written: remembered members that have been written.

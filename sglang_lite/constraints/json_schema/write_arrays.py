@@ -1,7 +1,8 @@
 """Grammar of arrays.
 
-If more is demanded than the formula of each item (`contains`, `uniqueItems`), a rule stands for a position between
-items: the number of items so far, how many of them count for each `contains`, and which values have been used.
+If there are requirements beyond the formula of each item (`contains`, `uniqueItems`), a
+rule stands for a position between items: the number of items so far, how many of them
+count for each `contains`, and which values have been used.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or set enforce=
 
 
 def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Texts of the arrays of a shape.
+    """Returns the texts of the arrays of a shape.
 
     Raises:
-        ConstraintError: the items have to be unique, and that can't be enforced.
+        ConstraintError: the items must be unique, and that can't be enforced.
     """
     if shape.most is not None and shape.least > shape.most:
         return NOTHING
@@ -58,21 +59,22 @@ def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
     if shape.set_pointer is not None:
         try:
             return concat(opening, _unique_items(writer, shape))
-        except ConstraintError:  # a set is refused only if it needs too many items
+        except ConstraintError:  # a set is an error only if it needs too many items
             if writer.plain or shape.least > MAX_DISTINCT:
                 raise
     return concat(opening, _any_items(writer, shape))
 
 
 def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Texts of items that need not differ, and the closing bracket."""
+    """Returns the texts of items that need not differ, and the closing bracket."""
     if shape.contains:
         return _ArrayWriter(writer, shape, unique=False).position(0, (0,) * len(shape.contains), frozenset())
     return concat(_items(writer, shape), writer.closing)
 
 
 def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Texts of items that differ, ensured by the grammar or the masks, and the closing bracket.
+    """Returns the texts of items that differ, ensured by the grammar or the masks, and the closing
+    bracket.
 
     Raises:
         ConstraintError: the masks could not detect early enough that no unused value remains.
@@ -97,7 +99,7 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
             return NOTHING
         for node in texts:
             if node != NOTHING:
-                counted(node)  # refuses languages that are too large for the masks to count
+                counted(node)  # raises if the language is too large for the masks to count
     writer.masked_shapes.items[shape] = DistinctItems(texts)
     return concat(_items(writer, shape, writer.unique_item), writer.closing)
 
@@ -127,8 +129,9 @@ def _is_anything(values: ValueSet) -> bool:
 
 
 def _go_on(writer: ContainerWriter, values: ValueSet) -> bool:
-    """Returns True if each array and object of a set that is about to end may also have another item or member, so that
-    the masks can always avoid an equal one."""
+    """Returns True if each array and object of a set that is about to end may also have another
+    item or member, so that the masks can always avoid an equal one.
+    """
     empty = writer.reader.empty
     return all(
         shape.most is None and not shape.contains and shape.unique_pointer is None and not empty(shape.rest)
@@ -144,15 +147,15 @@ def _endless(names: Node) -> bool:
 
 
 def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
-    """Texts of items with one spelling for each value; any texts that begin as arrays or objects, if these can always
-    go on to differ.
+    """Returns the texts of items with one spelling for each value. Arrays or objects that can
+    always continue with a difference stand for any texts that begin like them.
 
     Raises:
         ConstraintError: the items include objects or arrays whose texts can't be listed.
     """
     values = writer.reader.values(formula)
     if _is_anything(values):
-        return _scalars(values)  # which never run out
+        return _scalars(values)  # these never run out
     if _go_on(writer, values):
         openings = [*(["["] if values.arrays else []), *(["{"] if values.objects else [])]
         return alternation([_scalars(values), *(concat(literal(each), ANY_TEXT) for each in openings)])
@@ -168,7 +171,7 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
 
 
 def _scalars(values: ValueSet) -> Node:
-    """Texts of the scalars of a set, with one spelling for each value."""
+    """Returns the texts of the scalars of a set, with one spelling for each value."""
     listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
         raise ConstraintError(
@@ -179,7 +182,7 @@ def _scalars(values: ValueSet) -> Node:
 
 @contextmanager
 def _errors_at_unique(shape: ArrayShape) -> Iterator[None]:
-    """Attributes errors raised inside to the keyword that forbids equal items."""
+    """Adds the pointer of the keyword that forbids equal items to errors raised inside."""
     try:
         yield
     except ConstraintError as error:
@@ -195,7 +198,7 @@ def _items(writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Form
     comma, item_text = writer.comma, item_text or writer.item
 
     def more(count: int) -> Node:
-        """Items after the prefix, of which `count` have been written."""
+        """Returns the items after the prefix if `count` of all items have been written."""
         fewer, less = max(0, least - count), None if most is None else most - count
         if shape.rest is False or less == 0:
             return NOTHING if fewer else EMPTY
@@ -226,7 +229,8 @@ def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
 
 
 def _scalar_values(values: ValueSet) -> list[Formula] | None:
-    """Values of a set, each as a formula, or None if they are not just a few scalars."""
+    """Returns the values of a set, each as a formula, or None if they are not just a few scalars.
+    """
     strings = literal_texts(values.strings)
     if values.arrays or values.objects or strings is None or len(strings) + len(values.numbers) >= MAX_SUBSETS:
         return None
@@ -240,8 +244,8 @@ def _scalar_values(values: ValueSet) -> list[Formula] | None:
 
 
 def _few_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | None:
-    """Possible values of unique items, each as a formula, or None if they are too many for a grammar to remember which
-    were used.
+    """Returns the possible values of unique items, each as a formula, or None if there are too many
+    for a grammar to remember which were used.
     """
     if shape.most == 0:
         return []
@@ -261,7 +265,7 @@ class _ArrayWriter:
     def __init__(self, writer: ContainerWriter, shape: ArrayShape, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._values = _few_values(writer, shape) if unique else None
-        # From this index on all items have the same rules, so that later positions need not be distinguished.
+        # From this index all items have the same rules, so later positions need not be distinguished.
         self._alike = max(len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0)
 
     def position(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
@@ -285,8 +289,8 @@ class _ArrayWriter:
         return alternation(options)
 
     def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:
-        """Yields formulas of the next item, for each choice of which `contains` it counts for, with the counts after
-        it.
+        """Yields the formulas of the next item, for each choice of `contains` that it counts for,
+        with the counts after it.
         """
         choices: list[list[tuple[Formula, int]]] = []
         for count, (formula, start, least, most) in zip(counts, self._shape.contains):

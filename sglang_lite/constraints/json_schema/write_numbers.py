@@ -1,4 +1,6 @@
-"""JSON texts of sets of numbers: whole numbers without a fraction, and exponents only if every number is allowed."""
+"""JSON texts of sets of numbers. Whole numbers have no fraction, and exponents are used only if
+every number is allowed.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,22 @@ from sglang_lite.constraints.json_schema.numbers import EVERY, MAX_COUNTED, NONE
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
-MAX_DIGITS = 1_000  # of limits
-MAX_LISTED = 1_000  # maximum count of a range's numbers that are listed
+MAX_DIGITS = 1_000  # maximum number of digits of a limit
+MAX_LISTED = 1_000  # maximum number of a range's members that are listed
 
 # Any number; exponents stay in the range of floats, after up to 8 digits.
 ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|-?(?:0|[1-9][0-9]{0,7})(?:\.[0-9]+)?[eE][+-]?[0-2]?[0-9]{1,2}")
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))
-_SOME_MORE = parse("0*[1-9][0-9]*")  # digits other than zeros alone
+_SOME_MORE = parse("0*[1-9][0-9]*")  # digits that are not all zero
 _PLAIN = parse(r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9]")
 _ZEROS = parse(r"\.0+")
 _WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
 
 
 def texts(numbers: Numbers, *, decimals: bool = False) -> Node:
-    """Texts of a set of numbers, or NOTHING if the set is empty.
+    """Returns the texts of a set of numbers, or NOTHING if the set is empty.
 
     Args:
         numbers: set of numbers.
@@ -61,7 +63,7 @@ def _is_whole(piece: NumberRange) -> bool:
 
 
 def plain_texts(numbers: Numbers) -> Node:
-    """Texts of a set of numbers, each spelled as by `decimal_text`."""
+    """Returns the texts of a set of numbers, each spelled as by `decimal_text`."""
     if numbers == NONE:
         return NOTHING
     if numbers == EVERY:
@@ -72,7 +74,7 @@ def plain_texts(numbers: Numbers) -> Node:
 
 
 def decimal_text(value: Fraction) -> str:
-    """Text of a number, which must be a finite decimal, without trailing zeros."""
+    """Returns the text of a number, which must be a finite decimal, without trailing zeros."""
     digits = 0
     while (value * 10**digits).denominator != 1:
         digits += 1
@@ -112,13 +114,13 @@ def _range(piece: NumberRange) -> Node:
 
 
 def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool) -> Node:
-    """Texts of the numbers from `low` (at least 0) to `high`."""
+    """Returns the texts of the numbers from `low` (at least 0) to `high`."""
     if whole:
         least = math.floor(low) + 1 if low_open else math.ceil(low)
         return _integers(least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high))
     first, begin = _split(low)
     after = _fraction_from(begin, is_open=low_open)
-    # With any fraction, `first` is one more whole part: a round number of many digits then has few options.
+    # If any fraction may follow, `first` counts as another whole part, so a long round number has few options.
     from_first = [] if after == _FRACTION else [concat(literal(str(first)), after)]
     start = first + len(from_first)
     if high is None:
@@ -131,13 +133,15 @@ def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: b
 
 
 def _split(value: Fraction) -> tuple[int, str]:
-    """Whole part of a number, and its digits after the point."""
+    """Splits a number into its whole part and its digits after the point."""
     whole, _, digits = decimal_text(value).partition(".")
     return int(whole), digits
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> Node:
-    """Texts that follow a whole part if the fraction is at least 0.digits, or greater if `is_open`."""
+    """Returns the texts after a whole part whose fraction is at least 0.digits, or greater if
+    `is_open`.
+    """
     if not digits:
         return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
     options = [
@@ -149,8 +153,8 @@ def _fraction_from(digits: str, *, is_open: bool) -> Node:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> Node:
-    """Texts that follow a whole part if the fraction is at most 0.digits, or less if `is_open`; `digits` must not end
-    in zero.
+    """Returns the texts after a whole part whose fraction is at most 0.digits, or less if
+    `is_open`. `digits` must not end in zero.
     """
     if not digits:
         return NOTHING if is_open else optional(parse(r"\.0+"))
@@ -166,7 +170,7 @@ def _fraction_to(digits: str, *, is_open: bool) -> Node:
 
 
 def _integers(low: int, high: int | None) -> Node:
-    """Whole numbers from `low` (at least 0) to `high`."""
+    """Returns the whole numbers from `low` (at least 0) to `high`."""
     if high is not None and low > high:
         return NOTHING
     a, b = str(low), None if high is None else str(high)
@@ -182,7 +186,9 @@ def _integers(low: int, high: int | None) -> Node:
 
 
 def _digits_between(a: str, b: str) -> Node:
-    """Digits from `a` to `b`, which have the same length. Options stand side by side: nested ones would be deep."""
+    """Returns the digits from `a` to `b`, which have the same length. The options are siblings,
+    because nested ones would be deep.
+    """
     same = 0
     while same < len(a) and a[same] == b[same]:
         same += 1
@@ -190,7 +196,7 @@ def _digits_between(a: str, b: str) -> Node:
         return literal(a)
     if len(a) > MAX_DIGITS:
         raise ConstraintError(f"json_schema: limits of more than {MAX_DIGITS:,} digits can't be enforced.")
-    # After these ends any digits may follow.
+    # Any digits may follow these ends.
     end_a, end_b = (max(len(text.rstrip(last)), same + 1) for text, last in ((a, "0"), (b, "9")))
     ranges = [(a[:same], ord(a[same]) + (end_a > same + 1), ord(b[same]) - (end_b > same + 1))]
     ranges += [(a[:i], ord(a[i]) + (i + 1 < end_a), 57) for i in range(same + 1, end_a)]

@@ -1,9 +1,10 @@
 """Grammar of objects: members named in the schema in its order, then other members in any order.
 
-The named members are halved recursively, so that rules for thousands of them nest only a dozen deep. If members are
-counted, some have to meet `requirements`, or there are choices, each rule stands for a position between members
-instead, with the count, the requirements met so far and the alternative that was chosen. Members of one choice are
-written one after the other.
+The named members are halved recursively, so that rules for thousands of them nest only a
+dozen levels deep. If members are counted, some must meet `requirements`, or there are
+choices, each rule stands for a position between members instead: the count, the
+requirements met so far and the chosen alternative. The members of one choice are written
+one after the other.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ MAX_COUNTED = 300  # maximum number of named members if members are counted
 
 
 def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = True) -> Node:
-    """Texts of the objects of a shape.
+    """Returns the texts of the objects of a shape.
 
     Args:
-        alone: whether no other shape of objects is possible at this place.
+        alone: whether no other shape of objects is possible in this place.
 
     Raises:
         ConstraintError: the shape has too many members to count or to write in any order.
@@ -66,7 +67,7 @@ class _ObjectWriter:
         self._choice_of = {m.name: i for i, choice in enumerate(shape.choices) for s in choice for m in s.members}
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
-        self._exact = self._least > 1 or self._most is not None  # else it only matters if a member was written
+        self._exact = self._least > 1 or self._most is not None  # otherwise it only matters whether a member was written
         self.counts = bool(self._members) and self._exact
         if self._others:
             leave_scarce_to_masks(writer, self._shape, self._others)
@@ -75,8 +76,8 @@ class _ObjectWriter:
     def _refuse_what_repeated_names_break(self, required: int) -> None:
         """Leaves the names to the masks if a repeated name could break counts or requirements.
 
-        The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a name. Raises
-        ConstraintError if no masks check the names.
+        The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a
+        name. Raises ConstraintError if no masks check the names.
         """
         counting = self._shape.least - required > 1 and self._shape.count_pointer is not None
         if counting and self._writer.masked_shapes is not None and has_unlisted_names(self._others, self._shape.least):
@@ -113,7 +114,9 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _first(self, start: int, end: int) -> Node:
-        """Members from `start` to `end`, at least one of them, at the beginning of the object."""
+        """Returns the members from `start` to `end`, at least one of them, at the beginning of the
+        object.
+        """
         if end - start == 1:
             return self._member(start, 0)
         return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
@@ -126,7 +129,7 @@ class _ObjectWriter:
         return alternation(options)
 
     def _more(self, start: int, end: int) -> Node:
-        """Members from `start` to `end`, after other members."""
+        """Returns the members from `start` to `end`, after other members."""
         if end - start == 1:
             member = self._member(start, 1)
             return member if self._members[start].required else optional(member)
@@ -135,8 +138,8 @@ class _ObjectWriter:
         return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
 
     def _rest(self, count: int, met: Met = frozenset()) -> Node:
-        """Unnamed members, after `count` others, and the end of the object. Members that meet requirements come last,
-        so that no later member can repeat their names.
+        """Returns the unnamed members, after `count` others, and the end of the object. Members
+        that meet requirements come last, so that no later member can repeat their names.
         """
         unmet = [requirement for i, requirement in enumerate(self._requirements) if i not in met]
         least = max(0, self._least - count - len(unmet))
@@ -148,7 +151,7 @@ class _ObjectWriter:
         return alternation(options)
 
     def _other(self, count: int, requirement: Requirement = (ANY_TEXT, True)) -> Node:
-        """Unnamed member that meets a requirement."""
+        """Returns an unnamed member that meets a requirement."""
         return alternation(
             self._writer.member(part, all_of(formula, requirement[1]), first=not count)
             for names, formula in self._others
@@ -156,7 +159,7 @@ class _ObjectWriter:
         )
 
     def _end(self, count: int, unmet: Sequence[Requirement] = ()) -> Node:
-        """Members that meet the given requirements, and the end of the object."""
+        """Returns members that meet the given requirements, and the end of the object."""
         parts = [self._other(count + i, requirement) for i, requirement in enumerate(unmet)]
         return concat(*parts, self._writer.end(empty=not count and not unmet))
 
@@ -168,10 +171,11 @@ class _ObjectWriter:
         return self._position(0, 0, frozenset())
 
     def _position(self, index: int, count: int, met: Met, chosen: int | None = None) -> Ref:
-        """Rule for the position where the named members from `index` on may follow.
+        """Returns a reference to the rule for the position where the named members from `index` may
+        follow.
 
         Args:
-            chosen: alternative that holds of the choice whose members are being written; None if none is yet.
+            chosen: alternative of the current choice that holds, or None if none is chosen yet.
         """
         key = self._number, index, count, met, chosen
         return self._writer.rule(key, lambda: self._at_position(index, count, met, chosen))

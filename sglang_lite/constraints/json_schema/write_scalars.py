@@ -13,7 +13,7 @@ from sglang_lite.constraints.memo import memoized
 
 
 def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = False) -> Node:
-    """Texts of the scalars of a set.
+    """Returns the texts of the scalars of a set.
 
     Args:
         values: the set, whose arrays and objects are left out.
@@ -23,7 +23,7 @@ def scalar_texts(values: ValueSet, *, decimals: bool = False, plain: bool = Fals
     return _texts(values.null, values.booleans, values.numbers, values.strings, decimals, plain)
 
 
-@memoized  # one node for all schemas, so that what is found out about it need not be found again
+@memoized  # one node for all schemas, so that facts about it are computed only once
 def _texts(null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, decimals: bool, plain: bool) -> Node:
     spelled = write_numbers.plain_texts(numbers) if plain else write_numbers.texts(numbers, decimals=decimals)
     options = [*([literal("null")] if null else []), booleans(truth), spelled]
@@ -31,5 +31,5 @@ def _texts(null: bool, truth: frozenset[bool], numbers: Numbers, strings: Node, 
 
 
 def booleans(values: Collection[bool]) -> Node:
-    """Texts of some booleans."""
+    """Returns the texts of some booleans."""
     return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values)

@@ -1,5 +1,5 @@
-"""Languages of strings as written in JSON. Each character has one spelling: that of `json.dumps` with
-`ensure_ascii=False`.
+"""Languages of strings as written in JSON. Each character has one spelling: that of `json.dumps`
+with `ensure_ascii=False`.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ _JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a n
 
 
 def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
-    """JSON texts of some strings, each between texts of `before` and `after`."""
+    """Returns the JSON texts of some strings, each between texts of `before` and `after`."""
     if isinstance(strings, LiteralText) and None not in (edges := _edges(before, after)):
         return LiteralText(f"{edges[0]}{_JSON(strings.text)}{edges[1]}")
     return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _written)
 
 
 def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
-    """Strings in the notation of `written`, each between texts of `before` and `after`.
+    """Returns strings in the notation of `written`, each between texts of `before` and `after`.
 
-    Complements are placed outermost, as `a & ~b` of whole lexemes: engines have a shortcut for that form.
+    Complements are placed outermost, as `a & ~b` of whole lexemes, because engines have a
+    fast path for that form.
     """
     parts = strings.parts if isinstance(strings, Intersection) else (strings,)
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
@@ -72,7 +73,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
         return concat(before, inner, after)
 
     def excluded(node: Node) -> Node:
-        if isinstance(node, Concat) and node.parts[-1:] == (ANY_TEXT,):  # a beginning says enough
+        if isinstance(node, Concat) and node.parts[-1:] == (ANY_TEXT,):  # the beginning is decisive
             return concat(before, written(concat(*node.parts[:-1])), ANY_TEXT)
         return whole(node)
 
@@ -82,14 +83,15 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
     return Intersection((*map(whole, inside), *without))
 
 
-@lru_cache(maxsize=64)  # one node for all schemas, so that what is found out about it need not be found again
+@lru_cache(maxsize=64)  # one node for all schemas, so that facts about it are computed only once
 def _any_between(before: Node, after: Node) -> Node:
     return concat(before, _ANY_CHARACTERS, after)
 
 
 @lru_cache(maxsize=64)
 def _edges(before: Node, after: Node) -> tuple[str | None, str | None]:
-    """Texts of what is written before and after strings, if these are always the same."""
+    """Returns the fixed texts written before and after strings, or None for an edge that may vary.
+    """
     return literal_text(before), literal_text(after)
 
 
@@ -111,7 +113,7 @@ def _written(node: Node) -> Node:
 
 
 def _written_substring(node: Substring) -> Substring:
-    """Substring whose pieces are those of another one as written. No piece begins or ends inside of an escape."""
+    """Returns the written form of a Substring. No piece begins or ends inside an escape."""
     texts, cuts, at = list[str](), list[bytes](), 0
     for match in _TO_ESCAPE.finditer(node.text):
         escape = _ESCAPED[ord(match[0])]
@@ -123,7 +125,7 @@ def _written_substring(node: Substring) -> Substring:
 
 @lru_cache(maxsize=1024)
 def character(characters: CharSet) -> Node:
-    """A character of a set, as written."""
+    """Returns a character of a set, as written."""
     if characters == ANY_CHAR:
         return _ANY_CHARACTER
     escapes = [literal(text) for code, text in _ESCAPED.items() if any(a <= code <= b for a, b in characters.ranges)]

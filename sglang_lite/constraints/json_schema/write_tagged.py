@@ -1,9 +1,9 @@
-"""Writer of objects in the notation in which some model families write the arguments of tools: each member between
-tags, strings unquoted (`Tags`).
+"""Writes objects in the notation that some model families use for the arguments of tools: each
+member between tags, strings unquoted (`Tags`).
 
-Every member is one lexeme, or has one lexeme before and one after an array or object. If the tags don't state a value's
-type, a string at a place that also allows arrays or objects must not begin like one, so that the reader can distinguish
-them.
+Every member is one lexeme, or has one lexeme before and one after an array or object. If
+the tags don't state a value's type, a string in a place that also allows arrays or
+objects must not begin like one, so that the reader can distinguish them.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ _STRING = 3  # index of strings in Tags.types
 
 @cache
 def _names() -> Node:
-    """Names that can stand in a tag. Parsed on first use, because parsing would slow down the import."""
+    """Returns the names that can stand in a tag. Parsed on first use, because parsing would slow
+    down the import.
+    """
     return parse(r'[^\s<>"&/](?:[^<>"&\n\r]*[^\s<>"&])?')
 
 
 @cache
 def _no_containers() -> Node:
-    """Texts that don't begin like a JSON array or object."""
+    """Returns the texts that don't begin like a JSON array or object."""
     return parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")
 
 
 class TaggedWriter:
-    """Writer of objects whose members stand between tags.
+    """Writes objects whose members stand between tags.
 
     Args:
         reader: reader of the schema.
@@ -84,7 +86,7 @@ class TaggedWriter:
         return self._json.contradicts
 
     def language(self, formula: Formula) -> Language:
-        """Language of the texts of a formula's objects.
+        """Returns the language of the texts of a formula's objects.
 
         Raises:
             ConstraintError: the formula has no objects, or something can't be enforced or written; the error has a JSON
@@ -119,7 +121,7 @@ class TaggedWriter:
     # ------------------------------------------------------------------------------------------------- values
 
     def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
-        """Texts of a value with its tags, for one name or a language of names."""
+        """Returns the texts of a value with its tags, for one name or a language of names."""
         with errors_at_formula(formula):
             name = literal_text(names)
             if names != EMPTY and both_strings(names, _names()) != names and name is not None:
@@ -142,7 +144,7 @@ class TaggedWriter:
             return concat(lead, found)
 
     def _texts(self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet) -> Node:
-        """Texts of the values of one type, as named in the tags, with their tags."""
+        """Returns the texts of the values of one type, as named in the tags, with their tags."""
         null, boolean, number, string, array, object_ = (type_name == each for each in self._tags.types)
         scalars: list[Node] = [literal("null")] if null and values.null else []
         scalars += [booleans(values.booleans)] if boolean else []
@@ -161,7 +163,7 @@ class TaggedWriter:
         return alternation(options)
 
     def _strings(self, before: str, strings: Node, after: str) -> Node:
-        """Strings that don't contain the mark, with their tags."""
+        """Returns the strings that don't contain the mark, with their tags."""
         mark = literal(self._tags.mark)
         without = both_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
         if without == NOTHING:
@@ -175,7 +177,7 @@ class TaggedWriter:
         return intersection(between(literal(before), strings, literal(after), lambda node: node), complement(again))
 
     def _container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
-        """Texts of arrays and objects."""
+        """Returns the texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
         if self._tags.item is None:
@@ -191,10 +193,12 @@ class TaggedWriter:
         return alternation(options)
 
     def _objects(self, formula: Formula, *, no_items: bool = False) -> Ref:
-        """Reference to the rule of a formula's objects, limited to members that the schema describes.
+        """Returns a reference to the rule of a formula's objects, limited to members that the
+        schema describes.
 
         Args:
-            no_items: whether to refuse a member called "item", which would look like an item of an array.
+            no_items: whether to reject a member called "item", which would look like an item of
+                an array.
         """
 
         def body() -> Node:
@@ -210,7 +214,7 @@ class TaggedWriter:
         return self.rule(("objects", formula), body)
 
     def _named(self, shape: ObjectShape) -> ObjectShape:
-        """Shape without members that the schema does not describe."""
+        """Returns a shape without members that the schema does not describe."""
         shape = shape.listed()
         others = [
             (names, f) for all_names, f in shape.others if (names := both_strings(all_names, _names())) != NOTHING

@@ -1,4 +1,4 @@
-"""Writer of a given JSON value in the style that is generated: members in the schema's order, numbers as
+"""Writes a given JSON value in the generated style: members in the schema's order, numbers as
 decimals.
 """
 
@@ -21,7 +21,8 @@ from sglang_lite.protocol import JsonSchema
 
 
 def value_text(constraint: JsonSchema, value: object) -> str | None:
-    """Text of a value, or None if the enforced part of the schema does not allow the value.
+    """Returns the text of a value, or None if the enforced part of the schema does not allow the
+    value.
 
     Raises:
         ConstraintError: the schema is not valid or can't be enforced.
@@ -71,7 +72,9 @@ class _ValueWriter:
             yield f"[{self._gap_text}{self._comma.join(map(str, texts))}{self._gap_text}]"
 
     def _item_formulas(self, shape: ArrayShape, items: list[Any]) -> Iterator[Formula]:
-        """Yields the formula that the grammar writes each item by, which also says whether it counts for `contains`."""
+        """Yields the formula by which the grammar writes each item, including the `contains`
+        formulas that it counts for.
+        """
         counts = [0] * len(shape.contains)
         for i, item in enumerate(items):
             formulas = [shape.item(i)]

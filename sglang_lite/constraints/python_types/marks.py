@@ -1,4 +1,5 @@
-"""Marks inside of the schemas that pydantic's generator builds, for what a schema can't say of itself."""
+"""Marks inside the schemas that pydantic's generator builds, for facts that a schema can't express.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,10 @@ class SchemaOfType:
 
     Attributes:
         schema: JSON schema as a dict.
-        not_expressed: requirements that the schema does not express, as (JSON Pointer into it, reason).
-        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep distinct.
+        not_expressed: requirements that the schema does not express, as (JSON Pointer into
+            it, reason).
+        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep
+            distinct.
     """
 
     schema: Json
@@ -36,7 +39,7 @@ def marked(found: Json, why: str) -> Json:
 
 
 def without_marks(schema: Json) -> SchemaOfType:
-    """Schema without the internal marks, and the pointers of the marks."""
+    """Removes the internal marks from a schema and returns it with their pointers."""
     not_expressed: list[tuple[str, str]] = []
     sets: list[str] = []
     queue = [("", schema)]
@@ -45,7 +48,7 @@ def without_marks(schema: Json) -> SchemaOfType:
             if NOT_EXPRESSED in each:
                 not_expressed.append((pointer, each.pop(NOT_EXPRESSED)))
                 if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
-                    each.update(each.pop("allOf")[0])  # undo the wrapper that marked puts around alternatives
+                    each.update(each.pop("allOf")[0])  # undoes the wrapper that add_mark puts around alternatives
             if each.pop(SET, False):
                 sets.append(pointer)
             queue += [(pointer + steps, below) for steps, below in subschemas(each)]
@@ -60,7 +63,7 @@ def without_marks(schema: Json) -> SchemaOfType:
 
 
 def with_shared_sources(schema: Json) -> Json:
-    """Schema in which each text that quotes refer to is written once."""
+    """Returns the schema with each text that quotes refer to written only once."""
     numbers: dict[str, str] = {}
     queue = [schema]
     for each in queue:

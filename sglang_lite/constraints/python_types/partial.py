@@ -20,12 +20,13 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def partial_reader(annotation: object) -> Callable[[str], UserValue]:
-    """Function from the beginning of a text to the partial value of a type that it spells. The function returns None
-    while no part of the value is known.
+    """Returns a function from the beginning of a text to the partial value of a type that it
+    spells. The function returns None while no part of the value is known.
 
-    Models and dataclasses become models with the same fields. Fields that have not arrived are None, in named tuples as
-    well. Lists, tuples and dicts contain the items that have arrived; sets whose items are not hashable yet become
-    lists. A bare scalar other than `str` has no partial values.
+    Models and dataclasses become models with the same fields. Fields that have not arrived
+    are None, also in named tuples. Lists, tuples and dicts contain the items that have
+    arrived. Sets whose items are not yet hashable become lists. A bare scalar other than
+    `str` has no partial values.
     """
     if annotation is str:
         return lambda text: text or None
@@ -50,7 +51,9 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
 
 def _without_open_number(text: str) -> str:
-    """Drops digits at the end, which may be the beginning of a longer number, unless they are part of a string."""
+    """Drops digits at the end that may be the beginning of a longer number, unless they are part of
+    a string.
+    """
     inside_a_string = re.sub(r"\\.", "", text).count('"') % 2
     return text if inside_a_string else re.sub(r"(-|-?[0-9][-+.0-9eE]*)$", "", text)
 
@@ -61,7 +64,7 @@ def _cached(annotation: Any) -> Any:
 
 
 def _partial(annotation: Any) -> Any:
-    """Type in which everything that may still be missing is optional or None."""
+    """Returns a type in which everything that may still be missing is optional or None."""
     try:
         return _cached(annotation)
     except TypeError:  # unhashable metadata in Annotated
@@ -69,7 +72,7 @@ def _partial(annotation: Any) -> Any:
 
 
 class _Partial:
-    """Builder of the partial type of a type. A class that contains itself is referred to by name."""
+    """Builds the partial type of a type. A class that contains itself is referred to by name."""
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}  # names of the classes visited so far
@@ -104,7 +107,7 @@ class _Partial:
         return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # built at run time
 
     def _tuple(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
-        """Type of a tuple whose last items may be missing.
+        """Returns the type of a tuple whose last items may be missing.
 
         Args:
             items: types of the items.

@@ -1,5 +1,5 @@
-"""Regular expressions for the texts of scalar types: a subset of the texts that pydantic reads, in the
-usual notation.
+"""Regular expressions for the texts of scalar types: a subset of the texts that pydantic reads, in
+their usual notation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sglang_lite.constraints.json_schema.formats import CLOCK, DATE, IPV4, IPV6
 
-# JSON's safe integers. Without a bound, a small model may write digits for ever.
+# JSON's safe integers. Without a bound, a small model may write digits forever.
 MAX_INT = 2**53 - 1
 FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
 NUMBER_DIGITS = 15  # digits of a decimal number that survive a JSON parser
@@ -39,7 +39,9 @@ _64_URL = "[A-Za-z0-9_-]"
 
 
 def _base64(letter: str) -> str:
-    """Pattern of Base64 in which the last letter's unused bits are zero, as pydantic's reader demands."""
+    """Returns the pattern of Base64 in which the last letter's unused bits are zero, as pydantic's
+    reader requires.
+    """
     return f"(?:{letter}{{4}})*(?:{letter}[AQgw]==|{letter}{{2}}[AEIMQUYcgkosw048]=)?"
 
 
@@ -51,7 +53,7 @@ _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.)+[a-zA-Z]{{2,24}}"
 
 
 def _networks_v4() -> str:
-    """Pattern of IPv4 networks: all bits after the prefix are zero."""
+    """Returns the pattern of IPv4 networks: all bits after the prefix are zero."""
     byte = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
     texts = [f"{IPV4}(?:/32)?"]
     for bits in range(32):
@@ -63,8 +65,8 @@ def _networks_v4() -> str:
 
 
 def _networks_v6() -> str:
-    """Pattern of IPv6 networks: the groups of the prefix, the last of which may be cut, followed by `::` unless there
-    are eight.
+    """Returns the pattern of IPv6 networks: the groups of the prefix, the last of which may be cut,
+    followed by `::` unless there are eight.
     """
     texts = [f"{IPV6}(?:/128)?", "::/0"]
     for bits in range(1, 128):
@@ -102,7 +104,7 @@ _OPAQUE = "(?:data|geo|magnet|mailto|news|sms|tel|urn)"
 
 
 def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) -> list[tuple[str, int | None]]:
-    """Patterns of URLs, each with the maximum length of its texts (None for no limit).
+    """Returns the patterns of URLs, each with the maximum length of its texts (None for no limit).
 
     Args:
         schemes: allowed schemes, or None for any.
@@ -132,15 +134,17 @@ def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) 
 
 
 def dates(low: datetime.date | None, high: datetime.date | None) -> str | None:
-    """Pattern of the dates between two bounds, both included, or None if no date is in range."""
+    """Returns the pattern of the dates between two bounds, both included, or None if no date is in
+    range.
+    """
     if (low or datetime.date.min) > (high or datetime.date.max):
         return None
     return f"^{_between((low or datetime.date.min).isoformat(), (high or datetime.date.max).isoformat())}$"
 
 
 def _between(low: str, high: str) -> str:
-    """Pattern of texts from `low` to `high`, both included, with digits in the positions where the bounds
-    have digits.
+    """Returns the pattern of the texts from `low` to `high`, both included, with digits in the
+    positions where the bounds have digits.
     """
     same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), len(low))
     if same == len(low):
@@ -160,21 +164,21 @@ def _between(low: str, high: str) -> str:
 
 
 def _layout(text: str) -> str:
-    """Pattern of a text with any digit in the place of each digit."""
+    """Returns the pattern of a text with any digit in place of each digit."""
     return re.sub("[0-9]", "[0-9]", text)
 
 
 def moments(*, day: bool, naive: bool, aware: bool) -> str:
-    """Pattern of times, or of dates and times if `day`: without a zone if `naive`, with a zone if `aware`,
-    or both.
+    """Returns the pattern of times, or of dates and times if `day`: without a zone if `naive`, with
+    a zone if `aware`, or both.
     """
     zone = f"{ZONE}?" if naive and aware else ZONE if aware else ""
     return f"^{f'{DATE}T' if day else ''}{TIME}{zone}$"
 
 
 def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool) -> str | None:
-    """Pattern of the moments from a bound on (`up`) or until it, compared by local time without zones, or None if no
-    moment qualifies.
+    """Returns the pattern of the moments from a bound (`up`) or up to it, both compared by local
+    time without zones. Returns None if no moment qualifies.
     """
     text = bound.replace(tzinfo=None).isoformat(timespec="microseconds")
     seconds, fraction = text[:-7], text[-6:]
@@ -190,8 +194,8 @@ def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_ope
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> str | None:
-    """Pattern of the fraction of a second that is at least 0.digits, or greater if `is_open`, or None if no fraction
-    qualifies.
+    """Returns the pattern of the fractions of a second that are at least 0.digits, or greater if
+    `is_open`. Returns None if no fraction qualifies.
     """
     if not int(digits):
         return r"\.[0-9]*[1-9][0-9]*" if is_open else r"(?:\.[0-9]+)?"
@@ -204,8 +208,8 @@ def _fraction_from(digits: str, *, is_open: bool) -> str | None:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> str | None:
-    """Pattern of the fraction of a second that is at most 0.digits, or less if `is_open`, or None if no fraction
-    qualifies.
+    """Returns the pattern of the fractions of a second that are at most 0.digits, or less if
+    `is_open`. Returns None if no fraction qualifies.
     """
     if not int(digits):
         return None if is_open else r"(?:\.0+)?"

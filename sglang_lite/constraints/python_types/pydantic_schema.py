@@ -1,7 +1,9 @@
-"""JSON schemas of Python types that express all that pydantic requires of a value's JSON, as far as a schema can.
+"""JSON schemas of Python types that express everything pydantic requires of a value's JSON, as far
+as a schema can.
 
-They are generated from pydantic's core schema, because pydantic's own JSON schema omits much of it. Requirements that
-no schema expresses, such as a validator function, are listed with their reason; they are checked when a text is read.
+They are generated from pydantic's core schema, because pydantic's own JSON schema omits
+much of it. Requirements that no schema can express, such as a validator function, are
+listed with their reason and checked when a text is read.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _SOUND: dict[str, Json | None] = {
 
 
 def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
-    """JSON schema of a type.
+    """Returns the JSON schema of a type.
 
     Args:
         adapter: pydantic adapter of the type.
@@ -80,7 +82,8 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
 
 
 def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
-    """JSON schemas of several types by name, and the definitions (`$defs`) that they share.
+    """Returns the JSON schemas of several types by name, and the definitions (`$defs`) that they
+    share.
 
     Raises:
         ConstraintError: values of one of the types can't be read from JSON.
@@ -111,7 +114,7 @@ class TypeSchema(GenerateJsonSchema):
             name = _name_of(function)
             owner = getattr(function, "__self__", None)
             if isinstance(owner, Quote):
-                pass  # the schema says it
+                pass  # the schema expresses it
             elif isinstance(owner, ClassReader):
                 found = marked(found, f"by {owner.cls.__name__}: {owner.checks}") if owner.checks else found
             elif _is_pydantic(function) and name in _SOUND:
@@ -158,7 +161,9 @@ class TypeSchema(GenerateJsonSchema):
     # ------------------------------------------------------------------------------------ arrays and objects
 
     def set_schema(self, schema: CoreNode) -> Json:
-        """Schema of a set. An item may be written twice if neither the grammar nor the masks can prevent it."""
+        """Returns the schema of a set. An item may be written twice if neither the grammar nor the
+        masks can prevent it.
+        """
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
         least, most = schema.get("min_length", 0), schema.get("max_length")
         found: Json = {"type": "array", "items": items}
@@ -209,7 +214,7 @@ class TypeSchema(GenerateJsonSchema):
         return found
 
     def _names(self, keys: Json) -> Json:
-        """Schema of the member names that are read as keys."""
+        """Returns the schema of the member names that are read as keys."""
         resolved = self.resolve_ref_schema(keys)
         if resolved.keys() & {"anyOf", "allOf"}:
             word = "anyOf" if "anyOf" in resolved else "allOf"
@@ -246,7 +251,7 @@ class TypeSchema(GenerateJsonSchema):
         values = [getattr(each, "value", each) if isinstance(each, Enum) else each for each in schema["expected"]]
         if not all(isinstance(value, str | int | None) for value in values):
             self.handle_invalid_for_json_schema(schema, f"Literal{schema['expected']}, not all of which JSON has")
-        # A member of a plain Enum is read from Python alone.
+        # A member of a plain Enum is only read from Python.
         read = [each for each in schema["expected"] if not isinstance(each, Enum) or isinstance(each, str | int)]
         if not read:
             self.handle_invalid_for_json_schema(
@@ -277,8 +282,8 @@ class TypeSchema(GenerateJsonSchema):
         return _closed(super().typed_dict_schema(schema))
 
     def _named_required_fields_schema(self, named_required_fields: Any) -> Json:
-        """Schema of an object with each field's value at the place where pydantic looks for it: under its name, its
-        alias, or nested at an alias path.
+        """Returns the schema of an object with each field's value where pydantic looks for it:
+        under its name, its alias, or nested at an alias path.
         """
         members: dict[Any, Any] = {}
         for name, required, field in named_required_fields:
@@ -300,7 +305,7 @@ class TypeSchema(GenerateJsonSchema):
 
 
 def _nested(members: dict[Any, Any]) -> Json:
-    """Schema of an object with members by name, or of an array with items by index.
+    """Returns the schema of an object with members by name, or of an array with items by index.
 
     Args:
         members: for each name or index, a (schema, required) pair or nested members.
@@ -337,7 +342,7 @@ def _closed(found: Json) -> Json:
 
 
 def _path(config: Any, field: Any, name: str) -> list[str | int]:
-    """Shortest path to the value of a field in the JSON."""
+    """Returns the shortest path to the value of a field in the JSON."""
     by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
     alias = field.get("validation_alias")
     if alias is None or getattr(config, "validate_by_alias", None) is False:

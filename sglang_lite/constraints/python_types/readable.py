@@ -1,5 +1,5 @@
-"""Annotations as pydantic reads them: with models in the place of attrs classes and msgspec Structs, and with
-TypedDicts of `typing_extensions`, which pydantic requires before Python 3.12.
+"""Makes annotations readable by pydantic: models replace attrs classes and msgspec Structs, and
+TypedDicts of `typing_extensions` replace others where pydantic requires them (before Python 3.12).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_lite.protocol import ConstraintError
 
 @dataclass(frozen=True, slots=True)
 class ClassField:
-    """Field of an attrs class or Struct.
+    """A field of an attrs class or Struct.
 
     Attributes:
         name: keyword of the constructor.
@@ -37,12 +37,13 @@ class ClassField:
 
 @dataclass(frozen=True, slots=True)
 class ClassReader:
-    """Reader of the values of an attrs class or Struct.
+    """Reads the values of an attrs class or Struct.
 
     Attributes:
         cls: the class.
         names: keywords of its constructor by the names of the model's fields.
-        checks: what the constructor checks beyond the types of fields, or "" for nothing.
+        checks: name of what the constructor checks beyond the types of fields, or "" for
+            nothing.
     """
 
     cls: type
@@ -50,21 +51,23 @@ class ClassReader:
     checks: str
 
     def read(self, model: Any) -> Any:  # an instance of a model made here, of the class
-        """Value of the class with the fields of a model that were given."""
+        """Builds a value of the class from the fields of a model that were given."""
         try:
             return self.cls(
                 **{self.names[each]: getattr(model, each) for each in self.names.keys() & model.model_fields_set}
             )
-        except TypeError as error:  # of which pydantic would make no validation error
+        except TypeError as error:  # pydantic would not turn a TypeError into a validation error
             raise ValueError(str(error)) from error
 
 
 def class_fields(cls: object) -> list[ClassField] | None:
-    """Fields that JSON gives of a class that pydantic does not read: of an attrs class or msgspec Struct, or of a
-    dataclass that has a field of such a class, or of a TypedDict before Python 3.12. None for any other annotation.
+    """Returns the fields that JSON has for a class that pydantic does not read: an attrs class, a
+    msgspec Struct, or a dataclass with a field of such a class (or of a TypedDict before Python
+    3.12). Returns None for any other annotation.
 
     Raises:
-        ConstraintError: a Struct is written as an array, or a name in an annotation is not known.
+        ConstraintError: a Struct is written as an array, or a name in an annotation is not
+            known.
     """
     if not isinstance(cls, type) or not (_is_record(cls) or (_is_dataclass(cls) and _has_foreign(cls, set()))):
         return None
@@ -83,15 +86,16 @@ def _is_record(cls: type) -> bool:
 
 
 def _is_dataclass(cls: type) -> bool:
-    """Returns True for a dataclass of the standard library; pydantic's own have more than fields."""
+    """Returns True for a dataclass of the standard library; pydantic's own have more than fields.
+    """
     return dataclasses.is_dataclass(cls) and not hasattr(cls, "__pydantic_config__")
 
 
 def _has_foreign(annotation: Any, seen: set[type]) -> bool:
-    """Returns True if an annotation has a class in it that pydantic does not read.
+    """Returns True if an annotation contains a class that pydantic does not read.
 
     Args:
-        seen: dataclasses that have been looked at, as one may contain itself.
+        seen: dataclasses already visited, since one may contain itself.
     """
     if typing.is_typeddict(annotation):
         return sys.version_info < (3, 12)
@@ -102,7 +106,7 @@ def _has_foreign(annotation: Any, seen: set[type]) -> bool:
     seen.add(annotation)
     try:
         hints = typing.get_type_hints(annotation, include_extras=True)
-    except NameError:  # which pydantic may know
+    except NameError:  # pydantic may know the name
         return False
     return any(_has_foreign(hint, seen) for hint in hints.values())
 
@@ -135,20 +139,22 @@ def _dataclass_fields(cls: Any, hints: dict[str, Any]) -> Iterator[ClassField]:
 
 
 def _shown(default: Any) -> dict[str, Any]:
-    """Arguments of pydantic's Field for a default, which schemas show if it is a scalar; the class itself sets it."""
+    """Returns the arguments of pydantic's Field for a default. Schemas show it if it is a scalar;
+    the class itself sets it.
+    """
     return {"default": default} if isinstance(default, str | int | float | None) else {"default_factory": type(None)}
 
 
 def readable(annotation: Any) -> Any:  # any annotation
-    """Annotation whose values pydantic reads."""
+    """Converts an annotation to one whose values pydantic reads."""
     return _Readable().of(annotation)
 
 
 class _Readable:
-    """Converter of an annotation. A class that contains itself is referred to by name."""
+    """Converts an annotation. A class that contains itself is referred to by name."""
 
     def __init__(self) -> None:
-        self._kinds: dict[type, Any] = {}  # annotations in the place of classes, or their names while they are made
+        self._kinds: dict[type, Any] = {}  # annotations that replace classes, or their names while they are being built
         self._models: list[Any] = []
         self._namespace: dict[str, Any] = {}
 
@@ -203,7 +209,7 @@ class _Readable:
 
 
 def _checks(cls: Any) -> str:
-    """Name of what the constructor of a class checks beyond the types of fields, or ""."""
+    """Names what the constructor of a class checks beyond the types of fields, or returns ""."""
     if not hasattr(cls, "__attrs_attrs__"):
         return "__post_init__" if hasattr(cls, "__post_init__") else ""
     hooks = [name for name in ("__attrs_pre_init__", "__attrs_post_init__") if hasattr(cls, name)]
@@ -212,7 +218,7 @@ def _checks(cls: Any) -> str:
 
 
 def _metadata(each: Any) -> Any:
-    """Metadata of an annotation as pydantic reads it."""
+    """Converts the metadata of an annotation to what pydantic reads."""
     if not isinstance(each, msgspec.Meta):
         return each
     from pydantic import Field

@@ -1,4 +1,4 @@
-"""JSON schemas of numbers, times and texts with a format, from pydantic's core schemas of them."""
+"""JSON schemas of numbers, times and texts with a format, made from pydantic's core schemas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _decimal(schema: CoreNode) -> Json:
         least_open, most_open = low is None or low < -most or low_open, high is None or high > most or high_open
         option["exclusiveMinimum" if least_open else "minimum"] = _number(-most if low is None else max(low, -most))
         option["exclusiveMaximum" if most_open else "maximum"] = _number(most if high is None else min(high, most))
-        if before == 0:  # the digit before the point of 0 counts
+        if before == 0:  # the digit of a 0 before the point counts
             option["not"] = {"const": 0}
         options.append(option)
     found = options[0] if len(options) == 1 else {"anyOf": options}
@@ -34,7 +34,7 @@ def _decimal(schema: CoreNode) -> Json:
 
 
 def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
-    """Tighter of two bounds, and whether the bound is open."""
+    """Returns the tighter of two bounds, and whether the bound is open."""
     if closed is None or open_ is None:
         return (open_, True) if closed is None else (closed, False)
     return tighter(closed, open_), tighter(closed, open_) == open_
@@ -113,7 +113,9 @@ def _time(schema: CoreNode) -> Json:
 
 
 def _bounded(found: Json, schema: CoreNode, *, naive: bool) -> Json:
-    """Schema of moments within their limits. Limits in other time zones are enforced to the day only."""
+    """Returns the schema of moments within their limits. Limits in other time zones are only
+    enforced to the day.
+    """
     now = datetime.datetime.now()
     limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
     if schema.get("now_op"):
@@ -148,7 +150,7 @@ def all_patterns(found: Json, more: list[str]) -> Json:
     return {**found, "allOf": [{"pattern": pattern} for pattern in more]}
 
 
-# Functions that make the schema of a core schema, by its type.
+# Functions that convert a core schema to a JSON schema, by its type.
 SCALARS: Mapping[str, Callable[[CoreNode], Json]] = {
     "decimal": _decimal,
     "complex": _complex,

@@ -1,7 +1,9 @@
-"""Python types as constraints: the texts that spell values of a type, and functions that read them back.
+"""Python types as constraints: the texts that spell values of a type, and functions that read them
+back.
 
-A scalar is written bare (`42`, `positive`, `2024-05-01`), every other value as JSON. Texts are read back by pydantic,
-so that a value is always valid for its type; any other text is an error.
+A scalar is written bare (`42`, `positive`, `2024-05-01`), every other value as JSON.
+Pydantic reads texts back, so a value is always valid for its type; any other text is an
+error.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, R
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Python type with its constraint and reader.
+    """A Python type with its constraint and reader.
 
     Attributes:
         annotation: the type; None for text that only has to look like a number.
         constraint: constraint on the text; None for `str`, which allows any text.
         parse: function from a text to the value; raises ValueValidationError.
-        checked: requirements that only `parse` checks, as (JSON Pointer into the constraint's schema, reason).
+        checked: requirements that only `parse` checks, as (JSON Pointer into the constraint's
+            schema, reason).
     """
 
     annotation: Any
@@ -46,7 +49,7 @@ class ValueType:
 
 
 def value_type(annotation: object) -> ValueType:
-    """Constraint and reader of the values of a type.
+    """Returns the constraint and reader of the values of a type.
 
     Args:
         annotation: a pydantic model, dataclass, attrs class, msgspec Struct, TypedDict, Literal, Enum, int, float,
@@ -68,8 +71,8 @@ def value_type(annotation: object) -> ValueType:
 
 @lru_cache(maxsize=512)
 def _value_type(annotation: Any, today: datetime.date) -> ValueType:
-    """Constraint and reader of the values of a type. `today` is part of the cache key because some types compare with
-    the current day.
+    """Returns the constraint and reader of the values of a type. `today` is part of the cache key
+    because some types are compared with the current day.
     """
     if annotation is str:
         return ValueType(annotation, None, lambda text: text)
@@ -97,7 +100,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
 
 
 def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
-    """True if a value is of a type, as it is: no value is converted."""
+    """Returns True if a value, without conversion, is of a type."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     if get_origin(annotation) is Annotated:
@@ -106,7 +109,7 @@ def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
         return isinstance(value, annotation)
     try:
         adapter = _adapter(annotation)
-    except ConstraintError:  # a class that no text spells is inside
+    except ConstraintError:  # contains a class whose values have no text
         adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
     try:
         adapter.validate_python(value, strict=True)
@@ -116,7 +119,9 @@ def has_type(value: object, annotation: Any) -> bool:  # a type of any kind
 
 
 def number_text(number: Number) -> ValueType:
-    """ValueType whose values are texts of numbers that Python can convert, without thousands separators."""
+    """Returns a ValueType whose values are texts of numbers that Python can convert, without
+    thousands separators.
+    """
     return ValueType(None, number, _plain)
 
 
@@ -136,7 +141,7 @@ def _number_reader(annotation: type) -> Callable[[str], Any]:
 
 
 def _members(annotation: Any) -> dict[str, Any] | None:
-    """Values of a Literal or Enum by their texts, or None for other types."""
+    """Returns the values of a Literal or Enum by their texts, or None for other types."""
     if get_origin(annotation) is Literal:
         members = get_args(annotation)
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -203,7 +208,7 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _cure(annotation: Any) -> str:
-    """Returns what to write instead of a type that pydantic can't read."""
+    """Returns advice on what to write instead of a type that pydantic can't read."""
     if not isinstance(annotation, type):
         return ""
     if inspect.get_annotations(annotation):

@@ -1,3 +1,3 @@
-"""Parsers from text to nodes and languages: regexes, GBNF, Lark. Schemas in grammars stay records. Independent of
-engines.
+"""Parsers from text to nodes and languages: regexes, GBNF, Lark. Schemas in grammars stay records.
+Independent of engines.
 """

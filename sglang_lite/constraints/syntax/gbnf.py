@@ -1,7 +1,8 @@
-"""Parser of grammars in GBNF, llama.cpp's dialect of EBNF. Every derivation counts; nothing is read greedily.
+"""Parser for grammars in GBNF, llama.cpp's dialect of EBNF. It follows every derivation; nothing is
+read greedily.
 
-Source: llama.cpp, grammars/README.md. Special tokens are supported only if every tokenizer can spell them as text
-(`<think>`).
+Source: llama.cpp, grammars/README.md. Special tokens are supported only if every
+tokenizer can spell them as text (`<think>`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def parse(text: str) -> Language:
-    """Language of a grammar. Its start is the rule `root`, or the first rule if none has that name.
+    """Parses a grammar into its language. The start is the rule `root`, or the first rule if none
+    has that name.
 
     Raises:
-        ConstraintError: the grammar is not valid or is outside the dialect; the message shows the place.
+        ConstraintError: the grammar is not valid or is outside the dialect. The message shows
+            where.
     """
     return _Parser(Scanner("ebnf", text, _BLANK)).grammar()
 
@@ -128,7 +131,7 @@ class _Parser:
         return CharSet(charsets.complement(ranges) if negated else charsets.union(ranges))
 
     def _character(self) -> str:
-        """Reads one character, plain or escaped, without skipping blanks after it."""
+        """Reads one character, plain or escaped. Does not skip blanks after it."""
         scanner = self._scanner
         start = scanner.at
         match = scanner.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")

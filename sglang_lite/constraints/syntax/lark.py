@@ -1,13 +1,17 @@
-"""Parser of grammars in Lark's syntax. Every derivation counts; nothing is read greedily.
+"""Parser for grammars in Lark's syntax. It follows every derivation; nothing is read greedily.
 
-Terminals match their regular expressions, which are in the project's one dialect (regex.py); names in upper case are
-terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates are
-expanded to a rule for each use, `%extend` adds an alternative to a rule, `%override` replaces it. Supported additions
-of llguidance: `{m,n}`, `&` and `~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text), special tokens
-that grammars may use as text, and the attributes `lazy` and `suffix` (the shortest texts of a rule). Other attributes,
-other special tokens and imports from modules other than `common` are refused, as are uses of terminals that `%declare`
-leaves to a postlexer. Priorities choose among derivations, all of which count here, so they have no effect; neither
-have aliases and the marks `?`, `!`, `_`.
+Terminals match their regular expressions, which are in the project's only dialect
+(regex.py). Names in upper case are terminals, which can't be recursive. `%ignore` allows
+its text after every terminal. Templates are expanded to a rule for each use, `%extend`
+adds an alternative to a rule, `%override` replaces it.
+
+Supported additions of llguidance: `{m,n}`, `&` and `~` between terminals, `%json {…}`,
+`%regex {…}` (substrings of a text), special tokens that grammars may use as text, and the
+attributes `lazy` and `suffix` (the shortest texts of a rule). Not supported: other
+attributes, other special tokens, imports from modules other than `common`, and uses of
+terminals that `%declare` leaves to a postlexer. Priorities choose among derivations, all
+of which are followed here, so they have no effect. Nor have aliases and the marks `?`,
+`!`, `_`.
 
 Source: Lark's grammar reference; llguidance, docs/syntax.md.
 """
@@ -73,11 +77,12 @@ _COMMON |= {"FLOAT": _FLOAT, "SIGNED_FLOAT": f"[+-]?{_FLOAT}", "NUMBER": f"{_FLO
 
 
 def parse(text: str) -> tuple[Language, dict[str, JsonSchema]]:
-    """Language of a grammar, whose start is the rule `start`, and the schemas of the rules that are still to be added,
-    by name.
+    """Parses a grammar. Returns its language, which starts at the rule `start`, and the schemas of
+    the rules still to be added, by name.
 
     Raises:
-        ConstraintError: the grammar is not valid or is outside the dialect; the message shows the place.
+        ConstraintError: the grammar is not valid or is outside the dialect. The message shows
+            where.
     """
     return _Parser(Scanner("lark", text, _BLANK)).grammar()
 
@@ -137,7 +142,9 @@ class _Parser:
             self._templates.define(name, parameters[1], body, start)
 
     def _attributes(self) -> Node:
-        """Suffix that a lazy rule ends with, or EMPTY if it has none."""
+        """Parses a rule's attributes. Returns the suffix that a lazy rule ends with, or EMPTY if it
+        has none.
+        """
         scanner = self._scanner
         suffix: Node = EMPTY
         while True:
@@ -209,7 +216,7 @@ class _Parser:
     def _concatenation(self) -> Node:
         parts = []
         while (part := self._item()) is not None:
-            # A sign on a line of its own belongs to no item: `?` and `!` there begin the next definition.
+            # A sign at the start of a line belongs to no item: `?` and `!` there begin the next definition.
             counts = None if self._scanner.starts_line else self._scanner.counts()
             parts.append(part if counts is None else repeat(part, *counts))
         return concat(*parts)
@@ -282,13 +289,13 @@ class _Parser:
     # ------------------------------------------------------------------------------------------ terminals
 
     def _terminal(self, node: Node) -> Ref:
-        """Reference to a new anonymous terminal."""
+        """Adds an anonymous terminal and returns a reference to it."""
         name = f"%T{len(self._rules)}"
         self._rules[name] = node
         return Ref(name)
 
     def _resolved(self, name: str, inside: tuple[str, ...] = ()) -> Node:
-        """Body of a terminal without references to other terminals."""
+        """Returns the body of a terminal without references to other terminals."""
         if name in inside:
             self._scanner.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
         if name not in self._terminals:
@@ -304,7 +311,9 @@ class _Parser:
         return mapped(node, partial(self._without_names, inside=inside))
 
     def _with_terminals(self, node: Node, between: Node) -> Node:
-        """Body of a rule with terminals replaced by their bodies, each followed by ignored text."""
+        """Returns the body of a rule with terminals replaced by their bodies, each followed by
+        ignored text.
+        """
         match node:
             case Ref(name) if _is_terminal(name):
                 return concat(self._resolved(name), between)
@@ -331,7 +340,9 @@ def _read_json(scanner: Scanner, directive: str, at: int) -> Any:
 
 
 def _read_substring(scanner: Scanner, at: int) -> Node:
-    """Node of a `%regex` directive: some successive pieces of a text, which are characters, words, or listed."""
+    """Returns the node of a `%regex` directive: some successive pieces of a text, which are
+    characters, words, or listed.
+    """
     options = _read_json(scanner, "%regex", at)
     kind, value = next(iter(options.items())) if isinstance(options, dict) and len(options) == 1 else ("", None)
     if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -346,7 +357,7 @@ def _read_substring(scanner: Scanner, at: int) -> Node:
 
 
 def _shortest(node: Node) -> Node:
-    """Texts of a node without those that extend another text of the node."""
+    """Returns the texts of a node, except those that extend another text of the node."""
     return Intersection((node, Complement(concat(node, Repeat(ANY_CHAR, 1, None)))))
 
 
@@ -358,7 +369,9 @@ _MAX_INSTANCES = 1_000  # maximum number of template instances
 
 
 class Templates:
-    """Templates of a grammar and their uses. Each use is a reference to a rule that `instances` creates."""
+    """Templates of a grammar and their uses. Each use is a reference to a rule that `instances`
+    creates.
+    """
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -379,7 +392,7 @@ class Templates:
         self._bodies[name] = names, body
 
     def use(self, name: str, arguments: Sequence[Node], at: int) -> Ref:
-        """Reference to the rule of a template with these arguments."""
+        """Returns a reference to the rule of a template with these arguments."""
         key = name, tuple(map(self._as_name, arguments))
         if key not in self._names:
             if len(self._names) == _MAX_INSTANCES:
@@ -397,7 +410,7 @@ class Templates:
         return Ref(self._arguments[node])
 
     def instances(self, rules: Mapping[str, Node]) -> dict[str, Node]:
-        """Rules of all uses, by name.
+        """Returns the rules of all uses, by name.
 
         Args:
             rules: rules of the grammar, which use templates only through `use`.
@@ -439,7 +452,8 @@ class Templates:
         return found
 
     def _filled(self, node: Node, arguments: Mapping[str, Node]) -> Node:
-        """Body with parameters replaced by arguments, also in the templates that it uses."""
+        """Returns a body with parameters replaced by arguments, also in the templates that it uses.
+        """
         match node:
             case Ref(name) if name in arguments:
                 return arguments[name]

@@ -1,10 +1,11 @@
-"""Parser of the regex dialect: Python's `re` for `str`, always matched against the whole text, without the features
-that no automaton supports.
+"""Parser for the regex dialect: Python's `re` for `str`, always matched against the whole text,
+without the features that no automaton supports.
 
-`parse` returns a small tree whose leaves are sets of code points, so that every engine is given the same language in
-its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Assertions become intersections
-(zero_width.py), atomic groups and possessive repeats become lookahead. Backreferences, conditionals and longer
-lookbehind are refused, with a caret under the place.
+`parse` returns a small tree whose leaves are sets of code points. Every engine thus gets
+the same language in its own dialect (emit/regex.py), no matter what `\\w`, `.` or `(?i)`
+mean there. Assertions become intersections (zero_width.py); atomic groups and possessive
+repeats become lookahead. Backreferences, conditionals and longer lookbehind raise errors
+with a caret under the place.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ MAX_NESTING = 100
 
 @memoized
 def parse(pattern: str) -> Node:
-    """Node of the texts that `pattern` matches from start to end.
+    """Parses a pattern into a node of the texts that it matches from start to end.
 
     Raises:
-        ConstraintError: the pattern is not valid or is outside the dialect; the message shows the place.
+        ConstraintError: the pattern is not valid or is outside the dialect. The message shows
+            where.
     """
     parser = _Parser(pattern, ecma=False)
     tree = parser.parse()
@@ -65,8 +67,8 @@ def parse(pattern: str) -> Node:
 
 
 def one_line_message(message: str) -> str:
-    """Converts the message of a refused pattern to one line: the excerpt with the caret is replaced by the text after
-    the fault.
+    """Converts the message about an invalid pattern to one line: the excerpt with the caret is
+    replaced by the text after the fault.
     """
     problem, *picture = message.split("\n  ")
     if len(picture) != 2:
@@ -77,8 +79,8 @@ def one_line_message(message: str) -> str:
 
 
 def parse_inside_grammar(pattern: str) -> Node:
-    """Node of a pattern that is matched within other text, on which assertions would depend. Anchors at its edges are
-    ignored.
+    """Parses a pattern that is matched within other text, where assertions would depend on that
+    text. Anchors at its edges are ignored.
 
     Raises:
         ConstraintError: the pattern is not valid, is outside the dialect, or contains assertions.
@@ -95,16 +97,17 @@ def parse_inside_grammar(pattern: str) -> Node:
 
 @memoized
 def parse_schema_pattern(pattern: str) -> Node:
-    """Node of the texts that contain a match of a JSON schema's `pattern`, which may match anywhere and has the class
-    escapes of ECMA-262.
+    """Returns a node of the texts that contain a match of a JSON schema's `pattern`, which may
+    match anywhere and has the class escapes of ECMA-262.
 
     Raises:
-        ConstraintError: the pattern is not valid or is outside the dialect; the message shows the place.
+        ConstraintError: the pattern is not valid or is outside the dialect. The message shows
+            where.
     """
     parser = _Parser(pattern, ecma=True)
     tree = parser.parse()
     more = Repeat(ANY_CHAR, 1, None)
-    # Pairs of (texts before the match, meaning of ^ then), and likewise for the texts after it and $.
+    # Pairs of (texts before the match, what ^ matches there); the same for the texts after it and $.
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
     fronts = anchored if any(isinstance(each, Behind) for each in assertions(tree)) else free
@@ -120,12 +123,13 @@ def parse_schema_pattern(pattern: str) -> Node:
 
 
 def _without_anchors(tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node | None:
-    """Node of a tree whose only assertions are `^` at its start and `$` at its end, with these replaced; None for any
-    other tree.
+    """Converts a tree whose only assertions are `^` at its start and `$` at its end to a node with
+    these replaced. Returns None for any other tree.
 
     Args:
         tree: tree of a pattern.
-        caret, dollar: EMPTY if no text comes before (after) the pattern's match, else NOTHING.
+        caret, dollar: EMPTY if no text comes before (after) the pattern's match, else
+            NOTHING.
         starts, ends: whether the tree is at the start (end) of the pattern.
     """
     parts: list[Node | None]
@@ -359,7 +363,8 @@ class _Parser:
         return tree
 
     def committed(self, tree: Tree, start: int) -> Tree:
-        """Tree of an atomic group: its first match at a place is its only one there."""
+        """Converts an atomic group to a tree. Only the first match of the group in a place counts.
+        """
         if self.lazy_at > start:
             self.cursor.fail("lazy repeats are not supported in atomic groups", start)
         if _is_prefix_free(tree):
@@ -367,7 +372,7 @@ class _Parser:
         parts: tuple[Tree, ...]
         match tree:
             case Repeat(inner, least, most) if _is_prefix_free(inner) or (least < 2 and _is_solid(inner)):
-                each = cast(Node, self.committed(inner, start))  # no round is tried again: ending is always possible
+                each = cast(Node, self.committed(inner, start))  # never backtracks into a round, because the repeat may always end
                 ended = Lookahead(start, inner, negated=True)
                 if most is None:
                     return _concat(Repeat(each, least, None), ended)
@@ -390,12 +395,14 @@ def _alternation(*options: Tree) -> Tree:
 
 
 def _is_solid(tree: Tree) -> bool:
-    """Returns True if each text of a tree has characters, and no assertion is in it."""
+    """Returns True if a tree matches no empty text and contains no assertion."""
     return not has_assertion(tree) and not accepts(cast(Node, tree), "")
 
 
 def _is_prefix_free(tree: Tree) -> bool:
-    """Returns True if no text of a tree is the beginning of another one, so that it has one match in each place."""
+    """Returns True if no text of a tree is a prefix of another, so that it has only one match in
+    each place.
+    """
     if isinstance(tree, CharSet):
         return True
     if has_assertion(tree):

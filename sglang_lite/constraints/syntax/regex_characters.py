@@ -1,4 +1,6 @@
-"""Parts of a pattern that denote one character: escapes and character classes, as sets of code points."""
+"""The parts of a pattern that denote one character: escapes and character classes, as sets of code
+points.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.charsets import ECMA, LAST, Ranges
 from sglang_lite.protocol import ConstraintError
 
-MAX_RANGES = 1_000_000  # in the character classes of a pattern
+MAX_RANGES = 1_000_000  # maximum for all character classes of a pattern
 _CATEGORY = r"\{(\^?)([A-Za-z_]+)\}"
 _CHARACTER_NAME = r"\{([^}]+)\}"
 _OCTAL = "0[0-7]{0,2}|[1-7][0-7]{2}"  # three digits, or fewer after a leading zero
@@ -22,7 +24,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
 
 def cased(ranges: Ranges, flags: Set[str]) -> Ranges:
-    """Characters that a set matches under the flags `i` and `a`."""
+    """Returns the characters that a set matches under the flags `i` and `a`."""
     if "i" not in flags:
         return ranges
     if "a" not in flags:
@@ -58,7 +60,7 @@ class PatternCursor:
         return self.pattern[self.at : self.at + 1]
 
     def match(self, expression: str) -> re.Match[str] | None:
-        """Match of a regular expression with the text from the cursor on, which stays."""
+        """Matches a regular expression at the cursor, without moving it."""
         return re.compile(expression).match(self.pattern, self.at)
 
     def peek(self, text: str) -> bool:
@@ -72,17 +74,17 @@ class PatternCursor:
 
 
 class CharacterReader:
-    """Reader of escapes and character classes at a cursor, which it moves behind them.
+    """Reads escapes and character classes at a cursor, and moves it past them.
 
     Args:
         cursor: place in the pattern.
-        ecma: whether escapes and classes are those of ECMA-262, and not Python's.
+        ecma: whether escapes and classes are those of ECMA-262 instead of Python's.
     """
 
     def __init__(self, cursor: PatternCursor, *, ecma: bool) -> None:
         self._cursor, self._ecma = cursor, ecma
         self._classes: dict[tuple[frozenset[Ranges], frozenset[str], bool], Ranges] = {}  # by items, flags and negation
-        self._ranges = 0  # in all of them
+        self._ranges = 0  # total for all classes
 
     def escape(self, flags: Set[str], *, in_class: bool) -> Ranges:
         cursor = self._cursor

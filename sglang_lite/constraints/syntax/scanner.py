@@ -11,14 +11,14 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
-_SIGNS = ("*", "+", "?", "{", "~")  # that begin a repetition
-# Special tokens that every tokenizer has as text or can spell.
+_SIGNS = ("*", "+", "?", "{", "~")  # signs that begin a repetition
+# Special tokens that every tokenizer contains as text or can spell.
 _SPECIAL_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _compiled = lru_cache(256)(re.compile)  # faster than the cache of `re`
 
 
 class Scanner:
-    """Reader of a grammar's text from left to right, with error messages that show the place.
+    """Reads a grammar's text from left to right, with error messages that show the place.
 
     Args:
         kind: kind of grammar, for error messages.
@@ -59,8 +59,8 @@ class Scanner:
         return _compiled(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """Matches a pattern at the current offset and skips the blanks after the match; returns None, without moving,
-        if the pattern does not match.
+        """Matches a pattern at the current offset and skips the blanks after the match. Returns
+        None, without moving, if the pattern does not match.
         """
         match = self.peek(pattern)
         if match:
@@ -80,7 +80,9 @@ class Scanner:
         self._depth -= 1
 
     def counts(self) -> tuple[int, int | None] | None:
-        """Reads a repetition sign and returns its (least, most) counts, or None if no repetition sign follows."""
+        """Reads a repetition sign and returns its (least, most) counts, or None if no repetition
+        sign follows.
+        """
         if not self.text.startswith(_SIGNS, self.at):
             return None
         for sign, counts in ((r"\*", (0, None)), (r"\+", (1, None)), (r"\?", (0, 1))):
@@ -100,7 +102,8 @@ class Scanner:
 
 
 def special_token(scanner: Scanner) -> Node:
-    """Literal node of a special token, such as `<think>`, that grammars may use as text.
+    """Reads a special token that grammars may use as text, such as `<think>`, and returns its
+    literal node.
 
     Raises:
         ConstraintError: the special token is not one of the supported ones.
@@ -116,7 +119,7 @@ def special_token(scanner: Scanner) -> Node:
 
 
 def checked_references(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
-    """Returns a language unchanged after checking that every rule it uses is defined.
+    """Checks that every rule used in a language is defined, and returns the language unchanged.
 
     Args:
         language: language to check.

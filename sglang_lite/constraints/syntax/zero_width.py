@@ -1,9 +1,11 @@
-"""Parts of regexes that match no characters: anchors, lookahead, lookbehind of one character, word boundaries.
+"""The parts of regexes that match no characters: anchors, lookahead, lookbehind of one character,
+word boundaries.
 
-Lookahead restricts the text that follows, so a pattern is read from its end: the texts that may follow a part are
-intersected with the assertion there. What looks back depends on the character before it; the texts that may follow are
-therefore kept for each class of preceding characters that the pattern distinguishes. Around a repeat without an end
-these texts are the solution of equations.
+Lookahead restricts the text that follows, so a pattern is read from its end: the texts
+that may follow a part are intersected with the assertion there. Assertions that look back
+depend on the preceding character, so the texts that may follow are kept for each class of
+preceding characters that the pattern distinguishes. For an unbounded repeat, these texts
+are the solution of equations.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ MAX_UNROLLED = 50  # maximum count of a repeat that contains assertions
 
 @dataclass(frozen=True)
 class Behind:
-    """Assertion that a character of `before` precedes, or if `at_start` none at all: `^` or lookbehind."""
+    """Assertion that a character of `before` precedes, such as `^` or lookbehind. If `at_start`,
+    the start of the text also satisfies it.
+    """
 
     at: int
     before: Ranges
@@ -52,7 +56,7 @@ class Behind:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Assertion that the whole text that follows is one of `rest`, such as `$`."""
+    """Assertion that the whole following text is one of `rest`, such as `$`."""
 
     at: int
     rest: Node
@@ -60,18 +64,19 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Assertion that the following text begins with a text of the tree, or does not if `negated`."""
+    """Assertion that the following text begins with a text of the tree, or does not if `negated`.
+    """
 
     at: int
     tree: Tree
     negated: bool
 
 
-Tree: TypeAlias = "Node | Behind | Ahead | Lookahead"  # the parts of a node may be trees, too
+Tree: TypeAlias = "Node | Behind | Ahead | Lookahead"  # the parts of a node may also be trees
 
 
 def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
-    """Word boundary, or its absence if `negated`."""
+    """Returns a word boundary, or its absence if `negated`."""
     other = charsets.complement(word)
     begins, no = concat(CharSet(word), ANY_TEXT), optional(concat(CharSet(other), ANY_TEXT))
     after_word, after_other = (begins, no) if negated else (no, begins)
@@ -80,8 +85,8 @@ def boundary(at: int, word: Ranges, *, negated: bool) -> Tree:
 
 
 def lookbehind(at: int, tree: Tree, *, negated: bool, mixed: bool) -> Behind | None:
-    """Lookbehind with a tree in it, or None if that is not one character, or an assertion about it; or either of them,
-    if that is allowed (`mixed`).
+    """Returns the lookbehind for a tree, or None unless the tree is one character or an assertion
+    about it. If `mixed`, its alternatives may be of both kinds.
     """
     options: tuple[Tree, ...] = tree.options if isinstance(tree, Alternation) else (tree,)
     found = [each for option in options if (each := _behind(at, option)) is not None]
@@ -114,7 +119,7 @@ def parts_of(tree: Tree) -> tuple[Tree, ...]:
 
 
 def assertions(tree: Tree) -> Iterable[Behind | Ahead | Lookahead]:
-    """Yields the assertions of a tree, those in lookahead included, in the pattern's order."""
+    """Yields the assertions of a tree in the pattern's order, including those in lookahead."""
     if isinstance(tree, Behind | Ahead | Lookahead):
         yield tree
     for part in parts_of(tree):
@@ -126,11 +131,11 @@ def has_assertion(tree: Tree) -> bool:
 
 
 class _Context(NamedTuple):
-    """Context of a position: what precedes it.
+    """What precedes a position.
 
     Attributes:
         last: class of the character before it, or -1 at the start of the text.
-        fresh: how many of the repeats around have read no character of their round yet.
+        fresh: number of enclosing repeats whose current round has read no character yet.
     """
 
     last: int
@@ -142,10 +147,11 @@ _START = _Context(-1, 0)
 
 
 class Assertions:
-    """Converter of a tree with assertions to a regular node.
+    """Converts a tree with assertions to a regular node.
 
     Args:
-        fail: function that refuses the pattern, given a message and an offset in the pattern.
+        fail: function that raises the error for a pattern, given a message and an offset in
+            it.
     """
 
     def __init__(self, fail: Callable[[str, int], NoReturn]) -> None:
@@ -154,14 +160,15 @@ class Assertions:
         self._names = 0
 
     def language(self, before: Node, tree: Tree, after: Node) -> Node:
-        """Texts that consist of a text of `before`, one of the tree and one of `after`."""
+        """Returns the texts that consist of a text of `before`, one of the tree and one of `after`.
+        """
         self._classes = _classes(each.before for each in assertions(tree) if isinstance(each, Behind))
         contexts = [_START, *(_Context(i, 0) for i in range(len(self._classes)))]
         rest = self._following(tree, dict.fromkeys(contexts, after))
         return _both(self._preceded(before, rest)[_START], ANY_TEXT)
 
     def _following(self, tree: Tree, rest: _Rest) -> _Rest:
-        """Texts of the tree, each continued by a text of `rest`."""
+        """Returns the texts of the tree, each continued by a text of `rest`."""
         match tree:
             case Behind():
                 return {context: text if self._holds(tree, context) else NOTHING for context, text in rest.items()}
@@ -203,7 +210,9 @@ class Assertions:
         return found
 
     def _loop(self, inner: Node, rest: _Rest) -> _Rest:
-        """Texts of any number of rounds, each of one character or more, continued by a text of `rest`."""
+        """Returns the texts of any number of rounds, each of one or more characters, continued by a
+        text of `rest`.
+        """
         names = {context: f"repeat {self._names + i}" for i, context in enumerate(rest)}
         self._names += len(names)
         again: _Rest = {_Context(i, 0): Ref(names[_Context(i, 0)]) for i in range(len(self._classes))}
@@ -220,7 +229,7 @@ class Assertions:
         return {context: texts[name] for context, name in names.items()}
 
     def _preceded(self, part: Node, rest: _Rest) -> _Rest:
-        """Texts of a part without assertions, each continued by a text of `rest`."""
+        """Returns the texts of a part without assertions, each continued by a text of `rest`."""
         groups: dict[Node, list[Ranges]] = {}
         for i, ranges in enumerate(self._classes):
             groups.setdefault(rest[_Context(i, 0)], []).append(ranges)
@@ -238,7 +247,7 @@ class Assertions:
 
 
 def _classes(sets: Iterable[Ranges]) -> list[Ranges]:
-    """Classes of characters that no set distinguishes."""
+    """Partitions the characters into classes that no set distinguishes."""
     found = [charsets.ALL]
     for each in dict.fromkeys(sets):
         halves = ((charsets.intersection(some, each), charsets.difference(some, each)) for some in found)
@@ -251,6 +260,8 @@ def _united(*rests: _Rest) -> _Rest:
 
 
 def _both(a: Node, b: Node) -> Node:
-    """Intersection of two nodes, or NOTHING if it is empty; that is not asked of texts in which rules follow."""
+    """Returns the intersection of two nodes, or NOTHING if it is empty. Emptiness is not checked
+    for texts that refer to rules.
+    """
     found = EMPTY if a == EMPTY and accepts(b, "") else intersection(a, b)
     return NOTHING if not found.refers and is_empty(found) else found

@@ -1,7 +1,8 @@
-"""The engine's process: runs the commands of the handle at the other end of a socket, and exits when the handle does.
+"""The engine's process: executes the commands of the handle at the other end of a socket, and exits
+when the handle does.
 
-The main thread loads the model and runs the step loop. One thread reads commands, and never waits for the loop; one
-writes (outgoing.py).
+The main thread loads the model and runs the step loop. One thread reads commands, and never waits
+for the loop. Another one writes (outgoing.py).
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 # Python's switch interval on a CPU. A forward on a CPU releases the interpreter's lock some hundred times, and each
-# time waits for a thread that computes, for example one that loads a grammar.
+# time waits for a computing thread, for example one that loads a grammar.
 _TURN_S = 0.0001
 _T = TypeVar("_T")
 
-_CRASH_S = 2.0  # until a loop ends that was told to
+_CRASH_S = 2.0  # time for a loop to end when it was told to
 
 
 def serve(descriptor: int, compiler: CompileProcess | None) -> None:
@@ -93,7 +94,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
 
     Args:
         descriptor: file descriptor of the process's end of the socket.
-        compiler: process for compilations that was started early, if any.
+        compiler: compile process that was started early, if any.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the handle handles Ctrl-C, and aborts its requests
     sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
@@ -128,9 +129,9 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
     try:
         core.loop.run()
-    except BaseException:  # freeing resources may fail on a device that is lost
+    except BaseException:  # freeing resources may fail on a lost device
         logger.exception("the engine could not be put away")
-    print(f"the engine's loop crashed: {core.loop.inbox.crash}", flush=True)  # for what has not reached the loop yet
+    print(f"the engine's loop crashed: {core.loop.inbox.crash}", flush=True)  # for requests still on the way
     outgoing.close()  # the loop has crashed and failed every request; a new process may do better
     os._exit(1)
 
@@ -162,14 +163,16 @@ class _Forwarding(logging.Handler):
 def _forward_logs(outgoing: Outgoing) -> None:
     ours = logging.getLogger("sglang_lite")
     ours.addHandler(_Forwarding(outgoing))
-    ours.setLevel(logging.DEBUG)  # the handle's process decides what is shown
+    ours.setLevel(logging.DEBUG)  # the handle's process decides what to show
     ours.propagate = False
 
 
 def _loaded(
     start: Start, outgoing: Outgoing, compiler: CompileProcess | None, crash: Callable[[SglError], None]
 ) -> tuple[AnyCore, str]:
-    """Core of the engine, and a line of advice on its model, which is found while the memory is free."""
+    """Loads the model and builds the engine's core. Also returns a line of advice on the model,
+    determined while the memory is free.
+    """
     config, path = EngineConfig(**start.config), Path(start.model_path)
     several = config.parallel.ranks > 1
     ranks = RankProcesses(config, path, crash) if several else None  # they start while torch is imported
@@ -200,7 +203,7 @@ def _loaded(
         gc.enable()  # main.py has disabled it
         gc.collect()
         gc.freeze()  # and so do the model and its tokenizer
-        gc.set_threshold(10_000)  # a step of many rows makes thousands of objects, which end with it
+        gc.set_threshold(10_000)  # a step of many rows creates thousands of objects, which end with it
 
 
 def _nothing() -> None:
@@ -212,14 +215,14 @@ class _Submission:
 
     Args:
         number: the handle's number of the submission, in all its events.
-        request: what is submitted.
+        request: the submitted request.
 
     Attributes:
-        expected_ends: number of last events that have not come: one, or one for each sample.
-        ticket: ticket since the submission was accepted; None while it waits for room.
+        expected_ends: number of last events still to come: one, or one per sample.
+        ticket: ticket of the accepted submission; None while it waits for room.
         retry: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
-        winds_down: True if its generations are to end where a limit may cut them.
+        winds_down: True if its generations should end where a limit may cut them.
     """
 
     def __init__(self, number: int, request: Submission | OpenRequest) -> None:
@@ -235,7 +238,8 @@ class _Submission:
 
 
 class CommandHandler:
-    """Executes the handle's commands, and keeps what is open. Only one thread calls its methods, except for the sinks.
+    """Executes the handle's commands and keeps track of what is open. Only one thread calls its
+    methods, except for the sinks.
 
     Args:
         outgoing: messages to the handle.
@@ -244,17 +248,19 @@ class CommandHandler:
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
         self._ready = threading.Event()
-        self._core: Any = None  # an AnyCore; each refuses calls that it doesn't support
+        self._core: Any = None  # an AnyCore; each rejects calls that it doesn't support
         self._open: dict[int, _Submission] = {}
         self._programs: dict[int, EngineProgram] = {}
 
     def begin(self, core: AnyCore) -> None:
-        """Sets the core, and starts the execution of commands, which may have arrived before."""
+        """Sets the core and starts executing commands, which may already have arrived."""
         self._core = core
         self._ready.set()
 
     def crash(self, error: SglError) -> None:
-        """Ends the loop, and so all requests, with an error; before it runs, the engine fails to start."""
+        """Ends the loop, and so all requests, with an error. Before the loop runs, the engine fails
+        to start instead.
+        """
         if self._core is None:
             self._outgoing.post(StartFailed(failure_of(error)))
         else:
@@ -264,16 +270,18 @@ class CommandHandler:
             os._exit(1)  # the loop waits for its GPU, which waits for the rank's
 
     def read(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
-        """Executes all commands. Runs on a thread of its own."""
+        """Executes all commands. Runs on its own thread."""
         for number, message in messages:
             self._ready.wait()
             try:
                 self._execute(number, message)
-            except Exception as error:  # any error: only the caller of the command is affected
+            except Exception as error:  # any error affects only the caller of the command
                 self._fail(number, error)
 
     def write_files(self) -> None:
-        """Waits for the cache's files that are to be written. The handle kills this process if that takes long."""
+        """Flushes cache files that are still to be written. The handle kills this process if that
+        takes long.
+        """
         core = self._core
         if core is not None and core.generates and (tiers := core.scheduler.store.tiers) and tiers.disk:
             core.loop.inbox.call(tiers.close)
@@ -335,7 +343,9 @@ class CommandHandler:
     # -------------------------------------------------------------------------------------- submissions
 
     def _admit(self, submission: _Submission) -> None:
-        """Submits when the engine has room. The handle counts its own submissions, but programs take room only here."""
+        """Submits when the engine has room. The handle counts its own submissions, but the room
+        that programs take is only known here.
+        """
         self._open[submission.number] = submission
         submission.retry = partial(self._retry, submission)
         self._submit_or_wait(submission, first=False)
@@ -350,9 +360,10 @@ class CommandHandler:
             self._fail(submission.number, error)
 
     def _submit_or_wait(self, submission: _Submission, *, first: bool) -> None:
-        """Submits, or waits for room. May run on the loop's thread while the reader's thread aborts the submission:
-        each thread writes its attribute (`ticket`, `aborted`) before it reads the other's, so that at least one of them
-        sees the abort."""
+        """Submits, or waits for room. May run on the loop's thread while the reader's thread aborts
+        the submission. Each thread writes its attribute (`ticket`, `aborted`) before it reads the
+        other's, so at least one of them sees the abort.
+        """
         room = self._core.open_requests
         try:
             sink = partial(self._deliver, submission)
@@ -397,7 +408,9 @@ class CommandHandler:
         self._outgoing.put(told)
 
     def _fail(self, number: int, error: BaseException) -> None:
-        """Sends an error that ends a submission, even if several last events were expected or the number is unknown."""
+        """Sends an error that ends a submission, even if several last events were expected or the
+        number is unknown.
+        """
         self._open.pop(number, None)
         program = self._programs.pop(number, None)
         if program is not None:
@@ -406,7 +419,8 @@ class CommandHandler:
 
 
 def _obey(handler: CommandHandler, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
-    """Executes all commands, and then ends this process, since nobody waits for results any more."""
+    """Executes all commands and then ends this process, because nobody waits for results any more.
+    """
     try:
         handler.read(messages)
         handler.write_files()
@@ -415,7 +429,7 @@ def _obey(handler: CommandHandler, messages: Iterator[Command | tuple[int, Param
 
 
 def _raise(error: SglError, loop: AnyLoop) -> None:
-    """Command that ends a loop, unless it is ending already."""
+    """Raises an error in a loop to end it, unless it is already ending."""
     if not loop.inbox.closing:
         raise error
 
@@ -456,7 +470,7 @@ def watch_steps(loop: AnyLoop, timeout_s: float) -> None:
 
     Args:
         loop: step loop to watch, which runs on the main thread.
-        timeout_s: longest time of a step without a report, in seconds.
+        timeout_s: longest duration of a step that is not reported, in seconds.
     """
     main = threading.main_thread().ident
     assert main is not None

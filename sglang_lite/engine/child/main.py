@@ -1,4 +1,6 @@
-"""First steps of the engine's process. Imports little: slow work is started before the rest is imported."""
+"""Entry point of the engine's process. Imports little: slow work is started before the rest is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def main(descriptor: int, model: str, device: str, compile_processes: int | None
         model, device, compile_processes: fields of the engine's config.
     """
     name_process("sglang-engine")
-    gc.disable()  # until the model is loaded: nearly all that is made stays
+    gc.disable()  # until the model is loaded: nearly all objects created until then stay
     compiler = start_early(model, device, compile_processes)
     from sglang_lite.engine.child.command_handler import serve
 

@@ -1,7 +1,8 @@
-"""Messages from the engine's process to its handle, sent by a thread: the step loop never waits for a reader.
+"""Sends messages from the engine's process to its handle, on a thread: the step loop never waits
+for a reader.
 
-Unsent deltas of one stream are joined, so that a handle that reads nothing costs no more memory than the text of the
-open requests.
+Unsent deltas of one stream are merged, so a handle that reads nothing costs no more memory than the
+text of the open requests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 
-MAX_LOGS = 1000  # most log records that wait while the handle reads nothing
+MAX_LOGS = 1000  # maximum number of waiting log records while the handle reads nothing
 _Stream = tuple[int, Path | None, int, int]  # submission, path of the node, attempt, sample
 
 
@@ -43,14 +44,16 @@ class _Joined:
 
 
 class Outgoing:
-    """Queue and thread of messages to the handle.
+    """Queue of messages to the handle, and the thread that sends them.
 
     Args:
         connection: connection to the handle, on which only this object sends.
-        interval_s: least time in seconds between two frames that have only deltas of streams that have begun.
+        interval_s: minimum time in seconds between two frames that contain only deltas of streams
+            that have begun.
 
     Attributes:
-        tree: changes of the engine's radix tree, which go with the next frame, if the handle wants to know them.
+        tree: changes of the engine's radix tree, which are sent with the next frame, if the handle
+            wants them.
     """
 
     tree: TreeChanges | None = None
@@ -70,7 +73,7 @@ class Outgoing:
         self._thread.start()
 
     def put(self, told: RequestEvent) -> None:
-        """Queues an event, to be sent after `flush`."""
+        """Queues an event to be sent after `flush`."""
         with self._lock:
             event = told.event
             if isinstance(event, Delta):
@@ -96,15 +99,16 @@ class Outgoing:
             self._urgent = True
 
     def flush(self) -> None:
-        """Makes the queued messages be sent soon, in one frame if they fit."""
+        """Makes the thread send the queued messages soon, in one frame if they fit."""
         with self._lock:
             if not self._flushed:
                 self._flushed = True
                 self._ready.notify()
 
     def post(self, message: Report) -> None:
-        """Queues a message after the earlier ones, and flushes. Log records beyond `MAX_LOGS` unsent ones are
-        dropped."""
+        """Queues a message after the earlier ones and flushes. Drops log records if `MAX_LOGS` are
+        already unsent.
+        """
         with self._lock:
             if isinstance(message, Log):
                 self._logs += 1
@@ -115,7 +119,9 @@ class Outgoing:
         self.flush()
 
     def beat(self) -> None:
-        """Gives a sign of life, unless something is being sent: changes of the tree, if any are left."""
+        """Sends a sign of life, unless something is being sent. If the tree has unsent changes,
+        sends those instead.
+        """
         if self.tree is not None and self.tree.waits:
             self.flush()
         elif self._sending.acquire(blocking=False):
@@ -149,7 +155,7 @@ class Outgoing:
                 last = time.monotonic()
                 messages = [each.event() if isinstance(each, _Joined) else each for each in unsent]
                 change = None if self.tree is None else self.tree.take()
-                if change is not None:  # first: when a request ends, its prefix is known to be in the tree
+                if change is not None:  # first, so that the handle knows a request's prefix when the request ends
                     known = Prefixes(change.gained.tobytes(), change.lost.tobytes(), change.forgotten)
                     messages.insert(0, known)
                 if messages:

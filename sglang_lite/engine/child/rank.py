@@ -1,4 +1,5 @@
-"""Process of a rank other than 0: loads its part of the model, and computes what rank 0 tells."""
+"""Process of a rank other than 0: loads its part of the model and computes what rank 0 tells it to.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     Args:
         descriptor: file descriptor of the process's end of the socket to rank 0.
         rank: this rank.
-        meeting: where the ranks find one another, as for `GlooCollectives`.
+        meeting: where the ranks meet, as for `GlooCollectives`.
     """
     be_killed_with_parent()
     name_process(f"sgl-rank-{rank}")
@@ -45,7 +46,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
         from sglang_lite.runtime.executor.memory_shortage import startup_error
 
         traceback.print_exc()  # rank 0 passes on what is printed
-        time.sleep(CAUSE_FIRST_S)  # a collective may have failed because another rank was killed, which is told first
+        time.sleep(CAUSE_FIRST_S)  # if a collective failed because another rank was killed, report that first
         connection.send(frame([StartFailed(failure_of(startup_error(error)))]))
         os._exit(1)
     os._exit(0)

@@ -1,4 +1,6 @@
-"""Processes of the ranks that share a model with the engine's process, which is rank 0 and starts and ends them."""
+"""Processes of the ranks that share a model with the engine's process. That process is rank 0, and
+starts and ends the others.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,23 @@ if TYPE_CHECKING:
 
 START_S = 300  # default of `dist_timeout`
 BEAT_S = 0.5  # between two frames of a rank
-_LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and takes no processor time for so many looks is ended
-_REASON_S = 10.0  # from a collective that fails until the rank is known that has ended; another node may be busy
+_LOOK_S, _LOOKS = 1.0, 3  # a rank that sends nothing and uses no processor time for this many looks is ended
+_REASON_S = 10.0  # from a failed collective until it is known which rank ended; another node may be busy
 
 
 class RankProcesses:
-    """Ranks 1 and up, in a process each, on this machine and others: the `RankLinks` of an engine's process.
+    """Ranks 1 and up, each in its own process, on this machine and others: the `RankLinks` of an
+    engine's process.
 
     Args:
-        config: settings of the engine, which each rank gets.
+        config: settings of the engine, which are sent to each rank.
         path: folder or file of the model.
-        failed: callback that is told once, on a thread of its own, why a rank has ended; all others have ended, too.
+        failed: called once, on its own thread, with the reason why a rank has ended. All others
+            have then ended, too.
 
     Raises:
-        BackendError: a process can't be started, or other machines' can't be waited for.
+        BackendError: a process can't be started, or this machine can't listen for those of other
+            machines.
     """
 
     def __init__(self, config: EngineConfig, path: Path, failed: Callable[[SglError], object]) -> None:
@@ -47,7 +52,7 @@ class RankProcesses:
         self._lock = threading.Lock()  # guards the next three
         self._error: SglError | None = None
         self._closed = False
-        self._taken = 0  # most bytes that are taken of a rank's GPU
+        self._taken = 0  # maximum number of bytes in use on a rank's GPU
         self._ended = threading.Event()
         self._meeting = _meeting() if self._parallel.nodes == 1 else meeting(config.dist_init_addr, GLOO)
         start = frame([(0, Start(asdict(config), os.fspath(path), os.getpid()))])
@@ -62,7 +67,7 @@ class RankProcesses:
             self._watch(rank, child)
 
     def _watch(self, rank: int, child: SpawnedProcess | RemoteProcess) -> None:
-        """Takes a rank's process in."""
+        """Registers a rank's process and starts the thread that reads from it."""
         with self._lock:
             self._children[rank] = child
             ended = self._closed or self._error is not None
@@ -154,7 +159,7 @@ class RankProcesses:
         self._end(error or BackendError(f"{name} {end.text}", hint=hint))
 
     def _end(self, error: SglError) -> None:
-        """Ends all ranks because of an error, of which the first one counts."""
+        """Ends all ranks because of an error. Only the first error counts."""
         with self._lock:
             first = self._error is None and not self._closed
             self._error = self._error or error
@@ -169,13 +174,14 @@ class RankProcesses:
 
 
 def _processor_time(child: SpawnedProcess | RemoteProcess) -> int | None:
-    """`processor_time` of a rank's process, which is not told of one on another machine."""
+    """Returns the `processor_time` of a rank's process, or None if it runs on another machine."""
     return None if child.pid is None else processor_time(child.pid)
 
 
 def _meeting() -> str:
-    """Path of a file by which ranks find one another, and that no other user can read. On Linux it is in no folder, and
-    ends with this process, however that ends."""
+    """Creates the file through which ranks meet, which no other user can read, and returns its
+    path. On Linux it is in no folder and disappears with this process, however the process ends.
+    """
     if hasattr(os, "memfd_create"):
         return f"/proc/{os.getpid()}/fd/{os.memfd_create('sglang_lite-ranks')}"
     return os.fspath(Path(tempfile.mkdtemp(prefix="sglang_lite-ranks-"), "meeting"))

@@ -1,4 +1,6 @@
-"""Backend for Anthropic's Messages API, through the official SDK: its class, then requests and readers of answers."""
+"""Backend for Anthropic's Messages API, through the official SDK: its class, then its requests and
+the reader of its answers.
+"""
 
 from __future__ import annotations
 
@@ -130,16 +132,18 @@ class Anthropic(RemoteBackend):
 
 
 class RepeatedWhitespace:
-    """Filter for whitespace at the end of a begun turn. The API receives the turn without it, so an answer may begin
-    with the same whitespace, which is removed."""
+    """Filter for whitespace at the end of a turn that has begun. The API receives the turn without
+    it, so an answer may begin with the same whitespace, which is removed.
+    """
 
     def __init__(self, begun: str) -> None:
         self._blanks = begun[len(begun.rstrip()) :]
         self._left, self._pending = self._blanks, ""
 
     def trim(self, event: Delta | Generation) -> Delta | Generation | None:
-        """Returns the event without the repeated whitespace, or None if no new text or reasoning is left in the
-        event."""
+        """Returns the event without the repeated whitespace, or None if no new text or reasoning is
+        left in it.
+        """
         if isinstance(event, Generation):
             return msgspec.structs.replace(event, text=event.text.removeprefix(self._blanks))
         text = self._pending + event.text
@@ -150,18 +154,18 @@ class RepeatedWhitespace:
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None
 
 
-DEFAULT_MAX_TOKENS = 128  # for generations that set none, as on other backends; the API requires the field
-MIN_THINKING = 1_024  # tokens of the smallest limit of a thought that the API takes
+DEFAULT_MAX_TOKENS = 128  # for generations that set none, like other backends; the API requires the field
+MIN_THINKING = 1_024  # smallest token limit for thinking that the API accepts
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
-    """Arguments of `messages.create` for a request.
+    """Builds the arguments of `messages.create` for a request.
 
     Raises:
-        CapabilityError: the API does not accept an image of the prompt, or the prompt has text in its open turn and the
-            answer a constraint.
-        ParameterError: the API takes no such limit of thoughts.
+        CapabilityError: the API does not accept an image of the prompt, or the prompt has text in
+            its open turn and the answer a constraint.
+        ParameterError: the API does not accept such a thinking limit.
     """
     messages = _messages(request)
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
@@ -189,10 +193,10 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
 
 
 def _thinking(budget: int, limit: int) -> dict[str, Any]:
-    """Limits the tokens of a thought.
+    """Returns the field that limits the tokens of the model's thinking.
 
     Raises:
-        ParameterError: the API takes no such limit.
+        ParameterError: the API does not accept such a limit.
     """
     if budget < MIN_THINKING:
         raise ParameterError(
@@ -210,7 +214,7 @@ def _thinking(budget: int, limit: int) -> dict[str, Any]:
 
 
 def _shape(request: ApiRequest) -> dict[str, Any]:
-    """Request fields that specify the form of the answer."""
+    """Returns the request fields that specify the form of the answer."""
     output: dict[str, Any] = {} if request.target.effort is None else {"effort": request.target.effort}
     arguments: dict[str, Any] = {}
     match request.shape:
@@ -236,8 +240,9 @@ def _tool(tool: ApiTool) -> dict[str, Any]:
 
 
 def _messages(request: ApiRequest) -> list[dict[str, Any]]:
-    """Conversation in the API's form. A turn with thinking or tool calls is sent as the model's original blocks, and
-    the results of its calls as `tool_result` blocks."""
+    """Converts the conversation to the API's form. A turn with thinking or tool calls is sent as
+    the model's original blocks, and the results of its calls as `tool_result` blocks.
+    """
     messages: list[dict[str, Any]] = []
     for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
         content: Any = list(stored) if stored is not None else _content(message, request.target.model)
@@ -280,7 +285,8 @@ def _source(image: Media, model: str) -> dict[str, str]:
 
 
 class MessagesReader(ApiReader):
-    """Reader of the events of one message, or of several messages of which each continues the previous one."""
+    """Reads the events of one message, or of several messages that each continue the previous one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +313,7 @@ class MessagesReader(ApiReader):
         return ()
 
     def _add(self, delta: Any, index: int) -> Sequence[Delta]:
-        """Adds a block's delta to the sample, and returns its new text or thinking."""
+        """Adds a block's delta to the sample and returns its new text or thinking."""
         sample = self._sample
         block = sample.provider_items[index] if index < len(sample.provider_items) else {}
         match delta.type:
@@ -344,8 +350,9 @@ class MessagesReader(ApiReader):
 
 
 def _parsed(arguments: str) -> Any:
-    """Input of a tool call as the object that the API expects back, or {} if the model's text is not JSON. The reader
-    of the value reports that error."""
+    """Parses the input of a tool call into the object that the API expects back. Returns {} if the
+    model's text is not JSON; the reader of the value reports that error.
+    """
     try:
         return json.loads(arguments or "{}")
     except ValueError:
@@ -353,15 +360,17 @@ def _parsed(arguments: str) -> Any:
 
 
 def _resumed(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
-    """Arguments of a request that makes the model continue: the previous ones, with its output so far as an assistant
-    message."""
+    """Builds the arguments of a request that makes the model continue: the previous ones, with its
+    output so far as an assistant message.
+    """
     turn = {"role": "assistant", "content": list(reader.samples[0].provider_items)}
     return {**arguments, "messages": [*arguments["messages"], turn]}
 
 
 def _cost(start: Any, end: Any) -> Usage:
-    """Usage of a message. The API reports it at the start, and some of it again at the end; the end's counts take
-    precedence."""
+    """Returns the usage of a message. The API reports it at the start, and parts of it again at the
+    end; the counts at the end take precedence.
+    """
 
     def tokens(name: str) -> int:
         return getattr(end, name, None) or getattr(start, name, None) or 0

@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 # Events of a branch, under SGLang's names. "commit_lazy_operations" comes before a fork.
 EVENTS = ("begin_program", "end_program", "commit_lazy_operations", "fork_program", "fill_image")
-# Methods by which a class can answer in another way than by `agenerate` and `aselect`.
+# Methods through which a class can answer instead of through `agenerate` and `aselect`.
 _ABILITIES = {"answers_now": ("answer_now", "select_now"), "plays_programs": ("open_program",)}
 
 
-# Name of the adapter that a selection is to be scored with, None for the model itself. Read by backends with the
+# Name of the adapter that scores a selection, or None for the model itself. Read by backends with the
 # capability `adapters`.
 asked_adapter: ContextVar[str | None] = ContextVar("sglang_lite_asked_adapter", default=None)
 
 
 def ask_with_adapter(lora_path: tuple[str, ...] | Unset) -> None:
-    """Sets `asked_adapter` for the selections that this context asks for next."""
+    """Chooses the adapter for the next selections of this context by setting `asked_adapter`."""
     asked_adapter.set(adapter_of(lora_path))
 
 
 class KeepsPrefixes(Protocol):
-    """Keys and values of prompts in files, as an engine writes and reads them."""
+    """Storage of the keys and values of prompts in files, as an engine writes and reads them."""
 
     def export_prefix(self, prompt: Prompt, path: str, *, secret: str | None) -> object: ...
 
@@ -63,14 +63,16 @@ class KeepsPrefixes(Protocol):
 
 
 class ProgramAtBackend(Protocol):
-    """Program that is open at a backend. Its methods are thread-safe and don't block."""
+    """Program that is open at a backend. Its methods are thread-safe and do not block."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
-        """Appends nodes to a branch. Raises SglError if the backend refuses the nodes."""
+        """Appends nodes to a branch. Raises SglError if the backend rejects them."""
         ...
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
-        """Gives the verdict on a judged node of a branch, or on a pause, by its index there."""
+        """Delivers the verdict on a judged node of a branch, or on a pause, by its index in the
+        branch.
+        """
         ...
 
     def drop(self, path: Path) -> None:
@@ -78,12 +80,15 @@ class ProgramAtBackend(Protocol):
         ...
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Tells for how long nothing will be added to a branch, from its last answer or from now on."""
+        """Announces for how long nothing will be added to a branch, counted from its last answer or
+        from now on.
+        """
         ...
 
     def wind_down(self) -> None:
-        """Ends all generations, also of nodes that follow, where a limit may cut them. Only called if the backend has
-        the capability `winds_down` or `winds_down_programs`."""
+        """Ends all generations, including those of later nodes, where a limit may cut them. Only
+        called if the backend has the capability `winds_down` or `winds_down_programs`.
+        """
         ...
 
     def close(self) -> None:
@@ -92,11 +97,12 @@ class ProgramAtBackend(Protocol):
 
 
 class Listener(ABC):
-    """Listener to events of a run's branches, which is told of each when everything before it has been played.
+    """Listener to events of a run's branches. It is notified of each event once everything before
+    it has been played.
 
     Attributes:
-        events: names of the events that it is told of, of `EVENTS`.
-        threads: threads that tell it.
+        events: names of the events that it receives, out of `EVENTS`.
+        threads: threads on which it is called.
     """
 
     events: frozenset[str]
@@ -104,33 +110,37 @@ class Listener(ABC):
 
     @abstractmethod
     def call(self, event: str, branch: Any, children: Sequence[Any]) -> None:  # players, of a package above
-        """Tells it of an event of a branch. May block.
+        """Notifies the listener of an event of a branch. May block.
 
         Args:
-            children: branches that were forked.
+            children: branches that were forked, for a fork.
         """
 
 
 class Backend:
-    """Base class of backends. A subclass defines `agenerate` and `aselect`, and more if it can do more.
+    """Base class of backends. A subclass defines `agenerate` and `aselect`, and further methods for
+    what else it supports.
 
     Attributes:
         capabilities: features that the backend supports with its model.
-        enforces: True if answers satisfy their constraints or an error is raised. If False, every answer is validated
-            against its constraint.
+        enforces: True if answers satisfy their constraints or an error is raised. If False, every
+            answer is validated against its constraint.
         chat_template: template that renders turns as text, or None.
-        template_cure: what to do about a model without one, as the end of a hint.
-        unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if the backend sets none.
+        template_cure: what to do if the model has no chat template, as the end of a hint.
+        unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if there is
+            none.
         price: price of the model's tokens, which overrides the price table.
-        tokenizer: tokenizer of the model, with which budgets count what a server does not report; None if unknown.
+        tokenizer: tokenizer of the model, used by budgets to count what a server does not report;
+            None if unknown.
         trace_name: name in messages and in the trace of a run; "" for the name of the class.
-        on_run: called when a run begins, with a function that blocks until everything that was added to the run so far
-            has been played; or None.
-        answer_pool: threads on which `answer_now` and `select_now` are called, because they block; None if they return
-            at once.
+        on_run: called when a run begins, with a function that blocks until everything added to the
+            run so far has been played; or None.
+        answer_pool: threads on which `answer_now` and `select_now` are called because they block;
+            None if they return immediately.
         event_listener: listener to the events of branches, or None.
-        answers_now, plays_programs: True if `answer_now` and `select_now`, or `open_program`, are used: defined by the
-            class, and not by a base of the one that defines `agenerate` or `aselect`.
+        answers_now, plays_programs: True if `answer_now` and `select_now`, or `open_program`, are
+            used: defined by the class, and not by a base of the one that defines `agenerate` or
+            `aselect`.
     """
 
     capabilities: Capabilities = EVERYTHING
@@ -161,8 +171,9 @@ class Backend:
     def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Generates `params.n` continuations of the prompt. Yields deltas if `stream`, and a Generation at the end of
-        each sample."""
+        """Generates `params.n` continuations of the prompt. Yields deltas if `stream`, and one
+        Generation at the end of each sample.
+        """
         raise CapabilityError(f"{type(self).__name__} can't generate: it has neither agenerate nor generate.")
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
@@ -172,26 +183,29 @@ class Backend:
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
-        """Returns the answer if it is available without waiting (from a script, a recording or a cache), or None to
-        call `agenerate`.
+        """Returns the answer if it is available without waiting (from a script, a recording or a
+        cache), or None to have `agenerate` called.
 
-        Runs on the thread that adds the node, so that no work moves between threads, or on a thread of `answer_pool`.
+        Runs on the thread that adds the node, to avoid moving work between threads, or on a thread
+        of `answer_pool`.
         """
         return None
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        """Returns the selection if it is available without waiting, or None to call `aselect`. Called like
-        `answer_now`."""
+        """Returns the selection if it is available without waiting, or None to have `aselect`
+        called. Called like `answer_now`.
+        """
         return None
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        """Opens a program, to which a run adds its nodes while earlier ones are played. A backend that defines this
-        method receives whole runs; other backends receive one call per node.
+        """Opens a program, to which a run adds its nodes while earlier ones are played. A backend
+        that defines this method receives whole runs; other backends receive one call per node.
 
         Args:
-            sink: callback for the events of the nodes and, last, for the end of the program. The program is played on
-                behind an answer on the thread that calls it: one at a time, and not within a call of the program. A
-                thread with other work calls it on the executor loop: `executor().post(sink, event)` of
+            sink: callback for the events of the nodes and, last, for the end of the program. After
+                an answer, the run is played on by the thread that calls the sink. Only one thread
+                may call it at a time, and not from within a method of the program. A thread with
+                other work calls it on the executor loop: `executor().post(sink, event)` of
                 sglang_lite.lang.concurrency.loop.
             stream: whether to deliver deltas.
             priority: priority of the program; only passed to backends with the capability.
@@ -201,11 +215,13 @@ class Backend:
     # ---------------------------------------------------------------------------------------------- planning
 
     def planner(self, run: RunFacts) -> Planner | None:
-        """Planner of the calls of a run's main branch, or None if each node is asked for as if it stood alone."""
+        """Returns a planner for the calls of a run's main branch, or None if every node is a call
+        of its own.
+        """
         return None
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
-        """Refuses a node that the backend can't honour.
+        """Rejects a node that the backend can't honour.
 
         Raises:
             CapabilityError: the backend does not support the constraint, a parameter or the selection. The message
@@ -240,11 +256,13 @@ class Backend:
         return type(self).__name__
 
     def get_chat_template(self) -> TurnTemplate | None:
-        """Template that renders turns as text, or None if the model has none."""
+        """Returns the template that renders turns as text, or None if the model has none."""
         return self.chat_template
 
     def tool_family(self) -> str | None:
-        """Format in which the model writes tool calls (a name of text.tool_formats), or None for one JSON object."""
+        """Returns the format in which the model writes tool calls (a name of text.tool_formats), or
+        None for one JSON object.
+        """
         return None
 
     @property
@@ -264,14 +282,16 @@ class Backend:
         return None
 
     def identity(self) -> tuple[Json, ...]:
-        """Plain data, equal in every process, that answers depend on besides the prompt and its parameters. A
-        checkpoint of a batch is valid only for backends with the same identity."""
+        """Returns what answers depend on besides the prompt and its parameters, as plain data that
+        is equal in every process. A checkpoint of a batch is valid only for backends with the same
+        identity.
+        """
         kind, template = type(self), self.get_chat_template()
         how = None if template is None else getattr(template, "source", template.name)
         return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
 
     def cost(self, usage: Usage) -> float | None:
-        """Cost of one call's usage in US dollars, or None if unknown."""
+        """Returns the cost of one call's usage in US dollars, or None if unknown."""
         price = self.price or find_price(self.get_model_name())
         return None if price is None else price.of(usage)
 
@@ -283,14 +303,16 @@ class Backend:
 
     @property
     def prefix_files(self) -> KeepsPrefixes:
-        """Writer and reader of keys and values of prompts in files. Raises CapabilityError if there is none."""
+        """Storage of prompts' keys and values in files. Raises CapabilityError if the backend has
+        none.
+        """
         raise CapabilityError(
             f"{name_of(self)} keeps no keys and values in files; an engine of this program does.",
             hint="Leave cache=True, trust_cache=True and secret= out: the text is computed again.",
         )
 
     def get_server_info(self) -> dict[str, Json] | None:
-        """Information on the server behind the backend, or None if unknown."""
+        """Returns information about the server behind the backend, or None if unknown."""
         return None
 
     def shutdown(self) -> None:
@@ -298,23 +320,25 @@ class Backend:
 
 
 def name_of(backend: Backend) -> str:
-    """Name of a backend in messages and traces."""
+    """Returns the name of a backend for messages and traces."""
     return backend.trace_name or type(backend).__name__
 
 
 def name_with_model(backend: Backend) -> str:
-    """Name of a backend with its model, in messages."""
+    """Returns the name of a backend with its model, for messages."""
     return f"{name_of(backend)}({backend.get_model_name()!r})"
 
 
 def check_adapter(backend: Backend, node: object, adapter: tuple[str, ...] | Unset, where: Location | None) -> None:
-    """Raises CapabilityError if a selection has an adapter, and the backend's selections take none."""
+    """Raises CapabilityError if a selection has an adapter and the backend's selections accept
+    none.
+    """
     if adapter_of(adapter) is not None and not backend.capabilities.adapters:
         raise refusal(backend, node, "lora_path", "Leave it out, or use a local engine or its server.", where)
 
 
 def refusal(backend: Backend, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
-    """Error for a feature that a backend does not support.
+    """Makes the error for a feature that a backend does not support.
 
     Args:
         instead: advice on what to do instead.
@@ -324,13 +348,13 @@ def refusal(backend: Backend, node: object, feature: str, instead: str, where: L
 
 
 def refused_medium(backend: Backend, node: object, kind: MediaKind, where: Location | None) -> CapabilityError:
-    """Error for an image, a video or a sound that a backend does not take."""
+    """Makes the error for an image, a video or a sound that a backend does not accept."""
     told = "says" if kind == "audio" else "shows"
     return refusal(backend, node, MEDIA_NAMES[kind], f"Describe what it {told}, or use another backend.", where)
 
 
 async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:
-    """Single sample of a generation, without its deltas."""
+    """Returns the single sample of a generation, ignoring its deltas."""
     (answer,) = [event async for event in events if isinstance(event, Generation)]
     return answer
 
@@ -343,7 +367,8 @@ def _kinds(kinds: frozenset[type]) -> str:
 
 
 class DelegatingBackend(Backend):
-    """Backend that delegates to another backend everything except answering, which subclasses define.
+    """Backend that delegates everything except answering to another backend. Subclasses define the
+    answering.
 
     Args:
         backend: backend to delegate to.

@@ -1,4 +1,4 @@
-"""SGLang's interface of backends, with the records of ours that go with it, at its module path."""
+"""SGLang's backend interface and our related records, at SGLang's module path."""
 
 from sglang_lite.compat.sglang.hooks import BaseBackend as BaseBackend
 from sglang_lite.lang.backend.base import ALL_CONSTRAINTS as ALL_CONSTRAINTS

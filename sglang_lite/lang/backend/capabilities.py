@@ -1,5 +1,6 @@
-"""Capabilities of a backend with its model, and the demands of a node, which are checked against them before it is
-queued."""
+"""Capabilities of a backend with its model, and the demands of a node. Demands are checked against
+capabilities before a node is queued.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +48,17 @@ _WEAKEST_FIRST: tuple[BegunTurns, ...] = ("refused", "asked", "continued")
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """Rules of a backend that is called generation by generation, for turns with several generations.
+    """Rules for turns with several generations, for a backend that is called generation by
+    generation.
 
     Attributes:
-        begun_turns: treatment of a turn that has begun: "continued" by the model, which is shown the open turn;
-            "asked": shown to the model as its own finished message, with a request to continue; or "refused".
-        begun_constrained: the same, for a turn with a constrained generation behind its beginning.
-        enforces_grammars: True if grammars are enforced, so that a turn can be generated as one text.
+        begun_turns: how a turn that has begun is treated: "continued" by the model, which is shown
+            the open turn; "asked": shown to the model as its own finished message, with a request
+            to continue; or "refused".
+        begun_constrained: the same for a turn that already has text before a constrained
+            generation.
+        enforces_grammars: True if grammars are enforced, so that a turn can be generated as one
+            text.
     """
 
     begun_turns: BegunTurns
@@ -62,8 +67,10 @@ class TurnRules:
 
 
 def common_rules(each: Sequence[TurnRules]) -> TurnRules:
-    """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
-    backend refuses it, continued if all backends continue it, and generated as one text if all enforce its grammar."""
+    """Combines the rules of several backends into rules that all of them can follow, since any of
+    them may answer. A turn is refused if one backend refuses it, continued if all backends continue
+    it, and generated as one text if all enforce its grammar.
+    """
     return TurnRules(
         _weakest(rules.begun_turns for rules in each), _weakest(rules.begun_constrained for rules in each),
         all(rules.enforces_grammars for rules in each),
@@ -76,30 +83,36 @@ def _weakest(turns: Iterable[BegunTurns]) -> BegunTurns:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Capabilities of a backend with its model. A node that needs more is refused at the line that adds it.
+    """Capabilities of a backend with its model. A node that needs more is rejected at the line that
+    adds it.
 
     Attributes:
         constraints: types of constraint that are enforced.
         params: names of the sampling parameters that are honoured, or None for all.
         select: True if the model can choose among texts.
-        scores: True if the choices' probabilities are reported, so that methods and temperatures work.
-        continues: True if any text is continued; False if only the last turn of a conversation can be generated.
-        prefill: True if text that already stands in that turn is continued.
-        images, videos, sounds: True if the model accepts them. Of a video, a model that accepts images alone is shown
-            frames.
-        fetches_images: True if images may be addresses; otherwise their bytes are fetched before.
-        turns: rules for turns with several generations, for a backend that is called generation by generation; None if
-            each one is asked for as if it stood alone.
+        scores: True if the choices' probabilities are reported, which methods and temperatures
+            need.
+        continues: True if any text is continued; False if only the last turn of a conversation can
+            be generated.
+        prefill: True if text already in that turn is continued.
+        images, videos, sounds: True if the model accepts them. A model that accepts images but no
+            videos is shown frames.
+        fetches_images: True if images may be addresses; otherwise their bytes are fetched first.
+        turns: rules for turns with several generations, for a backend that is called generation by
+            generation; None if every generation is a call of its own.
         priority: True if programs may have a priority.
-        reads_prompts: True if answers depend on the prompt that is given. SGLang's hooks look at the branch itself, so
-            that they can't be recorded, shown a repair, or asked in a rerun.
-        adapters: True if selections read `asked_adapter` (base.py), as generations read `lora_path`.
-        sizes_answers: True if a generation with `type=` and no `max_tokens` is given the limit that its values need.
-        winds_down: True if a generation that is open can be ended where a limit may cut it: of a pushed-down program by
-            `wind_down`, of others as `winds_down_at` says (lang/concurrency/loop.py).
-        winds_down_programs: True if at least those of pushed-down programs can.
-        caches_prompts: True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the
-            first token of an answer has arrived.
+        reads_prompts: True if answers depend on the prompt passed to the backend. SGLang's hooks
+            read the branch itself, so they can't be recorded, shown a repair, or called in a rerun.
+        adapters: True if selections read `asked_adapter` (base.py), as generations read
+            `lora_path`.
+        sizes_answers: True if a generation with `type=` and no `max_tokens` gets the limit that its
+            values need.
+        winds_down: True if a running generation can be ended where a limit may cut it: in a
+            pushed-down program by `wind_down`, in others by `winds_down_at`
+            (lang/concurrency/loop.py).
+        winds_down_programs: True if this holds at least for pushed-down programs.
+        caches_prompts: True if a provider caches prompts: a prompt with the same beginning is
+            cheaper once the first token of an answer has arrived.
     """
 
     constraints: frozenset[type] = frozenset({Regex, JsonSchema, Choices})
@@ -122,7 +135,7 @@ class Capabilities:
     caches_prompts: bool = False
 
     def takes(self, kind: MediaKind) -> bool:
-        """True if a program may have media of a kind."""
+        """Returns whether a program may contain media of a kind."""
         return {"image": self.images, "video": self.videos or self.images, "audio": self.sounds}[kind]
 
 
@@ -132,7 +145,7 @@ EVERYTHING = Capabilities()
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """Demands that a node makes of a backend.
+    """What a node demands of a backend.
 
     Attributes:
         kind: "gen", or "select" for one of the choices.

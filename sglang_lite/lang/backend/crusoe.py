@@ -1,4 +1,4 @@
-"""Backend for Crusoe's managed inference: OpenAI's protocol with a profile of its own."""
+"""Backend for Crusoe's managed inference: OpenAI's protocol with its own profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE_URL = "https://api.inference.crusoecloud.com/v1"
 
 
 class Crusoe(OpenAI):
-    """Backend for models on Crusoe's managed inference, which serves OpenAI's chat API as vLLM does.
+    """Backend for models on Crusoe's managed inference, which serves OpenAI's chat API like vLLM.
 
     Args:
         model_name: name of the model.

@@ -1,4 +1,4 @@
-"""Choice of the backend that a program runs on."""
+"""Chooses the backend that a program runs on."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)  # a thread that the fork did not copy may hold the lock
 
 
-# Names of SGLang's hooks, which only backends of users have.
+# Names of SGLang's hooks, which only user-defined backends have.
 _HOOKS = ("generate", "generate_stream", "select", *EVENTS)
 
 
 def as_backend(value: object) -> Backend:
-    """Converts a user's value to a backend that programs run on: as `given_backend`, with an adapter for SGLang's
-    hooks."""
+    """Converts a user's value to a backend that can run programs. Works like `given_backend`, and
+    wraps a backend with SGLang's hooks in an adapter.
+    """
     backend = value if isinstance(value, Backend) else given_backend(value)
     kind: Any = type(backend)  # mypy takes no type for hashable
     if not _may_have_hooks(kind):
@@ -55,7 +56,8 @@ def _may_have_hooks(kind: type) -> bool:
 
 
 def given_backend(value: object) -> Backend:
-    """Converts a user's value to a backend: a backend, an engine, or a server that was started (Runtime).
+    """Converts a user's value to a backend. Accepts a backend, an engine, or a started server
+    (Runtime).
 
     Raises:
         ParameterError: the value is none of these.
@@ -81,7 +83,9 @@ def given_backend(value: object) -> Backend:
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
-    """True if a value is an engine. Compares module names, because the language does not import the runtime."""
+    """Returns whether a value is an engine. Compares module names, because the language does not
+    import the runtime.
+    """
     kind: Any = type(value)  # as above
     return _makes_engines(kind)
 
@@ -92,8 +96,9 @@ def _makes_engines(kind: type) -> bool:
 
 
 def backend_for(value: object = None) -> Backend:
-    """Backend for a user's value. Without a value, the default backend; if none is set, the default engine, which is
-    started on first use."""
+    """Returns the backend for a user's value. Without a value, returns the default backend; if none
+    is set, the default engine, which is started on first use.
+    """
     if value is not None:
         return as_backend(value)
     if global_config.default_backend is None:
@@ -109,7 +114,9 @@ def backend_for(value: object = None) -> Backend:
 
 
 def identity_for(value: object = None) -> tuple[Json, ...]:
-    """Identity of the backend that `backend_for` returns. The default engine is not started for it."""
+    """Returns the identity of the backend that `backend_for` would return, without starting the
+    default engine.
+    """
     if value is None and global_config.default_backend is None:
         from sglang_lite.lang.backend.local import default_identity
 
@@ -118,20 +125,23 @@ def identity_for(value: object = None) -> tuple[Json, ...]:
 
 
 def set_default_backend(backend: BackendLike | None) -> None:
-    """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None for the default
-    engine."""
+    """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None
+    for the default engine.
+    """
     global_config.default_backend = None if backend is None else given_backend(backend)
 
 
 def flush_cache(backend: BackendLike | None = None) -> bool:
-    """Drops the cached prefixes of a backend, by default the default backend. Returns False if no backend is set or it
-    reports that it flushed nothing."""
+    """Drops the cached prefixes of a backend, by default the default backend. Returns False if no
+    backend is set or if it reports that it flushed nothing.
+    """
     chosen = backend if backend is not None else global_config.default_backend
     return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
 
 
 def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | None:
-    """Information about the server or engine behind a backend, by default the default backend. None if no backend is
-    set or it has no information."""
+    """Returns information about the server or engine behind a backend, by default the default
+    backend. Returns None if no backend is set or if it has no information.
+    """
     chosen = backend if backend is not None else global_config.default_backend
     return as_backend(chosen).get_server_info() if chosen is not None else None

@@ -22,9 +22,10 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 
 class LiteLLM(RemoteBackend):
-    """Backend for models of any provider that LiteLLM supports, called through its form of OpenAI's chat API. LiteLLM
-    does not report the features of a model, so `profile=` specifies them ("openai/gpt-4o", "anthropic/claude-opus-5"
-    …). Without a profile, the model is taken to have the parameters of OpenAI's protocol and to enforce no constraint.
+    """Backend for models of any provider that LiteLLM supports, called through its form of OpenAI's
+    chat API. LiteLLM does not report the features of a model, so `profile=` specifies them
+    ("openai/gpt-4o", "anthropic/claude-opus-5" …). Without a profile, the model is assumed to
+    accept the parameters of OpenAI's protocol and to enforce no constraints.
 
     Args:
         model_name: LiteLLM's name of the model: "groq/llama-3.3-70b", "gemini/gemini-2.5-pro" …

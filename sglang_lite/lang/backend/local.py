@@ -1,5 +1,6 @@
-"""Backend for an engine in this process. This is the only file of the language that imports the runtime, and only when
-it is used."""
+"""Backend for an engine in this process. This is the only file of the language that imports the
+runtime, and it does so only when used.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class LocalBackend(Backend):
 
     @property
     def endpoint(self) -> LocalBackend:
-        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        """The backend itself, where SGLang's `Runtime` has its backend."""
         return self
 
     def agenerate(
@@ -83,7 +84,7 @@ class LocalBackend(Backend):
         return selection
 
     async def _events(self, submit: Callable[..., Any], count: int) -> AsyncGenerator[Any, None]:
-        """Yields the events of a request, up to the last of its `count` answers."""
+        """Yields the events of a request up to the last of its `count` answers."""
         events: asyncio.Queue[Delta | Generation | Selection | SglError] = asyncio.Queue()
         mailbox = running_mailbox()
         heard = partial(submit, sink=partial(mailbox.enqueue, events.put_nowait), flush=mailbox.wake)
@@ -106,7 +107,7 @@ class LocalBackend(Backend):
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         sink, flush = partial(self.token_usage.pass_on, sink), None
-        if self.engine.config.in_process:  # the thread of its sinks computes
+        if self.engine.config.in_process:  # the thread that calls the sinks is busy computing
             sink, flush = partial(executor().enqueue, sink), executor().wake
         return self.engine.open_program(sink=sink, flush=flush, stream=stream, priority=priority)
 
@@ -160,8 +161,9 @@ class LocalBackend(Backend):
 
 
 def winding_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
-    """Calls a function when the generation that is asked for now is to wind down. Returns the timer, or None if that is
-    never."""
+    """Schedules a call for when the current generation has to wind down. Returns the timer, or None
+    if it has been called already or never will be.
+    """
     at = winds_down_at.get()
     if at is None:
         return None
@@ -173,14 +175,16 @@ def winding_down(wind_down: Callable[[], None]) -> asyncio.TimerHandle | None:
 
 
 def default_identity() -> tuple[Json, ...]:
-    """Identity of the backend that `default_engine` returns, read from the model's files: no engine is started."""
+    """Returns the identity of the backend that `default_engine` returns, read from the model's
+    files without starting an engine.
+    """
     from sglang_lite import Engine
 
     return LocalBackend(Engine.unstarted()).identity()
 
 
 def default_engine() -> LocalBackend:
-    """Starts an engine with the default model, and returns a backend for it."""
+    """Starts an engine with the default model and returns a backend for it."""
     from sglang_lite import Engine
 
     return LocalBackend(Engine())

@@ -1,4 +1,4 @@
-"""Backend for OpenAI's API and all servers that speak it, through the official SDK."""
+"""Backend for OpenAI's API and all servers that implement it, through the official SDK."""
 
 from __future__ import annotations
 
@@ -145,14 +145,17 @@ _QUESTION = "Which of these texts is what the assistant says next?"
 
 
 def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Json]:
-    """Arguments of `decisions.create` for one question, whose answer is one of the choices."""
+    """Builds the arguments of `decisions.create` for one question, answered with one of the
+    choices.
+    """
     options = [{"value": choice} for choice in choices]
     question = {"type": "choice", "instructions": _QUESTION, "choices": options}
     return {"model": model, "input": input_items(prompt.messages), "questions": [question]}
 
 
 def decision(response: Foreign, choices: Sequence[str], name: str, seconds: float) -> Selection:
-    """Selection with the choices' scores in an answer. Each score is the logarithm of one probability.
+    """Reads the choices' scores from an answer into a Selection. Each score is the logarithm of one
+    probability.
 
     Raises:
         RefusalError: the model refused to answer.
@@ -179,7 +182,9 @@ _LARGEST: Final = 2**20  # bytes of the largest answer that is read
 
 
 def _by_models(body: Mapping[str, Any]) -> str | None:
-    """Kind of server by `/v1/models`: each of these servers is the owner of its models, under its own name."""
+    """Recognizes a server by `/v1/models`: each of these servers names itself as the owner of its
+    models.
+    """
     models = body.get("data")
     owners = {each.get("owned_by") for each in models if isinstance(each, dict)} if isinstance(models, list) else set()
     profile_names = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "sglang_lite": "sglang_lite"}
@@ -201,10 +206,11 @@ _PROBES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]
 
 
 def kind_of_server(base_url: str, api_key: str | None) -> str | None:
-    """Name of the profile of a server, or None if its software is unknown. Blocks until the server has answered.
+    """Returns the name of a server's profile, or None if its software is unknown. Blocks until the
+    server has answered.
 
     Args:
-        base_url: address of the API as an SDK takes it, with or without "/v1" at its end.
+        base_url: address of the API as passed to an SDK, with or without "/v1" at its end.
     """
     import httpx2
 

@@ -1,5 +1,6 @@
-"""Interface of planners, and what else a backend that is called generation by generation knows of a run: so one call
-may bring several answers, or one generation wait for another's."""
+"""Interface of planners, and the facts about a run that a backend called generation by generation
+may use. One call may then bring several answers, or one generation may wait for another.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ _MIN_SEEN, _MIN_RATE = 32, 0.5
 
 @dataclass(slots=True, eq=False)
 class ApiDrafts:
-    """Generations that a program's calls of an API may draft for later ones of the same turn, and how often that paid
-    in all runs of the program so far.
+    """Records which generations a program's API calls may draft for later ones of the same turn,
+    and how often that has paid off in all runs of the program so far.
 
     Args:
         tokens: maximum number of tokens that a call may generate ahead, or None for no drafts.
 
     Attributes:
-        found: number of generations whose text an earlier call had brought.
-        missed: number of generations that an earlier call could have brought, but that needed a call.
+        found: number of generations whose text an earlier call had already drafted.
+        missed: number of generations that an earlier call could have drafted, but that needed a
+            call.
         saved_tokens: number of prompt tokens that were not sent again.
         thrown_tokens: number of generated tokens that were not used.
     """
@@ -46,8 +48,9 @@ class ApiDrafts:
 
     @property
     def on(self) -> bool:
-        """True if the next run will have drafts: False after at least 32 generations of which less than half were
-        found."""
+        """True if the next run will draft. False after at least 32 generations if fewer than half
+        of them were found.
+        """
         seen = self.found + self.missed
         return self.tokens is not None and (seen < _MIN_SEEN or self.found >= seen * _MIN_RATE)
 
@@ -62,7 +65,7 @@ class ApiDrafts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of a run that its calls are planned by.
+    """Facts about a run, used to plan its calls.
 
     Attributes:
         params: sampling parameters of the run.
@@ -78,7 +81,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, params: SamplingParams, drafts: ApiDrafts | None, *, shares: bool = True) -> RunFacts:
-        """Facts of a run that begins now, with the drafts of its program, if it has any."""
+        """Collects the facts of a run that begins now, with its program's drafts, if any."""
         if drafts is None or drafts.tokens is None:
             return cls(params, shares=shares)
         return cls(params, drafts, drafts.on, shares)
@@ -95,25 +98,25 @@ class NodeQuestion:
     stream: bool = False
 
     def events(self) -> AsyncGenerator[Delta | Generation, None]:
-        """Asks for the generation, and yields its events."""
+        """Requests the generation and yields its events."""
         return self.backend.agenerate(self.prompt, self.params, self.constraint, stream=self.stream)
 
     async def answer(self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None = None) -> Generation:
-        """Only sample of another question of the same backend."""
+        """Returns the single sample for another question to the same backend."""
         return await only_answer(self.backend.agenerate(prompt, params, constraint, stream=False))
 
     async def selection(self, choices: Sequence[str]) -> Selection:
-        """Asks for a selection."""
+        """Requests a selection."""
         return await self.backend.aselect(self.prompt, choices, unconditional=False)
 
 
 class AnswerSource(ABC):
-    """Source of a node's answer in place of a call of its own. Used on the executor loop."""
+    """Source of a node's answer other than a call of the node's own. Used on the executor loop."""
 
     @asynccontextmanager
     async def entered(self, text: str) -> AsyncIterator[None]:
-        """Context in which the node is asked for, in all its attempts. A wait at its beginning does not count toward
-        the node's timeout.
+        """Surrounds all attempts at the node. Waiting at its start does not count toward the node's
+        timeout.
 
         Args:
             text: text of the branch before the node.
@@ -122,22 +125,23 @@ class AnswerSource(ABC):
 
     @abstractmethod
     def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation, as `question.events()` would."""
+        """Yields the events of the generation, like `question.events()`."""
 
     async def aselect(self, question: NodeQuestion, choices: Sequence[str]) -> Selection:
-        """Answer of the selection, as `question.selection(choices)` would return it."""
+        """Returns the answer of the selection, like `question.selection(choices)`."""
         return await question.selection(choices)
 
 
 class Planner(ABC):
-    """Planner of a branch's calls, for the thread that adds to the branch."""
+    """Planner of a branch's calls, used by the thread that adds to the branch."""
 
     @abstractmethod
     def plan(self, expressions: Sequence[Expression], role: str | None, where: Location | None) -> Sequence[Expression]:
-        """Parts of a statement, with the sources of the generations and selections that have one.
+        """Splits a statement into its parts, and attaches a source to the generations and
+        selections that have one.
 
         Args:
-            role: role of the turn that is open before the statement, or None.
+            role: role of the turn open before the statement, or None.
             where: line of the statement.
 
         Raises:
@@ -146,8 +150,10 @@ class Planner(ABC):
 
     @abstractmethod
     def share(self, added: Expression, size: int) -> Expression:
-        """Expression that is added to `size` equal branches, whose first generation may be one call for all."""
+        """Returns the expression to add to `size` equal branches. Its first generation may be one
+        call for all of them.
+        """
 
     @abstractmethod
     def fork(self, size: int) -> Sequence[Planner]:
-        """Planners of the branches that are forked from this one."""
+        """Returns the planners of `size` branches forked from this one."""

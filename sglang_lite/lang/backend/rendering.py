@@ -1,6 +1,7 @@
-"""Prompts as chat templates render them: text outside the turns; the same conversation in another template; and the
-conversation with the model's tools, in the place that its template has for them, with calls and results as messages of
-their own. And prompts that make a model continue a turn, or begin it again."""
+"""Renders prompts with chat templates: finds text outside the turns, converts a conversation to
+another template, inserts the model's tools where its template expects them, and makes a model
+continue or restart a turn.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ CONTINUE_PROMPT = (
 
 
 def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
-    """First text of a prompt that is outside its turns, without blanks; empty if all text is inside."""
+    """Returns the first text of a prompt that is outside its turns, without whitespace, or an empty
+    string if all text is inside.
+    """
     assert template is not None
     rest, roles = _squeezed(prompt.text), list[dict[str, str]]()
     for message in (*prompt.messages, Message("assistant", (prompt.partial,))):
@@ -37,7 +40,7 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
         at = rest.find(end, len(prefix))
         if at > len(prefix) and message.role != "assistant":
             return rest[len(prefix) : at]
-        if at < 0:  # the open turn, or one whose text is not all in the prompt (reasoning)
+        if at < 0:  # the open turn, or one that is not completely in the prompt (reasoning)
             break
         rest = rest[at + len(end) :]
         roles.append({"role": message.role, "content": ""})
@@ -45,8 +48,10 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
 
 
 def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None) -> Prompt:
-    """Prompt of turns, rendered by another template, with the text outside the turns in front. Unchanged if the prompt
-    has no turns or a template is missing. The content of turns is never read as special tokens."""
+    """Renders the turns of a prompt with another template. The text outside the turns comes first.
+    Returns the prompt unchanged if it has no turns or a template is missing. The content of turns
+    is never read as special tokens.
+    """
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
         return prompt
     spans, before = [Span(text_outside(prompt, written_by))], list[dict[str, str]]()
@@ -61,7 +66,9 @@ def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemp
 
 
 def without_marks(template: TurnTemplate) -> TurnTemplate:
-    """Template for an API that renders turns itself: without stop strings and image placeholders."""
+    """Returns the template without stop strings and image placeholders, for an API that renders
+    turns itself.
+    """
     return replace(template, stop_str=(), image_token="") if isinstance(template, ChatTemplate) else template
 
 
@@ -69,19 +76,20 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-_MIN_LENGTH = 16  # characters of a generated text that is found again: a shorter one could be part of a token's name
+_MIN_LENGTH = 16  # characters of a generated text to search for; a shorter one could be part of a token's name
 
 
 def with_tools(prompt: Prompt, template: TurnTemplate | None, control: Sequence[str] = ()) -> Prompt:
-    """Prompt whose text shows its tools; unchanged if it has none, or if the model has no template.
+    """Returns the prompt with its tools in the text. Returns it unchanged if it has no tools or the
+    model has no template.
 
     Args:
         prompt: prompt whose open turn is the assistant's.
-        template: template of the model, which has rendered the prompt.
+        template: template of the model, with which the prompt was rendered.
         control: names of the model's control tokens, which are ordinary characters in users' text.
 
     Raises:
-        TemplateError: the template refuses the messages.
+        TemplateError: the template rejects the messages.
         CapabilityError: there is text between the turns.
     """
     if prompt.tools is None or template is None:
@@ -99,8 +107,8 @@ def with_tools(prompt: Prompt, template: TurnTemplate | None, control: Sequence[
 
 
 def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
-    """True if a template has a place for tools, and its format of calls is known. Otherwise the first message describes
-    the tools, and results are turns of the user.
+    """Returns whether a template has a place for tools and its format of calls is known. Otherwise
+    the first message describes the tools, and results are user turns.
 
     Args:
         family: format of calls, as `Backend.tool_family` returns it.
@@ -123,7 +131,7 @@ def _rendered(prompt: Prompt, tools: PromptTools, template: JinjaTemplate, contr
 
 
 def _description(tools: PromptTools) -> str:
-    """Text about tools for a model that writes calls as JSON objects."""
+    """Describes the tools to a model that writes calls as JSON objects."""
     listed = "\n".join(tools.shown)
     call = '{"tool": "NAME", "arguments": {"ARGUMENT": "VALUE"}}'
     how = f'To call some, write {{"calls": [{call}, …]}}.' if tools.parallel else f"To call one, write {call}."
@@ -131,7 +139,9 @@ def _description(tools: PromptTools) -> str:
 
 
 def _text_before(prompt: Prompt, template: TurnTemplate) -> str:
-    """Text before the first turn. Raises CapabilityError if there is text between the turns, too."""
+    """Returns the text before the first turn. Raises CapabilityError if there is also text between
+    the turns.
+    """
     first = prompt.messages[0].role if prompt.messages else "assistant"
     prefix, _ = template.get_prefix_and_suffix(first, ())
     before = prompt.text.partition(prefix)[0] if prefix else ""
@@ -152,7 +162,7 @@ def _texts(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
 def _messages(
     turns: Sequence[Message], family: str, schemas: Mapping[str, JsonSchema], *, parallel: bool
 ) -> list[Mapping[str, Any]]:
-    """Turns as messages of a chat API, with calls and their results."""
+    """Converts turns to messages of a chat API, with tool calls and their results."""
     messages: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
     count = 0
@@ -175,7 +185,7 @@ def _messages(
 
 
 def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: int, *, parallel: bool) -> dict[str, Any]:
-    """Message of the assistant.
+    """Converts an answer to a message of the assistant, with its tool calls.
 
     Args:
         count: number of calls in earlier messages.
@@ -196,7 +206,9 @@ def _answer(text: str, family: str, schemas: Mapping[str, JsonSchema], count: in
 
 
 def _call_id(family: str, name: str, number: int) -> str:
-    """Id of a call in the form that the model was trained with; Mistral's templates demand nine characters."""
+    """Returns the id of a call in the form that the model was trained on. Mistral's templates
+    require nine characters.
+    """
     return f"functions.{name}:{number}" if family == "kimi_k2" else f"{number:09}"
 
 
@@ -206,7 +218,7 @@ def _chat_format(template: JinjaTemplate, control: tuple[str, ...], family: str 
 
 
 def _end(spans: Sequence[Span], length: int) -> list[Span]:
-    """Spans of the last `length` characters."""
+    """Returns the spans of the last `length` characters."""
     found: list[Span] = []
     for span in reversed(spans):
         if length <= 0:
@@ -218,8 +230,8 @@ def _end(spans: Sequence[Span], length: int) -> list[Span]:
 
 
 def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
-    """Spans with the token ids of texts that the model wrote, so that a cached prompt is found again: tokenising a
-    generated text does not always give its tokens.
+    """Restores the token ids of texts that the model wrote, so that a cached prompt is found again.
+    Tokenizing a generated text does not always give its original tokens.
 
     Args:
         written: spans of the same conversation with token ids.
@@ -238,20 +250,22 @@ def _with_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[Span]:
 
 
 def from_start(prompt: Prompt) -> Prompt:
-    """Prompt without the text in its open turn."""
+    """Returns the prompt without the text in its open turn."""
     text = prompt.text.removesuffix(prompt.partial)
     return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)
 
 
 def with_continue_request(prompt: Prompt, template: TurnTemplate) -> Prompt:
-    """Prompt whose open turn is shown as finished, followed by the user's request to continue it. Unchanged if the open
-    turn is empty."""
+    """Returns the prompt with its open turn finished, followed by the user's request to continue
+    it. Returns it unchanged if the open turn is empty.
+    """
     return with_user_reply(prompt, "", CONTINUE_PROMPT, template) if prompt.partial.strip() else prompt
 
 
 def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
-    """Prompt whose open turn, the assistant's, ends with an answer, followed by words of the user and a new turn of the
-    assistant."""
+    """Returns the prompt with its open assistant turn finished by an answer, followed by a user
+    turn and a new assistant turn.
+    """
     before = [{"role": message.role, "content": ""} for message in prompt.messages]
     turns = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
     spans = [*prompt.spans, Span(answer, special=False), Span(template.get_prefix_and_suffix("assistant", before)[1])]

@@ -1,4 +1,4 @@
-"""Backend without a model, for tests of programs: answers from a script, within microseconds."""
+"""Backend without a model, for tests of programs: answers from a script within microseconds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Rules:
         self._taken: dict[int, int] = {}
 
     def answer(self, text: str, call: UserValue) -> UserValue:
-        """Answer to a prompt, or None if no rule matches."""
+        """Returns the answer to a prompt, or None if no rule matches."""
         if callable(self._answers):
             return self._answers(call)
         rules = list(self._answers.items()) if self._by_rule else [("", self._answers)]
@@ -139,7 +139,7 @@ class ScriptedBackend(Backend):
 
     @property
     def endpoint(self) -> ScriptedBackend:
-        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        """The backend itself, where SGLang's `Runtime` has its backend."""
         return self
 
     async def agenerate(
@@ -258,12 +258,16 @@ class ScriptedBackend(Backend):
 
 
 def _until(late: float | None, seconds: float) -> float:
-    """Seconds that a request takes in a run that winds down from a moment on (`time.monotonic()`)."""
+    """Returns the seconds that a request takes in a run that winds down from a given time on
+    (`time.monotonic()`).
+    """
     return seconds if late is None else min(seconds, max(late - time.monotonic(), 0.0))
 
 
 def _last(rule: str | re.Pattern[str], text: str) -> int:
-    """End of the last occurrence of a rule in the text, or -1 if the rule does not occur."""
+    """Returns the end of the last occurrence of a rule in the text, or -1 if the rule does not
+    occur.
+    """
     if isinstance(rule, str):
         at = text.rfind(rule)
         return at + len(rule) if at >= 0 else -1
@@ -282,7 +286,9 @@ def _sampled(constraint: Constraint, random: Random) -> str:
 
 
 def _number_in(constraint: Constraint | None, text: str) -> str:
-    """Number that a text begins with, if the constraint is one and the text has one; else the text."""
+    """Returns the number at the beginning of a text if the constraint is a number and the text has
+    one; otherwise the text.
+    """
     number = constraint.part if isinstance(constraint, Continuation) else constraint
     return (first_number(number, text) or text) if isinstance(number, Number) else text
 

@@ -1,4 +1,6 @@
-"""Counts of tokens: what a backend has used, and what budgets count if no usage is reported."""
+"""Counts tokens: those that a backend has used, and those that budgets assume if no usage is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,25 @@ class TiktokenEncoding(Protocol):
     """Tokenizer of a model, with the interface of `tiktoken.encoding_for_model(…)`."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Token ids of a text."""
+        """Returns the token ids of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids."""
 
 
 def tokens_of(text: str, tokenizer: TiktokenEncoding | None) -> int:
-    """Number of tokens of a text: counted by the model's tokenizer, or else estimated rather too high than too low."""
+    """Counts the tokens of a text with the model's tokenizer, or else estimates the number, rather
+    too high than too low.
+    """
     if tokenizer is not None:
         return _count(tokenizer, text)
     return len(text.encode("utf-8", "replace")) // _BYTES_A_TOKEN + 1
 
 
 def estimated_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) -> int:
-    """Number of tokens of a prompt, as text or as messages, with the markup of its turns, its tools and its images.
-    See `tokens_of`."""
+    """Estimates the tokens of a prompt, as text or as messages, including the markup of its turns,
+    its tools and its images. See `tokens_of`.
+    """
     text = max(tokens_of(each, tokenizer) for each in (prompt.text, "\n".join(_turns(prompt))))
     if prompt.tools is not None:
         text += tokens_of("\n".join(prompt.tools.shown), tokenizer)
@@ -44,8 +49,10 @@ def estimated_tokens(prompt: Prompt, tokenizer: TiktokenEncoding | None = None) 
 
 
 def is_credible(reported: Usage, prompt: Prompt, texts: Iterable[str], tokenizer: TiktokenEncoding | None) -> bool:
-    """Returns True if a call may have used no more than it reported: at least the tokens of the conversation and of the
-    answers by the model's tokenizer, or else a token a word, as no tokenizer has fewer."""
+    """Returns True if the reported usage is plausible: at least the tokens of the conversation and
+    of the answers according to the model's tokenizer, or else one token per word, since no
+    tokenizer has fewer.
+    """
     conversation = _turns(prompt) or [prompt.text]
     sent, answered = (sum(_least_tokens(text, tokenizer) for text in each) for each in (conversation, texts))
     return reported.prompt_tokens >= max(sent, 1) and reported.completion_tokens >= answered
@@ -60,25 +67,26 @@ def _least_tokens(text: str, tokenizer: TiktokenEncoding | None) -> int:
 
 
 def _count(tokenizer: TiktokenEncoding, text: str) -> int:
-    encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)  # tiktoken's `encode` refuses names of specials
+    encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)  # tiktoken's `encode` rejects special tokens
     return len(encode(text))
 
 
 def unreported_usage(reported: Usage, possible: Usage) -> Usage:
-    """Tokens of a call that is taken to have used `possible`, beyond those that it reported."""
+    """Returns the tokens beyond those reported, for a call that is assumed to have used `possible`.
+    """
     return Usage(
         max(possible.prompt_tokens - reported.prompt_tokens, 0), 0,
         max(possible.completion_tokens - reported.completion_tokens, 0),
     )  # fmt: skip
 
 
-# Usages that calls of the node being asked may have had and that neither an answer nor an error of theirs carries; None
+# Usages that calls of the current node may have had, and that none of their answers or errors reports; None
 # outside a run with a budget.
 unreported_usages: ContextVar[list[Usage] | None] = ContextVar("sglang_lite_unreported_usages", default=None)
 
 
 def note_unreported(usage: Usage, times: int = 1) -> None:
-    """Adds a usage to those of the node being asked."""
+    """Adds a usage to those of the current node."""
     usages = unreported_usages.get()
     if usages is not None:
         usages += [usage] * times
@@ -86,24 +94,25 @@ def note_unreported(usage: Usage, times: int = 1) -> None:
 
 @dataclass(slots=True)
 class SentRequests:
-    """Requests that a call has made, each retry of an SDK included.
+    """Requests that a call has made, including each retry of an SDK.
 
     Attributes:
-        tried: number of requests that were begun.
-        processed: number of those that a server may have processed: they were sent, and not refused.
+        tried: number of requests that were started.
+        processed: number of requests that a server may have processed: they were sent and not
+            rejected.
     """
 
     tried: int = 0
     processed: int = 0
 
 
-# Requests of the call being made; None where nobody counts them.
+# Requests of the current call; None if they are not counted.
 sent_requests: ContextVar[SentRequests | None] = ContextVar("sglang_lite_sent_requests", default=None)
 
 
 @dataclass
 class TokenUsage:
-    """Tokens that a backend has used since it was made or reset."""
+    """Tokens that a backend has used since it was created or reset."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -115,7 +124,7 @@ class TokenUsage:
             self.completion_tokens += usage.completion_tokens
 
     def pass_on(self, sink: ProgramSink, event: ProgramEvent) -> None:
-        """Passes an event of a program to its sink, and adds the tokens if it is a result."""
+        """Passes an event of a program to its sink, after adding the tokens if it is a result."""
         if isinstance(event, Played) and isinstance(event.event, Generation | Selection):
             self.add(event.event.usage)
         sink(event)

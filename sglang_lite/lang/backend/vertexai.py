@@ -1,5 +1,6 @@
-"""Backend for Gemini on Vertex AI, through Google's Gen AI SDK (`google-genai`): its class, then requests of
-generateContent and readers of its answers."""
+"""Backend for Gemini on Vertex AI, through Google's Gen AI SDK (`google-genai`): its class, then
+its generateContent requests and the reader of its answers.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ def _settings(settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) 
     return [dict(each) for each in settings or ()]
 
 
-_NAMES = {  # our names of parameters, and the API's
+_NAMES = {  # our parameter names and the API's
     "max_tokens": "max_output_tokens", "stop": "stop_sequences", "temperature": "temperature", "top_p": "top_p",
     "top_k": "top_k", "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "return_logprob": "response_logprobs", "top_logprobs_num": "logprobs",
@@ -155,7 +156,7 @@ _REFUSED = frozenset({
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
-    """Arguments of `models.generate_content` for a request.
+    """Builds the arguments of `models.generate_content` for a request.
 
     Raises:
         CapabilityError: the API does not accept an image or a system turn of the prompt.
@@ -178,7 +179,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
 
 
 def _shape(request: ApiRequest) -> dict[str, Any]:
-    """Fields of the configuration that specify the form of the answer."""
+    """Returns the configuration fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, _):
             return {"response_mime_type": "application/json", "response_json_schema": json.loads(schema)}
@@ -202,8 +203,9 @@ def _tools(tools: Sequence[ApiTool], mode: str) -> dict[str, Any]:
 
 
 def _contents(request: ApiRequest, start: int) -> list[dict[str, Any]]:
-    """Conversation in the API's form. A turn with tool calls or signed thoughts is sent as the model's original
-    parts."""
+    """Converts the conversation to the API's form. A turn with tool calls or signed thoughts is
+    sent as the model's original parts.
+    """
     contents: list[dict[str, Any]] = []
     turns = conversation(request.prompt.messages, request.provider_items, _calls_of)
     for message, stored, calls in itertools.islice(turns, start, None):
@@ -257,7 +259,7 @@ def _part(part: str | Media, model: str) -> dict[str, Any]:
 
 
 class GenerateContentReader(ApiReader):
-    """Reader of an answer, or of the pieces of a streamed one, which have the same form."""
+    """Reads an answer, or the pieces of a streamed one, which have the same form."""
 
     def event(self, event: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": event.response_id, "model": event.model_version}
@@ -282,7 +284,9 @@ class GenerateContentReader(ApiReader):
         )  # fmt: skip
 
     def _add(self, index: int, candidate: Any) -> list[Delta]:
-        """Adds a candidate, whole or a piece of it, to its sample, and returns its new text and thoughts."""
+        """Adds a candidate, or a piece of one, to its sample, and returns its new text and
+        thoughts.
+        """
         sample = self.samples.setdefault(index, PartialAnswer(reasoning=""))
         deltas = list[Delta]()
         for part in (candidate.content and candidate.content.parts) or ():

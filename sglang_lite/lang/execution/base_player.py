@@ -1,4 +1,4 @@
-"""Player of a branch as the operations that it plays see it."""
+"""The player of a branch, as seen by the operations that it plays."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ logger = logging.getLogger("sglang_lite")
 
 
 class BasePlayer(ABC):
-    """Player of a branch, without the queue and the threads that player.py adds: what was played so far.
+    """Plays a branch; holds what was played so far. The queue and the threads are in player.py.
 
     Args:
         run: run that the branch belongs to.
-        pushed: pushed-down side of the branch, for a backend that plays whole programs; None if the backend is asked
-            node by node.
+        pushed: pushed-down side of the branch, for a backend that plays whole programs; None if the
+            backend is called node by node.
         log: text log of the branch, or None if the run is not streamed.
 
     Attributes:
         names: names of the branch's variables, shared with the submitting side.
         transcript: text of the branch; owned by the thread that plays it.
-        played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
+        played: finished, failed and rolled-back operations, in order; owned by the thread that
+            plays the branch.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
-        failure_reported: whether the branch's failure is reported to the user, so that it need not be logged.
-        sid: unique name of the branch, or "" if nobody has asked for it.
-        stopped: error of a stop for good, from outside the body or by a rollback; else None.
+        failure_reported: whether the branch's failure is reported to the user, so that it need not
+            be logged.
+        sid: unique name of the branch, or "" until it is first requested.
+        stopped: error that stopped the branch permanently (from outside the body, or by a
+            rollback), or None.
     """
 
     __slots__ = (
@@ -53,12 +56,14 @@ class BasePlayer(ABC):
 
     @property
     def failure(self) -> SglError | None:
-        """Error with which the branch has failed, or was stopped for good; else None."""
+        """Error with which the branch failed or was permanently stopped, or None."""
         return self.names.gone or self._failure or self.stopped
 
     def may_answer_now(self, op: AnswerOp) -> bool:
-        """Returns True if the backend may be asked for an answer that it has without waiting: on its own threads, if it
-        blocks. Nobody follows the text then, no attempts or limits are set, and no other call brings the answer."""
+        """Returns True if the backend may be asked for an answer that needs no waiting. A backend
+        that blocks may be asked only on its own threads. The run must be plain, nobody may be
+        reading the text as it grows, and the answer must not come from another call.
+        """
         on_its_threads = self.backend.answer_pool is None or on_pool.get() is self
         return on_its_threads and self.transcript.log is None and self.run.plain and op.expression.source is None
 
@@ -68,7 +73,7 @@ class BasePlayer(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begins to play a forked branch, as its parent has played the fork."""
+        """Begins to play a forked branch once its parent has played the fork."""
 
     @abstractmethod
     def fail(self, error: BaseException) -> object:

@@ -1,4 +1,4 @@
-"""Blocks of a branch: the turn and the grammar that are open where its body adds next."""
+"""Open blocks of a branch: the turn and the grammar that the next addition falls into."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python code
-    """Turn and grammar that are open at a place of a branch, and the turns before it.
+    """The turn and the grammar open at some point of a branch, and the turns before it.
 
     Attributes:
         turns: roles of the turns that have ended.
         role: role of the open turn, or None.
-        suffixes: texts that end the turns, the open one last; None where the file of an earlier run does not have it.
+        suffixes: texts that end the turns, the open one last; None where an earlier run's file
+            lacks it.
         grammar: the open grammar, or None.
-        matcher: matcher of the open grammar, as long as all text in it is known; else None.
+        matcher: matcher of the open grammar while all of its text is known, else None.
     """
 
     turns: tuple[str, ...] = ()
@@ -39,17 +40,19 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         return OpenBlocks(self.turns, self.role, self.suffixes, self.grammar, self.matcher and self.matcher.copy())
 
     def restore(self, turns: tuple[str, ...], role: str | None, suffixes: tuple[str | None, ...]) -> None:
-        """Takes over the turns of an earlier run, and its open turn, if any.
+        """Restores the turns of an earlier run, including its open turn, if any.
 
         Args:
-            suffixes: texts that end them. Those that are missing are left to the backend's template.
+            suffixes: texts that end the turns. Missing ones come from the backend's template.
         """
         self.turns, self.role = turns, role
         count = len(turns) + (role is not None)
         self.suffixes = (*suffixes, *[None] * count)[:count]
 
     def begin_turn(self, role: str, run: Run, where: Location | None) -> Iterator[Text | TurnBegin | TurnEnd]:
-        """Opens a turn. Yields its nodes, behind those of the template's system turn if it is the first."""
+        """Opens a turn and yields its nodes. If it is the first turn, the template's default system
+        turn comes before it.
+        """
         if self.grammar is not None or self.role is not None:
             inside = "a grammar" if self.grammar is not None else _turn(self.role or "")
             problem = f"{_turn(role)} begins inside {inside}."
@@ -70,7 +73,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         yield TurnBegin(role, where=where)
 
     def end_turn(self, role: str, run: Run, where: Location | None) -> tuple[TurnEnd, Text]:
-        """Closes the open turn, and returns its last nodes."""
+        """Closes the open turn and returns its last nodes."""
         if self.grammar is not None:
             raise ProgramError(f"{_turn(role)} ends inside a grammar.", hint="End that one first.", where=where)
         if self.role != role:
@@ -88,7 +91,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         return TurnEnd(role, where=where), Text(suffix, where=where)
 
     def _suffix_of_template(self, role: str, run: Run, where: Location | None) -> str:
-        """Text that ends the open turn in the backend's template."""
+        """Returns the text that ends the open turn in the backend's template."""
         try:
             return str(run.template.get_prefix_and_suffix(role, self._messages())[1])
         except Exception as error:  # templates are the user's code
@@ -105,7 +108,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         self.grammar, self.matcher = node.constraint, ByteMatcher(node.constraint)
 
     def end_grammar(self) -> ByteMatcher | None:
-        """Closes the open grammar, and returns its matcher."""
+        """Closes the open grammar and returns its matcher."""
         matcher, self.grammar, self.matcher = self.matcher, None, None
         return matcher
 

@@ -1,5 +1,6 @@
-"""User's side of a branch: makes nodes of the expressions that a body adds, and checks everything that can be checked
-before they are played."""
+"""The user's side of a branch: turns the expressions that a body adds into nodes, and checks them
+before they are played.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ class BranchSnapshot:
 
 
 def _media_token(run: Run, kind: MediaKind) -> str:
-    """Placeholder of an image or a sound in text; empty without a chat template, which only turns need."""
+    """Returns the placeholder that stands for an image or a sound in the text. It is empty if the
+    model has no chat template, since only turns need it.
+    """
     try:
         return str(getattr(run.template, "audio_token" if kind == "audio" else "image_token", ""))
     except TemplateError:
@@ -113,14 +116,15 @@ def _media_token(run: Run, kind: MediaKind) -> str:
 
 
 class Branch:
-    """User's side of a branch: makes operations of the added expressions, and checks what can be checked before they
-    are played.
+    """The user's side of a branch: turns added expressions into operations, and checks as much as
+    possible before they are played.
 
     Args:
         player: plays the operations.
-        path: path of the branch in the program's tree: that of the fork and the branch's index in it.
-        node_count: number of nodes so far; the path of a node is that of its branch and its number.
-        planner: planner of its calls, or None if each node is asked for by itself.
+        path: path of the branch in the program's tree: the fork's path and the branch's index in
+            it.
+        node_count: number of nodes so far. A node's path is its branch's path and its number.
+        planner: planner of its calls, or None if every node is a call of its own.
 
     Attributes:
         blocks: the turn and the grammar that are open.
@@ -136,8 +140,9 @@ class Branch:
         self.blocks, self.node_count = OpenBlocks(), node_count
 
     def submit(self, expr: Expression | str, where: Location | None = None) -> None:
-        """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing
-        it."""
+        """Queues the operations of an expression. Raises the errors of misuse that can be detected
+        without playing it.
+        """
         later = not self.run.body_open
         if self.names.gone is not None or later:
             self.player.before_adding(where)
@@ -163,7 +168,7 @@ class Branch:
                 close_when_finished(self.player, self.player.pushed.program)
 
     def submit_one(self, expression: Expression, where: Location | None) -> None:
-        """Queues the operations of an elementary expression. Arguments as of `submit`."""
+        """Queues the operations of an elementary expression. Arguments are those of `submit`."""
         match expression:
             case Text():
                 self._put_text(expression.text, where, expression.ids, special=expression.special)
@@ -289,12 +294,12 @@ class Branch:
         return variable
 
     def next_node(self) -> str:
-        """Path of the next node in the program's tree."""
+        """Returns the path of the branch's next node in the program's tree."""
         self.node_count += 1
         return f"{self.path}/{self.node_count}"
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
-        """Makes `size` branches that continue from here independently."""
+        """Creates `size` branches that continue independently from here."""
         self.player.before_adding(where)
         node = self.next_node()
         planners = [None] * size if self.planner is None else self.planner.fork(size)
@@ -311,7 +316,7 @@ class Branch:
         return children
 
     def _forked(self) -> Player:
-        """Player of a branch that is forked from this one."""
+        """Creates the player of a branch that forks from this one."""
         return Player(self.run, depth=self.player.depth + 1, waits=Waits(self.player.waits, self.player.waits.last))
 
     def restore(
@@ -321,18 +326,24 @@ class Branch:
         turn: tuple[str, int] | None,
         suffixes: tuple[str | None, ...],
     ) -> None:
-        """Takes over the text of an earlier run; arguments as of `Transcript.restore` and `OpenBlocks.restore`."""
+        """Restores the text of an earlier run. Arguments are those of `Transcript.restore` and
+        `OpenBlocks.restore`.
+        """
         self.player.transcript.restore(pieces, messages, turn)
         self.blocks.restore(tuple(message.role for message in messages), turn and turn[0], suffixes)
 
     def tell(self, event: str, children: Sequence[Player] = ()) -> None:
-        """Tells the backend's listener of an event, if it listens, after everything queued before has been played."""
+        """Queues a notification of the backend's listener, if it listens for the event. It is sent
+        once everything queued before it has been played.
+        """
         listener = self.backend.event_listener
         if listener is not None and event in listener.events:
             self.player.put(EventOp(event, listener.threads, partial(listener.call, event, self.player, children)))
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
-        """Ends forked branches. With mode "concate_and_append", appends the texts that they have added until now."""
+        """Joins forked branches. With mode "concate_and_append", appends the texts that they have
+        added so far.
+        """
         players = [child.player for child in children]
         appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
         if mode == "concate_and_append":
@@ -342,23 +353,23 @@ class Branch:
         self.player.put(JoinOp(Join(mode=mode, where=where), players, appended))
 
     def mark(self, where: Location | None) -> BranchSnapshot:
-        """Sets a mark, and returns a snapshot for `roll_back`."""
+        """Sets a mark and returns a snapshot for `roll_back`."""
         self.player.before_adding(where)
         mark = BranchMark(children=len(self.player.children), cancelled=self.player.waits.cancelled is not None)
         self.player.put(MarkOp(mark, back=False))
         return BranchSnapshot(mark, self.names.at_mark(), self.blocks.copy())
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
-        """Goes back to a mark: restores the text, turns and variables of the snapshot."""
+        """Rolls back to a mark: restores the text, turns and variables of the snapshot."""
         _check_rollback(self.player, where)
         _end_branches(self.player.children[to.mark.children :], where)
         self.player.go_back(to.mark)
         self.names.go_back(to.names, max((self.player.waits.claims or {}).values(), default=0))
         self.blocks = to.blocks.copy()
-        self.player.later = None  # shows what the rollback removes
+        self.player.later = None  # it contains text that the rollback removes
 
     def end(self) -> None:
-        """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
+        """Marks the end of the body: no more names will be declared, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
             close_when_finished(self.player, self.player.pushed.program)
@@ -373,8 +384,9 @@ class Branch:
             self.run.body_end.set(None)
 
     def abandon(self, error: BaseException) -> None:
-        """Stops all branches because the body has raised `error`. The body's caller receives the error, except in a
-        stream, where only its reader does."""
+        """Stops all branches because the body raised `error`. The body's caller receives the error;
+        in a stream, only the reader of the stream does.
+        """
         if isinstance(error, SglError) and error.where is None:
             error.where = raised_at(error)
         if not isinstance(error, Exception):
@@ -390,12 +402,12 @@ class Branch:
         self.run.stop_inside(ended, final=self.player.stopped is not None)
 
     def stop(self, error: SglError, *, waited: bool = True) -> None:
-        """Cancels the branch and the branches forked from it: what was waited for stays, everything else fails with an
-        error, even if it has come, and so does what is added later. The main branch also stops the programs that its
-        body runs by itself.
+        """Cancels the branch and the branches forked from it. Answers that were waited for stay.
+        Everything else fails with the error, even if it has arrived, and so does anything added
+        later. The main branch also stops the programs that its body runs.
 
         Args:
-            waited: False if nothing counts as waited for.
+            waited: False to keep nothing, not even answers that were waited for.
         """
         cancel(self.player, error, waited=waited)
         if not self.path:
@@ -404,19 +416,22 @@ class Branch:
     # ----------------------------------------------------------------------------------------- reading
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
-        """Variable that is set to `what(player)` when everything queued so far has been played."""
+        """Returns a variable that is set to `what(player)` once everything queued so far has been
+        played.
+        """
         if self.names.gone is not None:
             self.names.check(where)
         return self.player.read(what, where)
 
 
 def _check_rollback(player: Player, where: Location | None) -> None:
-    """Checks that a branch can go back.
+    """Checks that a branch can roll back.
 
     Raises:
         ProgramError: the run is streamed.
         RequestAbortedError: a rollback has removed the fork of the branch.
-        SglError: the branch was stopped for good, or has failed and its deadline has passed; the error is its failure.
+        SglError: the branch was permanently stopped, or it failed and its deadline has passed. This
+            is its failure.
     """
     player.names.check(where)
     if player.log is not None:
@@ -430,8 +445,9 @@ def _check_rollback(player: Player, where: Location | None) -> None:
 
 
 def _end_branches(players: Sequence[Player], where: Location | None) -> None:
-    """Makes all reads of branches and additions to them raise an error, as the rollback at `where` removes their
-    fork."""
+    """Makes all reads of branches and additions to them fail, because the rollback at `where`
+    removes their fork.
+    """
     for child in players:
         for each in child.tree():
             each.names.end(
@@ -443,8 +459,9 @@ def _end_branches(players: Sequence[Player], where: Location | None) -> None:
 
 
 def raised_at(error: BaseException) -> Location | None:
-    """Deepest line of the user's code in an exception's traceback; a line of a library if the traceback has no other.
-    None if all of it is in this package."""
+    """Returns the deepest line of the user's code in an exception's traceback, or else the deepest
+    line of a library. Returns None if all of the traceback is in this package.
+    """
     trace, found = error.__traceback__, None
     while trace is not None:
         frame = trace.tb_frame
@@ -456,7 +473,7 @@ def raised_at(error: BaseException) -> Location | None:
 
 
 def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
-    """Generation that calls tools as the backend's model writes calls."""
+    """Returns the generation with its tool calls in the notation of the backend's model."""
     if (family := backend.tool_family()) is None:
         return own
     spelled = tools.value_type(family)
@@ -467,7 +484,7 @@ def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
 def _gen_node(
     branch: Branch, own: SglGen, backend: Backend, path: str, where: Location | None, *, shows_tools: bool
 ) -> Gen:
-    """Node of a generation.
+    """Builds the node of a generation.
 
     Args:
         backend: backend that answers it.
@@ -475,7 +492,7 @@ def _gen_node(
         shows_tools: whether its prompt shows its tools.
 
     Raises:
-        ProgramError: it is to be repaired inside a grammar.
+        ProgramError: `repair` is set inside a grammar.
         CapabilityError: the backend can't do it.
     """
     run, blocks, later = branch.run, branch.blocks, branch.player.later is not None
@@ -508,7 +525,9 @@ def _gen_node(
 
 
 def _with_format(params: SamplingParams, reasoning: str, backend: Backend) -> SamplingParams:
-    """Parameters that tell an engine the type of its model, whose thoughts leave room for the answer."""
+    """Adds the model's reasoning format to the parameters, so that an engine leaves room for the
+    answer after the reasoning.
+    """
     known = backend.capabilities.params
     if known is not None and "reasoning_format" not in known:
         return params
@@ -516,7 +535,7 @@ def _with_format(params: SamplingParams, reasoning: str, backend: Backend) -> Sa
 
 
 def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingParams:
-    """Parameters of the node over those of the run, with more stops and the node's seed."""
+    """Merges the node's parameters over the run's, and adds stops and the node's seed."""
     params = node.params
     if run.settings.params is not NO_PARAMS:
         params = merge(run.settings.params, params)
@@ -531,14 +550,16 @@ def _params(node: Gen, run: Run, stops: tuple[str, ...], path: str) -> SamplingP
 
 
 def _sized(params: SamplingParams, constraint: Constraint | None) -> SamplingParams:
-    """Parameters with the limit that the values of a type need."""
+    """Limits max_tokens to the number of tokens that the constraint's values need, if it is known.
+    """
     limit = None if constraint is None else answer_limit(constraint)
     return params if limit is None else msgspec.structs.replace(params, max_tokens=limit)
 
 
 def _judged(own: SglGen, run: Run) -> bool:
-    """Returns True if the caller's Python decides on a generation's result: by retries, a check, another backend, or
-    because an earlier run may have the answer."""
+    """Returns True if the caller's Python decides on a generation's result: through retries, a
+    check or another backend, or because an earlier run may have the answer.
+    """
     options = own.options
     retries = run.settings.retries if options.retries is None else options.retries
     return bool(retries) or options.check is not None or options.backend is not None or run.kept is not None

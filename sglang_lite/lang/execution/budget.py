@@ -1,4 +1,4 @@
-"""Limits on the usage of runs, and the accounts of calls against them."""
+"""Limits on the usage of runs, and the accounts that charge calls against them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ _AROUND_A_CHOICE = 16  # tokens of the JSON object into which an API writes a ch
 
 
 class Budget:
-    """Limits that runs share, and their usage so far. Thread-safe.
+    """Limits shared by several runs, and their usage so far. Thread-safe.
 
-    Before a call, its prompt is counted (by the backend's tokenizer, or else a token for three bytes) and its answer is
-    counted at maximum length. This reservation, the usage so far and the reservations of the calls under way must be
-    within the limits together. When the call has ended, its real usage replaces the reservation.
+    Before a call, its prompt is counted (with the backend's tokenizer, or else as one token per
+    three bytes), and its answer is counted at maximum length. This reservation, the usage so far
+    and the reservations of running calls must together stay within the limits. When the call has
+    ended, its actual usage replaces the reservation.
 
     Args:
         max_cost: limit in dollars, or None for no limit.
@@ -71,7 +72,7 @@ class Budget:
         self._cost, self._tokens = 0.0, 0  # used so far, plus reservations of the calls under way
 
     def afresh(self) -> Budget:
-        """Budget with the same limits and no usage."""
+        """Returns a budget with the same limits and no usage."""
         return Budget(self.max_cost, self.max_total_tokens)
 
     def check(self, backend: Backend) -> None:
@@ -84,8 +85,8 @@ class Budget:
 
     @contextlib.contextmanager
     def reserve(self, account: NodeAccount) -> Iterator[None]:
-        """Reserves the usage of a node's call, which is made in the `with` block. After the block, the account's usage
-        replaces the reservation.
+        """Reserves the usage of a node's call, which is made in the `with` block. Afterwards the
+        account's usage replaces the reservation.
 
         Raises:
             BudgetError: the call could exceed a limit.
@@ -112,8 +113,9 @@ class Budget:
                 self._tokens += used.prompt_tokens + used.completion_tokens - tokens
 
     def _cost_of(self, backend: Backend, usage: Usage, otherwise: float) -> float:
-        """Cost of a usage in dollars. If the price of cached tokens is not known, cached tokens are priced as uncached;
-        if the model has no price, returns `otherwise`."""
+        """Returns the cost of a usage in dollars, or `otherwise` if the model has no price. Cached
+        tokens without a known price are priced as uncached.
+        """
         if self.max_cost is None:
             return 0.0
         cost = backend.cost(usage)
@@ -123,15 +125,15 @@ class Budget:
 
 
 class NodeAccount:
-    """Account of a node's call in a run with budgets. A call that reports no usage, or less than it must have used,
-    keeps its reservation.
+    """Account of a node's call in a run with budgets. A call keeps its reservation if it reports no
+    usage, or less than it must have used.
 
     Args:
-        backend: backend that is asked.
+        backend: backend that is called.
         reserved: maximum usage of the call.
 
     Attributes:
-        used: usages that count when the call has ended.
+        used: usages that are charged when the call has ended.
     """
 
     def __init__(self, backend: Backend, reserved: Usage) -> None:
@@ -140,7 +142,9 @@ class NodeAccount:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Context of the call, in which remote backends note what each of their requests did not report."""
+        """Tracks the call made in the `with` block. Remote backends note there what their requests
+        did not report.
+        """
         token = unreported_usages.set(self.used)
         try:
             yield
@@ -150,25 +154,26 @@ class NodeAccount:
             elif not isinstance(error, _NOT_MADE):
                 self.used.append(self.reserved)
             raise
-        except BaseException:  # a timeout or a stop: nobody tells what it had used by then
+        except BaseException:  # a timeout or a stop: usage up to then is unknown
             self.used.append(self.reserved)
             raise
         finally:
             unreported_usages.reset(token)
 
     def answered(self, answers: list[_Answer], prompt: Prompt, texts: Sequence[str]) -> list[_Answer]:
-        """Adds the usages of an answer. If they can't be true, the call keeps its reservation.
+        """Adds the usage of an answer. If the usage is not credible, the call keeps its
+        reservation.
 
         Args:
             answers: the samples, or a selection.
-            texts: texts of the samples; none for a selection, which generates no text.
+            texts: texts of the samples; empty for a selection, which generates no text.
 
         Returns:
-            The answers, the first of them with a warning if their usage can't be true.
+            The answers. The first one has a warning if their usage is not credible.
         """
         self.used += [answer.usage for answer in answers]
         first, total, tokenizer = answers[0], total_usage(self.used), self.backend.tokenizer
-        # A call for several nodes has not the usage of this prompt.
+        # A call for several nodes does not report the usage of this prompt.
         if "turn" in first.meta or first.meta.get("calls") == 0 or is_credible(total, prompt, texts, tokenizer):
             return answers
         longest = max(self.reserved.completion_tokens, sum(tokens_of(text, tokenizer) for text in texts))
@@ -183,7 +188,7 @@ def _over(limit: str, problem: str) -> BudgetError:
 
 
 def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParams) -> Usage:
-    """Upper estimate of a generation's usage.
+    """Returns an upper estimate of a generation's usage.
 
     Raises:
         ParameterError: neither max_tokens nor the backend limits the length of the answer.
@@ -199,6 +204,6 @@ def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParam
 
 
 def max_selection_usage(backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Usage:
-    """Upper estimate of a selection's usage."""
+    """Returns an upper estimate of a selection's usage."""
     longest = max((tokens_of(choice, backend.tokenizer) for choice in choices), default=0)
     return Usage(estimated_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)

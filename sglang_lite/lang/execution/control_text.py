@@ -1,5 +1,6 @@
-"""Control tokens that values of a program's arguments spell. Outside turns, text names such tokens: what a user wrote
-there could begin a turn."""
+"""Control tokens spelled in a program's arguments. Outside turns, text may name such tokens, so an
+argument written by a user could begin a turn.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.tracebacks import warn_here
 from sglang_lite.protocol.anything import UserValue
 
-# Spellings of most models' control tokens, for backends that don't tell theirs.
+# Spellings of most models' control tokens, for backends that don't report theirs.
 USUAL = re.compile(
     r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?s>|<</?SYS>>|\[/?[A-Z]{3,10}(?:_[A-Z]{3,10}){0,2}\]"
     r"|<(?:start|end)_of_(?:turn|image)>|<(?:bos|eos|pad|unk|mask)>"
@@ -22,7 +23,7 @@ _DEPTH = 8  # levels of values inside values that are searched
 
 
 class SpelledTokens:
-    """Values of arguments that spell control tokens.
+    """Argument values that spell control tokens.
 
     Args:
         pattern: finds control tokens in text.
@@ -35,10 +36,10 @@ class SpelledTokens:
         self._warned = False
 
     def add(self, name: str, value: str, *, plain: bool) -> None:
-        """Adds a value of an argument.
+        """Adds an argument's value.
 
         Args:
-            plain: whether the tokens that it spells are plain text in all that the program writes.
+            plain: whether the tokens in it are plain text wherever the program writes them.
         """
         if plain:
             self._plain.update(self._pattern.findall(value))
@@ -46,8 +47,9 @@ class SpelledTokens:
             self._values.append((name, value))
 
     def split(self, text: str) -> list[tuple[str, bool]]:
-        """Pieces of a text that a program writes outside turns, each with whether it may name control tokens. If an
-        argument's value in it names one, warns once."""
+        """Splits a text written outside turns into pieces, each with whether it may name control
+        tokens. Warns once if an argument's value in the text names one.
+        """
         pieces, start = list[tuple[str, bool]](), 0
         for found in self._pattern.finditer(text):
             if found[0] in self._plain:
@@ -64,11 +66,15 @@ class SpelledTokens:
         return [piece for piece in pieces if piece[0]]
 
     def argument_with(self, token: str, text: str) -> str | None:
-        """Name of an argument whose value spells a token and is in a text, or None."""
+        """Returns the name of an argument whose value spells the token and occurs in the text, or
+        None.
+        """
         return next((name for name, value in self._values if token in value and value.strip() in text), None)
 
     def found_in(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yields the control tokens in a text that an argument's value names there, with the argument's name."""
+        """Yields each control token that an argument's value spells in a text, with the argument's
+        name.
+        """
         for token in dict.fromkeys(self._pattern.findall(text)):
             if (name := self.argument_with(token, text)) is not None:
                 yield token, name
@@ -81,11 +87,11 @@ def spelled_tokens(
     args: Sequence[UserValue],
     kwargs: Mapping[str, UserValue],
 ) -> SpelledTokens | None:
-    """Control tokens that a run's arguments spell, or None if there are none.
+    """Collects the control tokens that a run's arguments spell. Returns None if there are none.
 
     Args:
-        earlier: those of the run so far, in which another program is called.
-        known: control tokens of the model; None for those of most models.
+        earlier: those of the run so far, if its body calls this program.
+        known: control tokens of the model; None for those that most models have.
     """
     for name, value in _texts([*zip(program.arg_names, args), *kwargs.items()]):
         pattern = USUAL if known is None else _pattern_of(tuple(known))
@@ -102,7 +108,7 @@ def _pattern_of(tokens: Collection[str]) -> re.Pattern[str]:
 
 
 def _texts(named: Sequence[tuple[str, UserValue]]) -> Iterator[tuple[str, str]]:
-    """Yields the texts in arguments that might spell a control token, with the names of the arguments."""
+    """Yields the texts in arguments that might spell a control token, with the arguments' names."""
     left: list[tuple[str, UserValue, int]] = [(name, value, _DEPTH) for name, value in named]
     while left:
         name, value, depth = left.pop()

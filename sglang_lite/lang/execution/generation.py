@@ -1,4 +1,5 @@
-"""Playing of generations: the source of the answer, its value, the text that it adds, and its streams."""
+"""Plays generations: gets the answer, parses its value, appends its text, and writes its streams.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
 def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
-    """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
+    """Plays a generation if the backend can answer without waiting. Returns False if it has to
+    wait.
+    """
     backend, options = player.backend, op.expression.options
     if not player.may_answer_now(op) or (options is not NO_OPTIONS and _decides(options)):
         return False
@@ -78,12 +81,12 @@ def generate_immediately(player: BasePlayer, op: GenOp) -> bool:
 
 
 def _decides(options: GenOptions) -> bool:
-    """Returns True if options beyond `reasoning` affect the generation's result."""
+    """Returns True if options other than `reasoning` affect the generation's result."""
     return options != GenOptions(reasoning=options.reasoning)
 
 
 def take_answer(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> None:
-    """Plays a generation that only lacks its answer, which has come."""
+    """Finishes a generation with an answer that has arrived."""
     try:
         values = _values(player, op, generations)
     except Exception as error:  # recorded, and raised again
@@ -93,7 +96,7 @@ def take_answer(player: BasePlayer, op: GenOp, generations: Sequence[Generation]
 
 
 async def agenerate(player: BasePlayer, op: GenOp) -> None:
-    """Plays a generation: asks until an answer is accepted, and appends it."""
+    """Plays a generation: asks until an answer is accepted, then appends it."""
     if op.expression.source is None:
         await _generate(player, op)
     else:
@@ -113,10 +116,10 @@ async def _generate(player: BasePlayer, op: GenOp) -> None:
 
 
 async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
-    """Plays a generation with a text that the caller of `rerun` gives.
+    """Plays a generation with the text that the caller of `rerun` supplies.
 
     Raises:
-        ParameterError: the text is not possible for the node.
+        ParameterError: the node can't have this text.
     """
     if op.node.params.samples > 1:
         raise ParameterError("value", f"{op.node.name!r} has several samples, which one text can't replace.")
@@ -135,7 +138,7 @@ async def _take_value(player: BasePlayer, op: GenOp, text: str) -> None:
 async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
     run, options = player.run, op.expression.options
     retries = run.settings.retries if options.retries is None else options.retries
-    live = not retries and options.check is None  # text that may be refused is not streamed
+    live = not retries and options.check is None  # text that may be rejected is not streamed
 
     answers: list[Generation] = []
     greedy = op.node.params.temperature == 0 or op.node.params.top_k == 1
@@ -160,13 +163,13 @@ async def _generate_in_attempts(player: BasePlayer, op: GenOp) -> None:
 
 
 def _backend_of(player: BasePlayer, op: GenOp) -> Backend:
-    """Backend that answers a generation: its own, or that of the run."""
+    """Returns the backend that answers a generation: its own, or the run's."""
     own = op.expression.options.backend
     return player.backend if own is None else own
 
 
 async def _ask(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
-    """Makes one attempt, within the budgets. Returns the samples, in order."""
+    """Makes one attempt within the budgets. Returns the samples in order."""
     backend = _backend_of(player, op)
     prompt = _prompt(player, op, attempt)
     most = partial(max_generation_usage, backend, prompt, op.node.params)
@@ -177,14 +180,14 @@ async def _ask(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> li
 
 
 async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> list[Generation]:
-    """Asks the backend once. Returns the samples, in order."""
+    """Calls the backend once. Returns the samples in order."""
     backend = _backend_of(player, op)
     log = player.transcript.log if player.is_current(op) else None
     show = AnswerStream(log, op) if live and log is not None else None
     events = _events(backend, player, op, attempt)
     done: list[Generation] = []
     try:
-        async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
+        async for event in events:  # exhausted, unless the generator ends early or is cancelled
             if isinstance(event, Generation):
                 done.append(event)
             elif show is not None and not event.index:
@@ -204,8 +207,9 @@ async def _call(player: BasePlayer, op: GenOp, attempt: int, *, live: bool) -> l
 
 
 def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> AsyncGenerator[Any, None]:
-    """Events of an answer, from the first that has it: the run before, the pushed-down program, the expression's
-    source, or the backend."""
+    """Returns the events of an answer from the first source that has it: the earlier run, the
+    pushed-down program, the expression's source, or the backend.
+    """
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
@@ -228,8 +232,9 @@ def _events(backend: Backend, player: BasePlayer, op: GenOp, attempt: int) -> As
 
 
 def _prompt(player: BasePlayer, op: GenOp, attempt: int = 0) -> Prompt:
-    """Prompt of an attempt: with the node's tools, rendered for its own backend if it has one, and with the refused
-    answer if it repairs."""
+    """Builds the prompt of an attempt. It includes the node's tools, is rendered for the node's own
+    backend if it has one, and includes the rejected answer if the attempt repairs it.
+    """
     own = op.expression.options.backend
     prompt, template = player.transcript.prompt(same_model=own is None), None
     if op.shows_tools and (tools := op.expression.tools) is not None:
@@ -248,13 +253,15 @@ async def _replayed(generations: Sequence[Generation]) -> AsyncGenerator[Generat
 
 
 def _constraint(player: BasePlayer, op: GenOp) -> Constraint | None:
-    """Constraint of a generation; within an open grammar, the continuation of that grammar."""
+    """Returns the constraint of a generation. Within an open grammar, this is the continuation of
+    the grammar.
+    """
     walk = player.transcript.matcher
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
 async def _checked_values(player: BasePlayer, op: GenOp, answers: Sequence[Generation], began: float) -> list[Any]:
-    """Values of the samples that the node's check has not refused.
+    """Parses the samples and runs the node's check on each value.
 
     Args:
         began: `time.monotonic()` at which the node's timeout began.
@@ -277,7 +284,7 @@ def _record_failure(player: BasePlayer, op: GenOp, answers: Sequence[Generation]
 
 
 def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
-    """Values of the samples: parsed, or validated against their constraint.
+    """Parses the samples, or validates them against their constraint, and returns their values.
 
     Raises:
         ValueValidationError: a text is not a value of the node's type, or breaks its constraint.
@@ -299,8 +306,10 @@ def _values(player: BasePlayer, op: GenOp, generations: Sequence[Generation]) ->
 
 
 def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) -> None:
-    """Validates a finished text against the node's JSON schema, or if its backend does not enforce constraints, against
-    its constraint. (The branch does so for a grammar that spans several nodes.)"""
+    """Validates a finished text against the node's JSON schema. Without a schema, validates it
+    against the constraint if the backend does not enforce constraints. (Within a grammar over
+    several nodes, the branch does this.)
+    """
     schema, constraint = op.expression.node.constraint, op.node.constraint
     if isinstance(schema, JsonSchema):
         from sglang_lite.constraints.schema import parse_json
@@ -313,11 +322,12 @@ def _validate(player: BasePlayer, op: GenOp, generation: Generation, text: str) 
 
 
 def _parsed(player: BasePlayer, op: GenOp, text: str, generation: Generation) -> Any:
-    """Value of a text in the node's type.
+    """Parses a text as a value of the node's type.
 
     Raises:
         ValueValidationError: the text is not a value of the type.
-        TruncatedError: a limit has cut the text, and it is no value, or the node's `shortened` is "raise".
+        TruncatedError: a limit cut the text, and it is not a value or the node's `shortened` is
+            "raise".
         ParameterError: the limit was too small for any value.
     """
     value_type = op.expression.value_type
@@ -336,8 +346,9 @@ def _parsed(player: BasePlayer, op: GenOp, text: str, generation: Generation) ->
 
 
 def _free_answer(op: GenOp, text: str) -> str | None:
-    """Answer in free text to a node with tools, which a limit may cut like any text; None if it is, or begins, a
-    call."""
+    """Returns the free-text answer of a node with tools, which a limit may cut like any text.
+    Returns None if the text is a call or the beginning of one.
+    """
     assert op.expression.value_type is not None
     try:
         answer = op.expression.value_type.parse(text)
@@ -347,14 +358,15 @@ def _free_answer(op: GenOp, text: str) -> str | None:
 
 
 def _may_stop_anywhere(player: BasePlayer, op: GenOp) -> bool:
-    """Returns True if a stop may end the text before its constraint does."""
+    """Returns True if a stop may end the text before its constraint is complete."""
     param_sets = (op.expression.node.params, player.run.settings.params)
     return any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS)
 
 
 def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
-    """Reasoning and answer of a generation. If it has a constraint, only the first reasoning block is split off, as
-    marks of reasoning may be part of a value."""
+    """Splits a generation into reasoning and answer. If it has a constraint, only the first
+    reasoning block is split off, because a value may contain reasoning marks.
+    """
     if generation.reasoning is not None:
         return generation.reasoning, generation.text
     assert op.expression.options.reasoning is not None
@@ -362,7 +374,9 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
 
 
 def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
-    """Appends the first sample to the text and sets the variable to the value."""
+    """Appends the first sample to the text and sets the variable to its value, or to all values if
+    there are several samples.
+    """
     if not player.is_current(op):  # the branch was stopped meanwhile
         return
     samples = op.node.params.n
@@ -396,7 +410,7 @@ def _accept(player: BasePlayer, op: GenOp, generations: Sequence[Generation], va
 
 
 def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Generation]) -> Sequence[Generation]:
-    """Generations whose metadata says where the quotes of their values are."""
+    """Adds the positions of quotes in the values to the generations' metadata."""
     reasons = op.expression.options.reasoning is not None
     found = []
     for generation in generations:
@@ -409,14 +423,16 @@ def _with_quotes(op: GenOp, constraint: JsonSchema, generations: Sequence[Genera
 
 
 def _without_logprobs(params: SamplingParams) -> list[str]:
-    """Names of the parameters that ask for more log-probabilities, where none are asked for."""
+    """Returns the names of parameters that only affect log-probabilities but are set without
+    return_logprob.
+    """
     if params.return_logprob is True:
         return []
     return [name for name, value in zip(_OF_LOGPROBS, _of_logprobs(params)) if not isinstance(value, Unset) and value]
 
 
 def _with_warning(player: BasePlayer, op: GenOp, generation: Generation) -> Generation:
-    """Generation with a warning if it was cut and is kept with one."""
+    """Adds a warning to a generation that was cut and is kept with a warning."""
     if not is_cut(op, generation) or policy_of(player.run, op, generation) != "warn":
         return generation
     return _warned(op, generation, warning(player.run, op, generation))
@@ -428,8 +444,9 @@ def _warned(op: GenOp, generation: Generation, message: str) -> Generation:
 
 
 class AnswerStream:
-    """Writes an answer into the logs of its branch and its variable, piece by piece: all of its text and metadata,
-    without duplicates. `log` is the branch's."""
+    """Writes an answer into the logs of its branch (`log`) and its variable, piece by piece: all of
+    its text and metadata, without duplicates.
+    """
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
@@ -440,7 +457,9 @@ class AnswerStream:
         self._early: dict[str, Any] = {}  # metadata whose text has not come yet
 
     def delta(self, delta: Delta) -> None:
-        """Shows a piece, with cumulative counts of tokens and log-probabilities, as in SGLang's streams."""
+        """Shows a piece, with cumulative counts of tokens and log-probabilities, as SGLang's
+        streams do.
+        """
         if isinstance(delta, DeltaWithMeta):
             return self.piece(delta.text, delta.meta)
         self._ids += len(delta.token_ids)
@@ -456,8 +475,9 @@ class AnswerStream:
         return self.piece(delta.text, meta)
 
     def _think(self, thought: str) -> None:
-        """Shows reasoning that the backend reports apart from the text; the text then contains none, so it is not
-        parsed any more."""
+        """Streams reasoning that the backend reports separately. The text then contains no
+        reasoning, so it is no longer parsed.
+        """
         self._parser = None
         self._thoughts += len(thought)
         if self._op.thoughts is not None and self._op.thoughts.log is not None:
@@ -470,7 +490,7 @@ class AnswerStream:
         self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
 
     def end(self, generation: Generation) -> None:
-        """Shows the parts of a finished answer that have not been shown yet."""
+        """Shows the rest of a finished answer."""
         if generation.reasoning is not None:
             self._think(generation.reasoning[self._thoughts :])
         self.delta(

@@ -1,6 +1,7 @@
-"""Operations of a branch as they are played on the submitting thread, and those that have to wait.
+"""Plays operations on the submitting thread, and those that have to wait on the executor loop.
 
-An operation that needs no answer is played at once. What waits for a backend is played on the executor loop.
+An operation that needs no answer is played immediately. One that waits for a backend is played on
+the executor loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Answers of an earlier run that its rerun keeps, and the answer that the caller gives instead of one of them.
+"""Answers of an earlier run that its rerun keeps, and the answer that the caller supplies for one
+of its nodes.
 
-A node is known by its path in the program's tree. It keeps its answer if its question is the same: the prompt, and the
-parameters and the constraint, or the choices and the method of choosing.
+A node is identified by its path in the program's tree. It keeps its answer if its question is the
+same: the prompt, and either the parameters and the constraint, or the choices and the method of
+choosing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Question:
-    """Text before a node, from which the node's question is digested.
+    """The text before a node, from which the digest of the node's question is computed.
 
     Attributes:
         grammar: open grammar, and its text so far; None if no grammar is open.
@@ -63,7 +65,8 @@ class Question:
             self.grammar = self.grammar[0], self.grammar[1] + text
 
     def asked_by(self, op: AnswerOp) -> str:
-        """Digest of a node's question: of the text, and of what the node asks for."""
+        """Returns the digest of a node's question: the text, and everything that the node asks for.
+        """
         about: tuple[object, ...] = ()
         if isinstance(op, GenOp):
             tools, constraint = op.expression.tools, op.node.constraint
@@ -83,14 +86,14 @@ class Kept:
     """Answers that a rerun keeps, by the paths of their nodes.
 
     Args:
-        answers: answers of the earlier run, behind those of the runs that it repeated.
-        node: path of the node that gets another answer.
-        value: text of that answer, or None to ask for it.
+        answers: answers of the earlier run, after those of the runs that it repeated.
+        node: path of the node that gets a new answer.
+        value: text of that answer, or None to ask the backend for it.
 
     Attributes:
         answers: the answers, without those of `node`, by node and question.
         node, value: the arguments.
-        taken: settled when the node has taken the value, with an error if the value is not possible for it.
+        taken: settled when the node has taken the value, with an error if the node can't have it.
     """
 
     def __init__(self, answers: Iterable[TraceNode], node: str, value: str | None) -> None:
@@ -103,7 +106,7 @@ class Kept:
         self.taken = Variable()
 
     def gives(self, op: AnswerOp) -> bool:
-        """Returns True if the caller gives the answer of this node."""
+        """Returns True if the caller supplies the answer of this node."""
         if self.value is None or op.variable.node != self.node:
             return False
         op.variable.when_done(partial(self._settle, op.variable))
@@ -114,7 +117,8 @@ class Kept:
         self.taken.set(True, error if isinstance(error, ParameterError) else None)
 
     def generations(self, op: GenOp, transcript: Transcript) -> list[Generation]:
-        """Samples that a generation keeps; empty if it has to be asked for. A kept answer costs nothing.
+        """Returns the samples that a generation keeps, or an empty list if it has to ask. Kept
+        answers cost nothing.
 
         Args:
             transcript: text before the node.
@@ -123,14 +127,15 @@ class Kept:
         return [msgspec.structs.replace(each, usage=Usage()) for each in found]
 
     def selection(self, op: SelectOp, choices: Sequence[str], transcript: Transcript) -> Selection | None:
-        """Next selection that the caller gives to a node or that it keeps; None if it has to be asked for.
+        """Returns the next selection that the caller supplies or the node keeps, or None if it has
+        to ask.
 
         Args:
             choices: choices of this step.
             transcript: text before the node.
 
         Raises:
-            ParameterError: the caller's value is not possible.
+            ParameterError: the caller's value is not one of the choices.
         """
         if self.gives(op):
             return self._next_given(op, choices)
@@ -138,8 +143,9 @@ class Kept:
         return msgspec.structs.replace(saved, usage=Usage()) if isinstance(saved, Selection) else None
 
     def _kept(self, op: AnswerOp, transcript: Transcript) -> Iterator[Generation | Selection]:
-        """Answers that a node has not taken yet. Its question is compared when it asks for the first time: what it asks
-        for later follows from its first answer."""
+        """Returns the answers that a node has not taken yet. Its question is compared only the
+        first time it asks: later questions follow from the first answer.
+        """
         node = op.variable.node
         if node not in self._steps:
             saved = self.answers.get((node, Question.of(transcript).asked_by(op)))
@@ -158,7 +164,9 @@ class Kept:
 
 
 def _parts(text: str, choices: Sequence[str]) -> list[str]:
-    """Different choices that a text consists of, with the separator between them; the text itself if it does not."""
+    """Splits a text into the distinct choices that it lists. Returns the whole text as one item if
+    it is not such a list.
+    """
     for choice in choices:
         if text.startswith(choice + MULTI_SEPARATOR):
             others = [*choices]

@@ -22,15 +22,19 @@ class NamesAtMark(NamedTuple):
 
 
 class Names:
-    """Names of a branch and their variables. A reader on another thread may ask for a name before the body declares it:
-    the reader waits for a promise, which is settled when the name is declared or can't be declared any more.
+    """Names of a branch and their variables. A reader on another thread may ask for a name before
+    the body declares it. It then waits for a promise, which is settled when the name is declared or
+    can no longer be declared.
 
     Attributes:
-        cut: True if the body has ended with an exception, which kept it from declaring more.
-        gone: error of all reads and additions, as a rollback has removed the fork of the branch; else None.
+        cut: True if the body ended with an exception before it could declare more names.
+        gone: error of all reads and additions after a rollback removed the branch's fork; else
+            None.
         variables: variables by name; may be read on any thread.
-        history: all declarations, including those before the branch's fork, without those that a rollback has removed.
-        scopes: open scopes by name, each a stack of variables, as a scope may contain another one of the same name.
+        history: all declarations, also those before the branch's fork, except those that a rollback
+            removed.
+        scopes: open scopes by name, each a stack of variables, as a scope may contain another one
+            of the same name.
     """
 
     __slots__ = ("_forked", "_joined", "_lock", "_promises", "cut", "gone", "history", "scopes", "variables")
@@ -39,7 +43,7 @@ class Names:
         self.variables: dict[str, Variable] = {}
         self.history: History = None
         self._forked: History = None  # the history at the fork
-        self._joined: tuple[Variable, ...] = ()  # that a rollback has removed, after a join took them
+        self._joined: tuple[Variable, ...] = ()  # removed by a rollback after a join took them
         self.scopes: dict[str, tuple[Variable, ...]] = {}
         self.cut = False
         self.gone: SglError | None = None
@@ -47,7 +51,9 @@ class Names:
         self._promises: dict[str, Variable] = {}
 
     def declare(self, name: str, variable: Variable) -> None:
-        """Binds a name to a variable, in place of its previous one, and settles the promise for the name."""
+        """Binds a name to a variable, replacing its previous one, and settles the promise for the
+        name.
+        """
         with self._lock:
             if self.gone is not None:
                 raise located(self.gone, variable.where)
@@ -57,7 +63,8 @@ class Names:
             promise.set(None)
 
     def promise(self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]) -> Variable:
-        """Variable that is settled when a name is declared: `fresh`, or the one that other readers wait for already.
+        """Returns a variable that is settled when a name is declared: `fresh`, or the one that
+        other readers already wait for.
 
         Args:
             refusal: returns the error to raise if the name will never be declared, else None.
@@ -72,10 +79,10 @@ class Names:
             return self._promises.setdefault(name, fresh)
 
     def close(self, unknown: Callable[[str], SglError]) -> None:
-        """Fails all promises: no name will be declared any more.
+        """Fails all promises: no more names will be declared.
 
         Args:
-            unknown: makes the error of a name.
+            unknown: makes the error for a name.
         """
         if not self._promises:
             return
@@ -85,13 +92,15 @@ class Names:
             promise.fail(unknown(name))
 
     def end(self, error: SglError) -> None:
-        """Removes all names, as a rollback has removed the fork of the branch. Raises `error` from now on."""
+        """Removes all names because a rollback removed the branch's fork. All later uses raise
+        `error`.
+        """
         with self._lock:
             self.gone, self.variables = self.gone or error, {}
         self.close(lambda name: error)
 
     def check(self, where: Location | None) -> None:
-        """Raises an error if a rollback has removed the fork of the branch."""
+        """Raises an error if a rollback removed the branch's fork."""
         if self.gone is not None:
             raise located(self.gone, where)
 
@@ -101,11 +110,11 @@ class Names:
         return bool(self._promises)
 
     def fork_from(self, parent: Names) -> None:
-        """Initialises the names of a branch that is forked from another one here."""
+        """Initializes the names of a branch that is forked from `parent` here."""
         self.variables, self.history, self._forked = dict(parent.variables), parent.history, parent.history
 
     def own(self) -> dict[str, Variable]:
-        """Variables that this branch has declared since its fork, by name."""
+        """Returns the variables that this branch has declared since its fork, by name."""
         found: dict[str, Variable] = {}
         at = self.history
         while at is not None and at is not self._forked:
@@ -114,8 +123,9 @@ class Names:
         return dict(reversed(found.items()))
 
     def own_variables(self) -> list[Variable]:
-        """All variables that this branch has declared since its fork, also those whose name has another one now, or
-        that a rollback has removed after a join took them."""
+        """Returns all variables that this branch has declared since its fork, including those whose
+        name was declared again and those that a rollback removed after a join took them.
+        """
         found, at = [*self._joined], self.history
         while at is not None and at is not self._forked:
             at, _, variable = at
@@ -123,7 +133,7 @@ class Names:
         return found
 
     def first(self, name: str) -> Variable | None:
-        """First variable that was declared under a name; None if there is none."""
+        """Returns the first variable declared under a name, or None."""
         found, at = None, self.history
         while at is not None:
             at, each, variable = at
@@ -132,7 +142,7 @@ class Names:
         return found
 
     def declared(self) -> list[tuple[str, Variable]]:
-        """All declarations, in order."""
+        """Returns all declarations in order."""
         found, at = list[tuple[str, Variable]](), self.history
         while at is not None:
             at, name, variable = at
@@ -143,11 +153,11 @@ class Names:
         return NamesAtMark(dict(self.variables), self.history, dict(self.scopes))
 
     def go_back(self, to: NamesAtMark, joined: int) -> None:
-        """Removes what was declared behind a mark.
+        """Removes the declarations made after a mark.
 
         Args:
             to: the names at the mark.
-            joined: number of the last node that a join has taken (`Waits`); 0 if none has.
+            joined: number of the last node that a join has taken (`Waits`), or 0.
         """
         at = self.history
         while joined and at is not None and at is not to.history:

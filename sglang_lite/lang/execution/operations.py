@@ -1,4 +1,6 @@
-"""Operations that a branch plays: nodes, together with the variables and streams that their run keeps for them."""
+"""Operations that a branch plays: nodes, with the variables and streams that the run keeps for
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ REASONING_SUFFIX = "_reasoning_content"  # of the variable that has a generation
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """Failed attempt at an answer: the refused answers, if any, and the error."""
+    """Failed attempt at an answer: the rejected answers, if any, and the error."""
 
     answers: tuple[Generation, ...]
     error: Exception
@@ -45,10 +47,10 @@ class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor r
     node: nodes.Gen | nodes.Select
     expression: SglGen | SglSelect
     variable: Variable
-    # Handed-over branch that receives the answer, and the node's index there.
+    # Pushed-down branch that receives the answer, and the node's index there.
     pushed_node: tuple[PushedBranch, int] | None = None
-    attempt: int = 0  # number of times that its program was asked again
-    began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
+    attempt: int = 0  # number of times the program was asked again
+    began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not or was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
     failed_attempts: tuple[FailedAttempt, ...] = ()
     in_body: bool = True  # False if it was added after the end of the program's body
@@ -68,7 +70,9 @@ class GenOp(AnswerOp, eq=False):
 
     @property
     def has_own_prompt(self) -> bool:
-        """True if the model does not continue the branch's text, so that its program can't be asked for the answer."""
+        """True if the model does not continue the branch's text, so the pushed-down program can't
+        supply the answer.
+        """
         return self.shows_tools or self.expression.options.backend is not None
 
 
@@ -94,7 +98,7 @@ class JoinOp:
     """Join of the children of a fork.
 
     Attributes:
-        added: for each child, a variable with the pieces that it has added to its text. Empty if no text is appended.
+        added: for each child, a variable with the pieces that it added to its text. Empty if no text is appended.
         number: its number among the operations that wait for something (`Waits`); 0 if no text is appended.
     """
 
@@ -122,7 +126,9 @@ class ReadOp:
 
 @dataclass(slots=True)
 class EventOp:
-    """Tells the backend's listener of an event, on the listener's threads, as it may block. Not a node, like ReadOp."""
+    """Notifies the backend's listener of an event on the listener's threads, since the call may
+    block. Not a node, like ReadOp.
+    """
 
     event: str
     pool: ThreadPool
@@ -137,7 +143,7 @@ Op: TypeAlias = (
 
 @dataclass(slots=True, eq=False)
 class BranchMark:
-    """Point in a branch to come back to.
+    """Point in a branch to roll back to.
 
     Attributes:
         position: position in the transcript; None until the mark is played.
@@ -156,12 +162,14 @@ class BranchMark:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Change of a branch's queue by a rollback or a cancellation.
+    """Change to a branch's queue caused by a rollback or a cancellation.
 
     Attributes:
-        kept: operations that stay queued: those before the mark, claimed ones and hooks.
+        kept: operations that stay queued: those before the mark, claimed ones, and events for
+            listeners.
         removed: operations that it removes.
-        claimed: True if operations are played before it that joins have claimed, or somebody has waited for.
+        claimed: True if operations are played first because a join claimed them or someone waited
+            for them.
     """
 
     kept: deque[Op]
@@ -172,14 +180,15 @@ class Removal:
 def removal(
     mark: BranchMark | None, ops: Sequence[Op | None], claims: Mapping[int, Op], depth: int, waited: int = -1
 ) -> Removal:
-    """Removal of what is queued behind a mark, or of everything if the mark is None.
+    """Computes what a rollback to a mark removes from the queue, or removes everything if the mark
+    is None.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
         claims: last operation that each join has claimed, by the depth of the joining branch.
-        depth: depth of the branch that rolls back; only claims of joins above it count.
-        waited: number of the last node that a cancellation keeps, as somebody has waited for it (`Waits`); -1 if it
-            does not even keep what the branch began with.
+        depth: depth of the branch that rolls back; only claims by joins above it count.
+        waited: number of the last node that a cancellation keeps because it was waited for
+            (`Waits`); -1 if it does not even keep what the branch began with.
     """
     queue: list[Op] = [op for op in ops[1:] if op is not None]
     before = 0
@@ -196,9 +205,9 @@ def removal(
 
 
 def _count_waited_for(ops: Sequence[Op | None], kept: int) -> int:
-    """Number of the first operations that are played though their branch was cancelled: those before the first one that
-    waits for something that the cancellation does not keep. Whoever has waited for an answer may know of it before the
-    branch goes on behind it.
+    """Counts the leading operations that are still played after a cancellation: those before the
+    first one that waits for something the cancellation does not keep. Someone who waited for an
+    answer may know it before the branch has played on.
 
     Args:
         ops: the operation that is being played, or None, and the queued ones.
@@ -214,9 +223,9 @@ def _count_waited_for(ops: Sequence[Op | None], kept: int) -> int:
     return len(ops)
 
 
-# Branch that is played on this thread, of its backend's pool.
+# Branch that is being played on this thread of its backend's pool.
 on_pool: ContextVar[BasePlayer | None] = ContextVar("sglang_lite_on_pool", default=None)
-# Branch and operation that a backend is asked for in this context.
+# Branch and operation whose answer is requested in this context.
 asked: ContextVar[tuple[BasePlayer, AnswerOp]] = ContextVar("sglang_lite_asked")
 
 
@@ -235,7 +244,9 @@ class NodeIdentity(NamedTuple):
 
 
 def current_node() -> NodeIdentity:
-    """Identity of the node whose call runs in this context; an empty NodeIdentity outside of a call."""
+    """Returns the identity of the node whose call runs in this context, or an empty NodeIdentity
+    outside a call.
+    """
     found = asked.get(None)
     if found is None:
         return NodeIdentity()

@@ -1,10 +1,13 @@
-"""Playing of a branch: its operations in order, one after another, on whichever thread can play the current one.
+"""Plays a branch: its operations in order, one at a time, on whichever thread can play the current
+one.
 
-Text and turns are played at once, on the thread that submits them. Behind an answer of a pushed-down program, the
-thread that brings it plays on; what else waits for a backend is played on the executor loop (concurrency/loop.py). The
-thread that plays a branch owns it: one thread at any time, with handover under the branch's lock.
+Text and turns are played immediately on the submitting thread. After an answer of a pushed-down
+program, the thread that delivers it plays on. Everything else that waits for a backend is played on
+the executor loop (concurrency/loop.py). The thread that plays a branch owns it: one thread at a
+time, with handover under the branch's lock.
 
-A branch that fails stays failed: all queued and later operations fail with the same error, and none of them waits.
+A branch that fails stays failed: all queued and later operations fail with the same error, and none
+of them waits.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ logger = logging.getLogger("sglang_lite")
 _Task: TypeAlias = asyncio.Task[None]
 _Awaited: TypeAlias = GenOp | SelectOp | JoinOp
 _NOTHING = Text("")  # current operation of a forked branch until its parent has played the fork
-# Shared by branches that have never queued anything: a deque of their own would take much memory.
+# Shared by branches that have never queued anything: one deque each would take much memory.
 _NO_QUEUE: deque[Op] = deque()
 _NO_CLAIMS: Mapping[int, Op] = {}
 
@@ -61,15 +64,20 @@ _NO_CLAIMS: Mapping[int, Op] = {}
 class Player(BasePlayer):
     """Plays one branch.
 
+    An operation goes from `play_or_queue` to `_play_until_wait`. If it has to wait, `_dispatch`
+    hands the branch to `_resume`, `_play_on_pool` or `_play_in_task`.
+
     Args:
         run, pushed: as for BasePlayer.
-        depth: number of forks above the branch; below the main branch it begins when its parent has played the fork.
+        depth: number of forks above the branch. A forked branch begins when its parent has played
+            the fork.
 
     Attributes:
-        later: text log of a branch to which something was added after the end of the body, if the run is not streamed.
+        later: text log of a branch to which something was added after the end of the body, if the
+            run is not streamed.
         children: branches forked from it.
         claims: last operation that a join has claimed, by the depth of the joining branch.
-        waits: how far it has been waited for.
+        waits: how far the branch has been waited for.
     """
 
     __slots__ = (
@@ -88,13 +96,15 @@ class Player(BasePlayer):
         self._queue, self.claims = _NO_QUEUE, _NO_CLAIMS
         # Current operation; the thread that plays it owns the branch until it is replaced.
         self._current = _NOTHING if depth else None
-        self._waiting: _Task | _Awaited | None = None  # who plays on when the answer has come
-        self._taken_back: Op | None = None  # operation that a queued rollback waits for, which must not wait any more
+        self._waiting: _Task | _Awaited | None = None  # plays on when the answer has come
+        self._taken_back: Op | None = None  # operation ahead of a queued rollback; must not wait any more
 
     # ------------------------------------------------------------------------------------------ any thread
 
     def put(self, op: Op) -> None:
-        """Queues an operation, or plays it at once if no thread is playing the branch and it need not wait."""
+        """Plays an operation immediately if no thread is playing the branch and the operation need
+        not wait. Otherwise queues it.
+        """
         if self.waits.cancelled is not None and type(op) not in (ReadOp, EventOp, MarkOp):
             self._refuse(op, self.waits.cancelled)
             return
@@ -123,7 +133,8 @@ class Player(BasePlayer):
             self._dispatch(waits)
 
     def _refuse(self, op: Op, cancelled: Cancellation) -> None:
-        """Fails an operation that is added behind the branch's cancellation, and the branch with it."""
+        """Fails an operation that was added after the branch's cancellation, and fails the branch.
+        """
         if not self.waits.refuses:
             self.waits.refuses = True
             self._end_later(cancelled.error)
@@ -134,33 +145,37 @@ class Player(BasePlayer):
         _fail_op(op, cancelled.error)
 
     def _end_later(self, error: SglError) -> None:
-        """Fails the branch with a cancellation's error, once everything queued has been played."""
+        """Fails the branch with a cancellation's error once everything queued has been played."""
         ended = Variable()
         ended.when_done(partial(self._fail_as_cancelled, error))
         self.put(ReadOp(ended, partial(_raise, error, self)))
 
     def _fail_as_cancelled(self, error: SglError) -> None:
-        """Lets a cancellation's error replace the failure that the branch has come to meanwhile."""
+        """Replaces the branch's failure, if it has one by now, with the cancellation's error."""
         with self._lock:
             if self.waits.cancelled is not None and self.waits.cancelled.error is error and self._failure is not None:
                 self._failure = located(error, None)
 
     def before_adding(self, where: Location | None) -> None:
-        """Checks that something may be added. After the end of the body, begins to log the text for streams."""
+        """Checks that something may be added. After the end of the body, starts logging the text
+        for streams.
+        """
         self.names.check(where)
         if not self.run.body_open and self.log is None and self.later is None:
             self.later = TextLog()
             self.put(ReadOp(Variable(), partial(_log_text, self, self.later)))
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
-        """Variable that is set to `what(player)` when everything queued so far has been played."""
+        """Returns a variable that is set to `what(player)` once everything queued so far has been
+        played.
+        """
         variable = Variable(where, self.run.made)
         variable.awaited = Place(self.waits, self.waits.last)
         self.put(ReadOp(variable, partial(what, self)))
         return variable
 
     def tree(self) -> list[Player]:
-        """Branch itself and the branches forked from it, parents first."""
+        """Returns this branch and the branches forked from it, parents first."""
         found = [self]
         for player in found:  # the list grows meanwhile
             found += player.children
@@ -173,13 +188,13 @@ class Player(BasePlayer):
 
     @property
     def has_to_wait(self) -> bool:
-        """True if an operation that is being played or queued has to wait."""
+        """True if the current operation or a queued one has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
         return any(map(_has_to_wait, ops))
 
     def go_back(self, mark: BranchMark) -> None:
-        """Goes back to a mark; a branch that has failed since works again."""
+        """Rolls back to a mark. A branch that has failed since works again."""
         ends = [end for child in self.children[mark.children :] for end in child.end(self.depth)]
         with self._lock:
             found = removal(mark, (self._current, *self._queue), self.claims, self.depth)
@@ -192,7 +207,7 @@ class Player(BasePlayer):
             self._queue = found.kept
             if self.pushed is not None:
                 self.pushed.take_back((running, *found.removed))
-            if queued := self._current is not None:  # at once, as the current operation may fail at any time
+            if queued := self._current is not None:  # under the lock, as the current operation may fail any time
                 if self.pushed is not None:
                     self.pushed = self.pushed.add(back, self.transcript.pieces)
                 self._queue.append(back)
@@ -206,8 +221,9 @@ class Player(BasePlayer):
             executor().post(_abort, self, _removed(), running)
 
     def claim(self, depth: int) -> None:
-        """Notes that a join in a branch of this depth takes what is queued so far, also in the branches forked from
-        this one: a rollback waits for it."""
+        """Reserves everything queued so far, here and in the branches forked from this one, for a
+        join in a branch of this depth. A rollback waits for it.
+        """
         for child in self.children:
             child.claim(depth)
         self.waits.claims = {**(self.waits.claims or {}), depth: self.waits.last}
@@ -217,8 +233,10 @@ class Player(BasePlayer):
                 self.claims = {**self.claims, depth: last}
 
     def end(self, depth: int) -> list[Callable[[], object]]:
-        """Ends the branch, and those forked from it, as a rollback in a branch of this depth has removed its fork: once
-        everything is played that joins above that branch have claimed. Returns calls that fail what is not claimed."""
+        """Ends the branch and those forked from it, because a rollback in a branch of this depth
+        removed its fork. Operations claimed by joins above that branch are played first. Returns
+        calls that fail the rest.
+        """
         ends = [end for child in self.children for end in child.end(depth)]
         error = self.names.gone
         assert error is not None
@@ -233,7 +251,9 @@ class Player(BasePlayer):
         return [*ends, *(partial(_fail_op, op, error) for op in found.removed)]
 
     def _wait_for(self, op: Op, waiting: _Task | _Awaited) -> bool:
-        """Notes what an operation waits for, before that may come. Returns False if the operation has ended."""
+        """Notes what an operation waits for, before it can arrive. Returns False if the operation
+        has ended.
+        """
         with self._lock:
             if self._current is op and self._taken_back is not op:
                 self._waiting = waiting
@@ -242,8 +262,9 @@ class Player(BasePlayer):
         return False
 
     def stop(self, error: SglError, *, reported: bool = True) -> None:
-        """Fails the branch and the branches forked from it, if anything is being played, and cancels the work of their
-        backends. What has come stays. If the stop comes from outside an open body, the body can add nothing more.
+        """Fails the branch and the branches forked from it if anything is being played, and cancels
+        the work of their backends. Results that have arrived stay. If an open body is stopped from
+        outside, it can add nothing more.
 
         Args:
             reported: whether the holder of the branch already knows of the error, so that it need not be logged.
@@ -261,13 +282,13 @@ class Player(BasePlayer):
             child.stop(error)
 
     def cancel_alone(self, error: SglError, kept: int, depth: int, *, final: bool, ends: bool) -> None:
-        """Cancels this branch, but not those forked from it (`cancel`).
+        """Cancels this branch without those forked from it (see `cancel_tree`).
 
         Args:
             kept: number of the last node that stays.
-            depth: depth of the branch whose cancellation it is.
-            final: whether no rollback undoes it.
-            ends: whether it fails even if nothing is taken away.
+            depth: depth of the branch where the cancellation started.
+            final: whether rollbacks can't undo it.
+            ends: whether the branch fails even if it loses nothing.
         """
         whole = later = False
         removed: Sequence[Op] = ()
@@ -300,8 +321,9 @@ class Player(BasePlayer):
     # -------------------------------------------------------------------------------- the playing side
 
     def begin(self, op: Op = _NOTHING) -> None:
-        """Plays `op`, the current operation, and those behind it; dispatches the first that has to wait. Without `op`,
-        begins to play a forked branch, as its parent has played the fork."""
+        """Plays `op`, the current operation, and those after it, and dispatches the first that has
+        to wait. Without `op`, starts a forked branch whose parent has played the fork.
+        """
         if (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
@@ -318,11 +340,12 @@ class Player(BasePlayer):
             executor().post(self._start, op)
 
     def _advance(self, op: Op, *, awaited: bool = False) -> Op | None:
-        """Plays `op`, the current operation, and the queue up to the first one that has to wait, which it returns.
-        Returns None if the caller no longer owns the branch: nothing is left to play, or it was stopped.
+        """Plays `op`, the current operation, and then the queue, up to the first operation that has
+        to wait, which it returns. Returns None if the caller no longer owns the branch: nothing is
+        left to play, or it was stopped.
 
         Args:
-            awaited: whether `op` had to wait, and is played.
+            awaited: whether `op` had to wait and has already been played.
         """
         while True:
             try:
@@ -335,7 +358,7 @@ class Player(BasePlayer):
                 awaited = False
                 if type(op) is not ReadOp and type(op) is not EventOp:
                     self.played.append(op)
-            except BaseException as error:  # whatever was raised, the branch has failed and its readers must know
+            except BaseException as error:  # anything raised fails the branch, and its readers must know
                 self.fail(error, op)
                 if not isinstance(error, Exception):
                     raise
@@ -356,7 +379,9 @@ class Player(BasePlayer):
             task.cancel()
 
     def _resume(self, op: _Awaited) -> None:
-        """Plays on from an operation for which everything has come, unless it was stopped meanwhile."""
+        """Resumes from an operation whose results have all arrived, unless it was stopped
+        meanwhile.
+        """
         with self._lock:
             if self._waiting is not op:
                 return
@@ -384,37 +409,40 @@ class Player(BasePlayer):
             except asyncio.CancelledError:
                 self.fail(RequestAbortedError("the program was cancelled."), op)
                 return
-            except BaseException as error:  # as in _advance; no SystemExit of a backend may end this thread
+            except BaseException as error:  # a backend's SystemExit must not end this thread
                 self.fail(error, op)
                 return
             if following is None or _lacks_only_answers(following, self):
                 break
             op = following
             _begin(op)
-        with self._lock:  # as another thread may have come to wait
+        with self._lock:  # as another thread may be waiting by now
             if self._waiting is task:
                 self._waiting = None
         if following is not None:
             self._dispatch(following)
 
     def _play_on_pool(self, op: Op) -> None:
-        """Plays the branch from an operation on, on a thread of the backend's pool, where its answers may block."""
+        """Plays the branch from an operation on, on a thread of the backend's pool, where answers
+        may block.
+        """
         current_run.set(self.run)
         on_pool.set(self)
         try:
             following = self._advance(op)
-        except BaseException:  # the branch has failed with it; no SystemExit of a backend may end this thread
+        except BaseException:  # it has failed the branch; a backend's SystemExit must not end this thread
             return
         if following is not None:
             self._dispatch(following)
 
     def fail(self, error: BaseException, op: Op | None = None, *, waits: bool = False) -> _Task | None:
-        """Fails the branch and all its queued operations, or continues with a queued rollback that takes the failed
-        operation back. Returns the task that was waiting for the current operation, if any.
+        """Fails the branch and all its queued operations. If a queued rollback takes the failed
+        operation back, continues with the rollback instead. Returns the task that was waiting for
+        the current operation, if any.
 
         Args:
-            op: operation that has failed; ignored if it is no longer the current one, as the branch was stopped
-                meanwhile. None if the branch fails as a whole.
+            op: operation that failed; ignored if it is no longer the current one because the branch
+                was stopped meanwhile. None if the branch fails as a whole.
             waits: whether to do nothing while a thread plays the operation.
         """
         with self._lock:
@@ -436,7 +464,7 @@ class Player(BasePlayer):
             if self.pushed is not None:
                 self.pushed.fail((at, *pending), taken_back=back is not None)
             waiting, self._waiting = self._waiting, None
-        if at is not None and not isinstance(at, EventOp):  # the listener has been told already
+        if at is not None and not isinstance(at, EventOp):  # the listener was already notified
             pending.insert(0, at)
             if isinstance(at, AnswerOp):
                 at.ended = time.perf_counter()
@@ -452,25 +480,27 @@ class Player(BasePlayer):
 
 
 def cancel(player: Player, error: SglError, *, waited: bool = True, reported: bool = True, ends: bool = False) -> None:
-    """Cancels a branch and the branches forked from it: what was waited for stays, everything else fails, even if it
-    has come.
+    """Cancels a branch and the branches forked from it. Answers that were waited for stay;
+    everything else fails, even if it has arrived.
 
     Args:
-        waited: False if nothing counts as waited for.
+        waited: False to keep nothing, not even answers that were waited for.
         reported: as for `Player.stop`.
-        ends: whether the branches fail even if nothing is taken away from them.
+        ends: whether the branches fail even if they lose nothing.
     """
     final = not waited or current_run.get() is not player.run
     ends = ends or (final and player.run.body_open) or not waited
-    for each in player.tree()[::-1]:  # joined variables fail after those that they consist of
+    for each in player.tree()[::-1]:  # gathered variables fail after the variables they consist of
         kept = each.waits.kept(player.depth) if waited else -1
         each.cancel_alone(error, kept, player.depth, final=final, ends=ends)
         each.failure_reported = each.failure_reported or reported or each is not player
 
 
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
-    """Error for an unknown name: the branch's own failure, if the body could not go on to declare the name. (A failed
-    node is none: the body goes on, and whether the node has failed yet depends on timing.)"""
+    """Makes the error for an unknown name. It is the branch's own failure if that kept the body
+    from declaring the name. (A failed node does not: the body goes on, and whether the node has
+    failed yet depends on timing.)
+    """
     if player.failure is not None and (player.stopped is not None or player.names.cut):
         player.failure_reported = True
         return located(player.failure, where)
@@ -496,21 +526,26 @@ def _raise(error: SglError, _: Player) -> NoReturn:
 
 
 def _abort(player: Player, error: SglError, op: Op | None = None) -> None:
-    """Fails a branch and cancels what it waits for; with `op`, only if it waits for that."""
+    """Fails a branch and cancels what it waits for. With `op`, does so only if it waits for that
+    operation.
+    """
     if (task := player.fail(error, op, waits=op is not None)) is not None:
         executor().post(task.cancel)
 
 
 def _goes_to_pool(op: Op, player: Player) -> bool:
-    """Returns True if the backend answers an operation on its threads: nobody follows the text, no attempts or limits
-    are set, and it has not been tried there."""
+    """Returns True if the backend should answer an operation on its own threads: nobody reads the
+    text as it grows, the run has no retries or limits, and the operation was not tried there yet.
+    """
     answers = player.backend.answers_now and player.log is None and player.run.plain
     return answers and isinstance(op, AnswerOp | EventOp) and on_pool.get() is not player
 
 
 def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
-    """Returns True if the thread that brings what an operation waits for plays on, without a costly task: a join, or a
-    pushed-down node with a single answer, on whose result no Python code of the caller decides."""
+    """Returns True if the thread that delivers the answer can play on, without a costly task. This
+    holds for a join, and for a pushed-down node with a single answer on which no Python code of the
+    caller decides.
+    """
     if not isinstance(op, GenOp | SelectOp):
         return isinstance(op, JoinOp)
     if op.pushed_node is None or op.node.judged or not player.run.plain:
@@ -522,8 +557,9 @@ def _lacks_only_answers(op: Op, player: Player) -> TypeGuard[_Awaited]:
 
 
 def _has_come(op: _Awaited, then: Callable[[], object]) -> bool:
-    """Returns True if the answer to a pushed-down node is there. If not, `then` is called when it comes, or when the
-    branches of a join have been played."""
+    """Returns True if the answer to a pushed-down node is there. If not, calls `then` when it
+    arrives, or when the branches of a join have been played.
+    """
     if isinstance(op, JoinOp):
         when_all_done(op.added, then)
         return False
@@ -552,13 +588,13 @@ def _where(op: Op | None) -> Location | None:
 
 
 def _begin(op: Op) -> None:
-    """Records the time at which an operation begins to wait for its answer."""
+    """Records when an operation begins to wait for its answer."""
     if isinstance(op, AnswerOp) and not op.began:
         op.began = time.perf_counter()
 
 
 def _goes_back(op: Op) -> TypeGuard[MarkOp]:
-    """Returns True if an operation rolls back to a mark that has been played already."""
+    """Returns True if an operation rolls back to a mark that was already played."""
     return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
@@ -584,7 +620,7 @@ def _fail_op(op: Op, failure: SglError) -> None:
 
 
 def _has_to_wait(op: Op) -> bool:
-    """Returns True if an operation that is not played yet has to wait."""
+    """Returns True if an operation that was not played yet has to wait."""
     if isinstance(op, AnswerOp):
         return not op.variable.done
     if isinstance(op, JoinOp):

@@ -1,15 +1,16 @@
-"""Handing over of a run to a backend that plays whole programs.
+"""Sends a run to a backend that executes whole programs.
 
-The first generation or selection of a run opens its program; later nodes of its branches extend the program as they are
-queued. Each branch still plays its operations itself, to set values, variables and streams, but it takes the answers
-from the program instead of asking the backend node by node.
+The first generation or selection of a run opens its program; later nodes of its branches extend the
+program as they are queued. Each branch still plays its operations itself, to set values, variables
+and streams, but it takes the answers from the program instead of asking the backend node by node.
 
-A program has one outbox, in order of submission over all branches. It is sent whenever a node needs an answer. So the
-backend knows of a fork before it gets the branches' nodes, and of a join before it gets a rollback in what is joined.
+A program has one outbox, in order of submission over all branches. It is sent whenever a node needs
+an answer. So the backend learns of a fork before it gets the branches' nodes, and of a join before
+it gets a rollback in a joined branch.
 
-A node is judged if the caller's Python decides what stands in its place (a check, further attempts, a method of
-choosing, another backend). The backend's branch waits there for the verdict, which is given when the branch here has
-played the node.
+A node is judged if the caller's Python decides what takes its place (a check, further attempts, a
+method of choosing, another backend). The backend's branch waits there for the verdict, which is
+sent once the branch here has played the node.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ Attempt: TypeAlias = tuple[int, int]  # index of a node in its branch, and numbe
 
 
 class BranchEvents:
-    """Events of a branch's nodes, which come on the thread that the backend calls its sink on.
+    """Events of a branch's nodes. They arrive on the thread on which the backend calls its sink.
 
     Attributes:
-        judged: indices of all nodes so far on whose answer the caller decides.
+        judged: indices of all nodes so far whose answers the caller judges.
         rollbacks: indices of the rollbacks' nodes.
     """
 
@@ -77,15 +78,16 @@ class BranchEvents:
         self._lock = threading.Lock()
         self.judged = set[int]()
         self.rollbacks: list[int] = []
-        self._untaken: dict[Attempt, deque[Any]] = {}  # events that have come and were not taken
+        self._untaken: dict[Attempt, deque[Any]] = {}  # events that arrived and were not taken yet
         self._waiting: dict[Attempt, Callable[[], object]] = {}  # what to call when the next event comes
-        self._abandoned = set[Attempt]()  # whose events nobody takes any more
-        self._failed: list[tuple[int, SglError]] = []  # indices of nodes that have failed, and their errors
+        self._abandoned = set[Attempt]()  # their events are dropped
+        self._failed: list[tuple[int, SglError]] = []  # indices of failed nodes, and their errors
         self._ended: SglError | None = None  # error with which the program ended
 
     def take(self, attempt: Attempt, event: Delta | Generation | Selection | SglError) -> None:
-        """Notes an event of a node. An error also fails all nodes behind it, up to a rollback, unless the node is
-        judged."""
+        """Records an event of a node. An error also fails all nodes after it, up to a rollback,
+        unless the node is judged.
+        """
         place, _ = attempt
         with self._lock:
             if isinstance(event, SglError) and place not in self.judged:
@@ -106,8 +108,9 @@ class BranchEvents:
             call()
 
     def _next(self, attempt: Attempt) -> Any:
-        """Next event of a node: one that has come, or the error of a node before it or of the program; None if there is
-        none yet."""
+        """Returns the next event of a node without taking it: one that has arrived, or else the
+        error of an earlier node or of the program. Returns None if there is none yet.
+        """
         if untaken := self._untaken.get(attempt):
             return untaken[0]
         place, _ = attempt
@@ -117,8 +120,10 @@ class BranchEvents:
         return self._ended
 
     async def answers(self, attempt: Attempt, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
-        node failed. If it is cancelled or closed before, the node's events are dropped, also those that come later."""
+        """Yields the events of a node, up to its `last`-th generation or selection. Raises the
+        SglError with which the node failed. If the iteration is cancelled or closed early, all
+        remaining events of the node are dropped.
+        """
         try:
             while last:
                 arrival = asyncio.get_running_loop().create_future()
@@ -132,14 +137,16 @@ class BranchEvents:
                 self._abandon(attempt)
 
     def _abandon(self, attempt: Attempt) -> None:
-        """Drops the events of a node that nobody waits for any more, and those that are still to come."""
+        """Drops the events of a node, also those still to come."""
         with self._lock:
             self._abandoned.add(attempt)
             self._untaken.pop(attempt, None)
             self._waiting.pop(attempt, None)
 
     def has_one(self, attempt: Attempt, then: Callable[[], object]) -> bool:
-        """Returns True if an event of a node is there. If not, `then` is called once when the next one comes."""
+        """Returns True if an event of a node is there. If not, `then` is called once, when the next
+        one arrives.
+        """
         with self._lock:
             if self._next(attempt) is not None:
                 return True
@@ -147,7 +154,9 @@ class BranchEvents:
         return False
 
     def answer(self, attempt: Attempt) -> UserValue:
-        """Takes the next event of a node, which has come. Raises the SglError with which the node failed."""
+        """Takes the next event of a node, which must have arrived. Raises the SglError with which
+        the node failed.
+        """
         with self._lock:
             untaken = self._untaken.get(attempt)
             event = untaken.popleft() if untaken else self._next(attempt)
@@ -166,8 +175,8 @@ class _Judged:
     """Operation that waits for a verdict.
 
     Attributes:
-        place: index of its node in the branch.
-        known: number of pieces of the branch's text that the program has, once the operation is played.
+        place: index of the operation's node in the branch.
+        known: number of pieces of the branch's text that the program has; None until the operation is played.
     """
 
     op: Op
@@ -176,8 +185,9 @@ class _Judged:
 
 
 def priority_keywords(priority: int) -> dict[str, int]:
-    """Keyword arguments for a priority: empty if it is 0, so that backends without priorities need no parameter for
-    it."""
+    """Returns keyword arguments for a priority. They are empty for priority 0, so backends without
+    priorities need no such parameter.
+    """
     return {"priority": priority} if priority else {}
 
 
@@ -185,10 +195,10 @@ class PushedProgram:
     """Program of a run that is pushed down to its backend.
 
     Attributes:
-        lock: lock of all its branches; a branch's own lock is taken before it.
+        lock: lock of all its branches; a branch acquires its own lock first.
         closed: True if no more nodes are accepted; later nodes need a new program.
         count: number of nodes so far, over all branches.
-        outbox: nodes of branches, and verdicts on such, that are not sent yet, in order of submission.
+        outbox: nodes of branches and verdicts on them that are not sent yet, in order of submission.
     """
 
     def __init__(self, run: Run) -> None:
@@ -208,7 +218,9 @@ class PushedProgram:
         return self._open is not None or self._ended is not None
 
     def flush(self, branch: PushedBranch) -> None:
-        """Sends the outbox to the backend, as a node of a branch needs an answer. The first call opens the program."""
+        """Sends the outbox to the backend because a node of `branch` needs an answer. The first
+        call opens the program.
+        """
         if self._ended is not None:
             self.outbox = []
             executor().post(branch.events.end, self._ended)
@@ -227,14 +239,14 @@ class PushedProgram:
             self._send(self._open)
 
     def _plan_winding_down(self, program: ProgramAtBackend, at: float) -> None:
-        """Lets a program that was opened wind down from a moment on (`time.monotonic()`)."""
+        """Makes an open program wind down at a given time (`time.monotonic()`)."""
         if time.monotonic() >= at:
             program.wind_down()
         else:
             executor().post(self._wait_to_wind_down, at)
 
     def _wait_to_wind_down(self, at: float) -> None:
-        """Starts the timer at whose end the program winds down. Called on the executor loop."""
+        """Starts the timer that winds the program down. Runs on the executor loop."""
         if self._ended is None:
             loop = asyncio.get_running_loop()
             self._winding_down = loop.call_later(at - time.monotonic(), self._wind_down)
@@ -245,7 +257,7 @@ class PushedProgram:
                 self._open.wind_down()
 
     def _stop_waiting(self) -> None:
-        """Stops the timer, which would keep the program that has ended. Called on the executor loop."""
+        """Cancels the timer, which would keep an ended program alive. Runs on the executor loop."""
         if self._winding_down is not None:
             self._winding_down.cancel()
             self._winding_down = None
@@ -266,9 +278,10 @@ class PushedProgram:
                 executor().post(branch.events.end, error)
 
     def _runs(self) -> list[tuple[PushedBranch, list[Node] | _Given]]:
-        """Empties the outbox into verdicts, and lists of nodes of one branch each. The order of nodes of different
-        branches is kept where it matters: joins and rollbacks stay behind everything before them, and branches behind
-        their forks."""
+        """Empties the outbox into verdicts and lists of nodes, each of one branch. The order
+        between branches is kept where it matters: joins and rollbacks stay after everything before
+        them, and branches after their forks.
+        """
         outbox, self.outbox = self.outbox, []
         runs: list[tuple[PushedBranch, list[Node] | _Given]] = []
         growing: dict[PushedBranch, list[Node]] = {}
@@ -292,15 +305,16 @@ class PushedProgram:
             self._open.drop(branch.path)
 
     def expect_pause(self, branch: PushedBranch, seconds: float) -> None:
-        """Tells the backend for how long nothing will be added to a branch."""
+        """Tells the backend how long nothing will be added to a branch."""
         with self.lock:
             if self._open is not None and not self.closed:
                 self._send(self._open)
                 self._open.expect_pause(branch.path, seconds)
 
     def close(self, count: int | None = None) -> bool:
-        """Announces that no more nodes will come. Returns False if it has got more than `count` nodes, and stays
-        open."""
+        """Announces that no more nodes will come. Returns False and stays open if it has more than
+        `count` nodes.
+        """
         with self.lock:
             if count is not None and self.count > count:
                 return False
@@ -311,7 +325,9 @@ class PushedProgram:
         return True
 
     def _take(self, event: ProgramEvent) -> None:
-        """Dispatches an event of the program to its branch."""
+        """Dispatches an event of the program to its branch. If the program has ended, ends all of
+        its branches.
+        """
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.events.take((event.path[-1], event.attempt), event.event)
@@ -326,14 +342,14 @@ class PushedProgram:
         if self.run.winds_down_at is not None:
             executor().post(self._stop_waiting)
         for branch in branches.values():
-            if isinstance(event, SglError):  # perhaps within a call of the program, whose caller holds locks
+            if isinstance(event, SglError):  # perhaps inside a call to the program, whose caller holds locks
                 executor().post(branch.events.end, error)
             else:
                 branch.events.end(error)
 
 
 class PushedBranch:
-    """Part of a branch that is pushed down to the backend.
+    """The pushed-down part of a branch.
 
     Args:
         path: path of the branch in the program.
@@ -341,7 +357,7 @@ class PushedBranch:
 
     Attributes:
         count: number of its nodes that are pushed down.
-        refused: error with which the backend has refused some of its nodes, or None.
+        refused: error with which the backend rejected some of its nodes, or None.
         judged: operations that wait for a verdict, by id.
         events: events of its nodes.
     """
@@ -355,17 +371,20 @@ class PushedBranch:
 
     @property
     def refusal(self) -> SglError | None:
-        """Error with which the backend has refused nodes of this branch, or of one that it was forked from."""
+        """Error with which the backend rejected nodes of this branch or of one that it was forked
+        from.
+        """
         return self.refused or (None if self.parent is None else self.parent.refusal)
 
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
     def add(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
-        """Pushes an operation down. Returns the branch that has it: this one, or one in a new program, which begins
-        with the text so far, if this program is closed."""
+        """Pushes an operation down. Returns the branch that received it: this one or, if the
+        program is closed, one in a new program that begins with the text so far.
+        """
         with self.program.lock:
             if not self.program.closed:
-                if type(op) is Text:  # as most operations are
+                if type(op) is Text:  # like most operations
                     self._put(op)
                 elif self._add(op):
                     self.program.flush(self)
@@ -373,7 +392,9 @@ class PushedBranch:
         return self._begin_again(pieces).add(op, ())
 
     def _begin_again(self, pieces: Sequence[Piece]) -> PushedBranch:
-        """The branch in a new program, which begins with a mark and the branch's text so far."""
+        """Creates the branch in a new program, which begins with a mark and the branch's text so
+        far.
+        """
         pushed = PushedBranch(PushedProgram(self.program.run))
         pushed.add(MarkOp(BranchMark(), back=False), ())
         for span in spans_of(pieces):
@@ -381,15 +402,16 @@ class PushedBranch:
         return pushed
 
     def take_back(self, ops: Sequence[Op | None]) -> None:
-        """Forgets operations that a rollback has removed: no verdict on them will come."""
+        """Forgets operations that a rollback removed: no verdict on them will come."""
         for op in ops:
             self.judged.pop(id(op), None)
 
     def fail(self, ops: Sequence[Op | None], *, taken_back: bool) -> None:
-        """Cancels operations, as the first of them, or the branch as a whole, has failed.
+        """Cancels operations because the first of them, or the branch as a whole, has failed.
 
         Args:
-            taken_back: whether a rollback behind them has taken them back: then only the wait for a verdict ends.
+            taken_back: whether a later rollback takes them back, so that only a wait for a verdict
+                ends.
         """
         with self.program.lock:
             waits = any(id(op) in self.judged for op in ops[:1])
@@ -398,7 +420,7 @@ class PushedBranch:
                 self.program.drop(self)
 
     def _put(self, node: Node) -> int:
-        """Appends a node, and returns its index."""
+        """Appends a node and returns its index."""
         self.program.outbox.append((self, node))
         self.program.count += 1
         self.count += 1
@@ -410,8 +432,9 @@ class PushedBranch:
         return judged
 
     def _add(self, op: Op) -> bool:
-        """Appends the node of an operation. Returns True if the pending nodes have to be sent now, as an answer is
-        needed or something is to be cancelled."""
+        """Appends the node of an operation. Returns True if the outbox has to be sent now, because
+        an answer is needed or something has to be cancelled.
+        """
         match op:
             case GenOp() | SelectOp():
                 return self._add_answer(op)
@@ -425,7 +448,7 @@ class PushedBranch:
             case MarkOp() if op.back:
                 branch, place = op.mark.pushed or (None, 0)
                 self.events.rollbacks.append(self._put(Rollback(place if branch is self else 0)))
-                if branch is not self:  # the mark stands before this program: what is left there is the verdict
+                if branch is not self:  # the mark is in an earlier program; the verdict carries the text before it
                     self._put_judged(op, Pause()).known = 0
                 return self.program.opened
             case MarkOp():
@@ -439,7 +462,9 @@ class PushedBranch:
         return False
 
     def _add_answer(self, op: GenOp | SelectOp) -> bool:
-        """Appends a node that needs an answer; a pause if the program is not asked for it, or only later."""
+        """Appends a node that needs an answer, or a pause if the program is not asked for it now.
+        Returns True if it is asked.
+        """
         asks = True
         if op.node.judged:  # choices that an open grammar allows are known when it is played
             asks = isinstance(op, GenOp) and not op.has_own_prompt and self.program.run.kept is None
@@ -450,14 +475,15 @@ class PushedBranch:
         return asks
 
     def claim(self, op: JoinOp) -> None:
-        """Lets a join claim what its branches have, although this branch has failed and does not play it."""
+        """Appends a join of a failed branch, so that it still claims the nodes of its children."""
         with self.program.lock:
             if not self.program.closed:
                 self._put_join(op)
 
     def _put_join(self, op: JoinOp) -> bool:
-        """Appends the node of a join, of what its branches have now, if the program has their fork. Returns False if
-        not."""
+        """Appends the node of a join over its branches' current nodes. Returns False if the program
+        does not have their fork.
+        """
         branches = [child.pushed for child in op.children if child.pushed is not None and child.pushed.parent is self]
         if len(branches) < len(op.children):
             return False
@@ -468,22 +494,24 @@ class PushedBranch:
     # -------------------------------------------------------------- the playing side, on the executor loop
 
     def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Notes how much text a judged operation begins with. Called when the branch begins to play an operation."""
+        """Notes how much text there is when the branch begins to play a judged operation."""
         judged = self.judged.get(id(op))
         if judged is not None and judged.known is None:
             judged.known = len(pieces)
 
     def ask_again(self, op: GenOp | SelectOp, node: Gen | Select, pieces: Sequence[Piece]) -> None:
-        """Asks for an answer in the place of a judged operation, behind the text that it has added so far."""
+        """Asks for another answer in the place of a judged operation, after the text that it has
+        added so far.
+        """
         with self.program.lock:
-            if id(op) not in self.judged:  # and nothing of it may follow the rollback
+            if id(op) not in self.judged:  # nothing of it may follow the rollback
                 raise RequestAbortedError("a rollback removed this node.")
             op.attempt += 1
             self._judge(op, pieces, node)
             self.program.flush(self)
 
     def settle(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Gives the last verdict on an operation if it is judged, as the branch has played it."""
+        """Sends the final verdict on an operation that the branch has played, if it is judged."""
         if id(op) in self.judged:
             with self.program.lock:
                 self._judge(op, pieces)
@@ -499,10 +527,10 @@ class PushedBranch:
 
 
 def expect_pause(branch: PushedBranch | None, seconds: float, where: Location | None) -> None:
-    """Tells the backend for how long nothing will be added to a branch, if it plays whole programs.
+    """Tells a backend that plays whole programs how long nothing will be added to a branch.
 
     Raises:
-        ParameterError: it is not a number of seconds.
+        ParameterError: `seconds` is not a non-negative finite number.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ParameterError("expect_pause", f"{seconds!r:.60} is no number of seconds.", where=where)

@@ -1,4 +1,6 @@
-"""Reading of a branch while it is played: its variables by name, and its text and messages at a place in its queue."""
+"""Reads a branch while it is played: its variables by name, and its text and messages at a place in
+its queue.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def check_name(name: object, where: Location | None) -> None:
 
 
 def check_assignment(name: object, value: object, where: Location | None) -> None:
-    """Raises ParameterError if a variable can't have the name, or the value is an expression, which would not be played
-    there. A trace's symbols stand for values."""
+    """Raises ParameterError if a variable can't have the name, or if the value is an expression,
+    which would never be played there. The symbols of a trace are accepted as values.
+    """
     check_name(name, where)
     if isinstance(value, Expression) and not all(isinstance(part, Deferred | Text) for part in value.walk()):
         raise ParameterError(
@@ -47,10 +50,11 @@ def check_assignment(name: object, value: object, where: Location | None) -> Non
 
 
 def name_of(variable: VariableName, where: Location | None) -> str:
-    """Name of a variable that a reader has given as such, or as the generation or selection that was added under it.
+    """Returns the name of a variable, given as a string or as the generation or selection that was
+    added under it.
 
     Raises:
-        ParameterError: it is neither, or has no name.
+        ParameterError: `variable` is neither, or has no name.
     """
     name = variable.name if isinstance(variable, SglGen | SglSelect) else variable
     check_name(name, where)
@@ -59,8 +63,9 @@ def name_of(variable: VariableName, where: Location | None) -> str:
 
 
 def find_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
-    """Returns the variable of a name. If the body is still running and the caller is outside it, waits for the name to
-    be declared."""
+    """Returns the variable of a name. If the body is still running and the caller is outside it,
+    waits until the name is declared.
+    """
     name = name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
         promise = _promise(player, name, where)
@@ -70,19 +75,21 @@ def find_variable(player: Player, variable: VariableName, where: Location | None
 
 
 def find_first(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
-    """Returns the first variable of a name, which its later ones don't replace; waits for it like `find_variable`."""
+    """Returns the first variable declared under a name, even if the name was declared again. Waits
+    like `find_variable`.
+    """
     found = find_variable(player, variable, where)
     return player.names.first(name_of(variable, where)) or found
 
 
 async def afind_first(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
-    """Coroutine form of `find_first`."""
+    """Returns what `find_first` does, as a coroutine."""
     found = await afind_variable(player, variable, where)
     return player.names.first(name_of(variable, where)) or found
 
 
 async def afind_variable(player: Player, variable: VariableName, where: Location | None = None) -> Variable:
-    """Coroutine form of `find_variable`."""
+    """Returns what `find_variable` does, as a coroutine."""
     name = name_of(variable, where)
     while (found := player.names.variables.get(name)) is None:
         await _promise(player, name, where).get()
@@ -90,13 +97,14 @@ async def afind_variable(player: Player, variable: VariableName, where: Location
 
 
 def checked(value: UserValue, variable: VariableName, kind: object = None) -> UserValue:
-    """Value of a variable, if it has the type that its reader expects.
+    """Returns the value of a variable after checking that it has the type that its reader expects.
 
     Args:
-        variable: as for `name_of`. The type is that of the generation or selection, unless `kind` is given.
+        variable: as for `variable_name_of`. It determines the type, unless `kind` is given.
 
     Raises:
-        ProgramError: it has another type: another node has set the variable, or it was joined, or has several samples.
+        ProgramError: the type is another: another node set the variable, it was joined, or it has
+            several samples.
     """
     if isinstance(value, Deferred) or (kind is None and isinstance(variable, str)):
         return value
@@ -113,7 +121,7 @@ def checked(value: UserValue, variable: VariableName, kind: object = None) -> Us
 
 
 def _type_of(node: SglGen | SglSelect) -> object:
-    """Type of the values of a generation or selection."""
+    """Returns the type of the values of a generation or selection."""
     kind: Any = str
     if isinstance(node, SglSelect):
         return list[kind] if node.multi else kind
@@ -130,7 +138,9 @@ def _promise(player: Player, name: str, where: Location | None) -> Variable:
 
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
-    """Error of a name that will never be declared, or None if the running body may still declare it."""
+    """Returns the error of a name that will never be declared, or None if the running body may
+    still declare it.
+    """
     if player.run.body_open and current_run.get() is not player.run and player.stopped is None:
         return None
     if name in player.names.scopes:
@@ -139,10 +149,10 @@ def _never(player: Player, name: str, where: Location | None) -> SglError | None
 
 
 def may_block(run: Run, instead: str, where: Location | None) -> None:
-    """Checks that the caller may block, before it does.
+    """Checks that the caller may block.
 
     Args:
-        instead: expression to be suggested in the error.
+        instead: expression to suggest in the error.
 
     Raises:
         ProgramError: the body is a coroutine that needs the event loop of this thread.
@@ -157,7 +167,7 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
 
 
 def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int, where: Location | None) -> Variable:
-    """Variable of the confidence in a sample of a variable that is set.
+    """Returns a variable that receives the confidence in a sample of a variable that is set.
 
     Raises:
         ParameterError: there is no such sample.
@@ -183,7 +193,7 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
     async def settle() -> None:
         try:
             found.set(await reading)
-        except BaseException as error:  # told to the reader, who waits
+        except BaseException as error:  # raised to the waiting reader
             found.fail(error)
 
     asyncio.run_coroutine_threadsafe(settle(), executor().loop)
@@ -193,7 +203,9 @@ def confidence_of(run: Run, variable: Variable, name: VariableName, sample: int,
 async def _scored(
     run: Run, adapter: tuple[str, ...] | Unset, backend: Backend, prompt: Prompt, texts: Sequence[str]
 ) -> Selection:
-    """Scores of texts by an adapter, within the budgets of a run and counted in its usage."""
+    """Computes the scores of texts with an adapter, within the run's budgets, and adds their usage
+    to the run's.
+    """
     ask_with_adapter(adapter)
     with run.within_budget(backend, partial(max_selection_usage, backend, prompt, texts)) as account:
         selection = await backend.aselect(prompt, texts, unconditional=False)
@@ -219,12 +231,13 @@ def all_messages(player: Player) -> list[dict[str, UserValue]]:
 
 
 def added(player: Player) -> list[Piece]:
-    """Pieces of the transcript that were added since the branch was forked."""
+    """Returns the pieces of the transcript added since the branch was forked."""
     return player.transcript.added
 
 
 def error_of(player: Player) -> SglError | None:
-    """Waits until everything queued has been played, and returns the branch's failure, or None."""
+    """Returns the branch's failure, or None, after waiting until everything queued has been played.
+    """
     with contextlib.suppress(SglError):
         player.read(nothing).wait()
     player.failure_reported = True
@@ -232,8 +245,9 @@ def error_of(player: Player) -> SglError | None:
 
 
 def when_finished(player: Player, callback: Callable[[], object]) -> None:
-    """Calls `callback` when everything queued so far, in this branch and the branches forked from it, has been played
-    or has failed."""
+    """Calls `callback` once everything queued so far, in this branch and those forked from it, has
+    been played or has failed.
+    """
     if not player.children:
         player.read(nothing).when_done(callback)
         return
@@ -241,7 +255,7 @@ def when_finished(player: Player, callback: Callable[[], object]) -> None:
 
 
 def close_when_finished(player: Player, program: PushedProgram) -> None:
-    """Closes the program of a branch once nothing of it is left to play."""
+    """Closes the program of a branch once all of its operations have been played."""
     count = program.count
 
     def close() -> None:
@@ -252,14 +266,17 @@ def close_when_finished(player: Player, program: PushedProgram) -> None:
 
 
 def note_end(player: Player) -> None:
-    """Notes that somebody has waited for everything in this branch and the branches forked from it."""
+    """Records that someone has waited for everything in this branch and the branches forked from
+    it.
+    """
     for each in player.tree():
         each.waits.note(each.waits.last)
 
 
 def finished(player: Player) -> Variable:
-    """Variable that is set when everything queued so far, in this branch and the branches forked from it, has been
-    played or has failed."""
+    """Returns a variable that is set once everything queued so far, in this branch and those forked
+    from it, has been played or has failed.
+    """
     variable = Variable()
     variable.awaited = Everything([Place(each.waits, each.waits.last) for each in player.tree()])
     when_finished(player, lambda: variable.set(None))

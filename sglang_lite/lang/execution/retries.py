@@ -1,5 +1,6 @@
-"""Attempts at an answer: their number, their time limits, the caller's check of the value, and the prompt of an attempt
-that shows the model its refused answer: `gen(repair=True)`."""
+"""Attempts at an answer: their number, their time limits, the caller's check of the value, and the
+prompt that shows the model its rejected answer (`gen(repair=True)`).
+"""
 
 from __future__ import annotations
 
@@ -54,12 +55,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 async def attempts(
     run: Run, retries: int, ask: Callable[[int], Awaitable[_T]], failed: Callable[[Exception], bool]
 ) -> _T:
-    """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have failed.
+    """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have
+    failed.
 
     Args:
         ask: makes an attempt; its argument is the number of the attempt, from 0.
-        failed: told of the error of each attempt. Returns True if another one would fail with the same error, so that
-            none is made.
+        failed: called with the error of each attempt. Returns True if another one would fail the
+            same way, so that none is made.
     """
     remaining = None if run.deadline is None else run.deadline - time.monotonic()
     attempt = 0
@@ -84,8 +86,8 @@ async def attempts(
 
 
 def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
-    """Seconds until the next attempt: exponential backoff, or the delay that the provider asks for, whichever is
-    longer.
+    """Returns the seconds until the next attempt: exponential backoff or the delay that the
+    provider requests, whichever is longer.
 
     Raises:
         BackendError: `error` itself, if the run's deadline would pass during the delay.
@@ -102,11 +104,11 @@ def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
 
 @contextlib.asynccontextmanager
 async def limit(remaining: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
-    """Cancels the `with` block when its time is over.
+    """Cancels the `with` block when its time is up.
 
     Args:
         remaining: seconds that the block may take, or None for no limit.
-        message: beginning of the error's message, which ends with the number of seconds.
+        message: beginning of the error message, which ends with the number of seconds.
         timeout: seconds to name in the message, or None for `remaining`.
 
     Raises:
@@ -162,7 +164,7 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
 def check_repair(
     own: SglGen, backend: Backend, retries: int, role: str | None, params: SamplingParams, where: Location | None
 ) -> None:
-    """Refuses a generation whose failed answer could not be shown to the model.
+    """Rejects a generation whose failed answer could not be shown to the model.
 
     Args:
         retries: number of retries of the run.
@@ -171,7 +173,8 @@ def check_repair(
 
     Raises:
         ParameterError: the generation has no retries, or several samples.
-        CapabilityError: no assistant's turn is open, or the backend has blocking hooks, which see no prompt.
+        CapabilityError: no assistant turn is open, or the backend has blocking hooks, which see no
+            prompt.
     """
     if not (retries if own.options.retries is None else own.options.retries):
         hint = "Set retries= to the number of attempts after the first."
@@ -186,7 +189,7 @@ def check_repair(
 
 
 def answer_to_show(refused: FailedAttempt) -> str | None:
-    """Answer of a failed attempt, or None if the attempt had no answer."""
+    """Returns the answer of a failed attempt, or None if it had no answer."""
     if refused.answers:
         return refused.answers[0].text
     return refused.error.text if isinstance(refused.error, ValueValidationError) and refused.error.text else None
@@ -199,7 +202,8 @@ def shows(op: GenOp) -> bool:
 
 
 def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
-    """Prompt of the next attempt: the original prompt, then the last answer and what was wrong with it.
+    """Builds the prompt of the next attempt: the original prompt, then the last answer and what was
+    wrong with it.
 
     Raises:
         TemplateError: the model has no chat template.

@@ -1,4 +1,6 @@
-"""State shared by the branches of a run: backend, settings, deadline, usage, and the program that it pushes down."""
+"""State shared by the branches of a run: backend, settings, deadline, usage, and the program it
+pushes down.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +61,16 @@ class RunSettings:
         stream: whether the text may be read while it grows.
         seed: seed from which each node's seed is derived, or None for random seeds.
         timeout: seconds for the whole run, or None for no limit.
-        wind_down: seconds from then on in which generations end where a limit may cut them, or None if the timeout ends
-            the run.
+        wind_down: seconds after the timeout in which generations end where a limit may cut them;
+            None if the timeout ends the run.
         retries: number of further attempts after a node's backend has failed.
         push_down: whether to push the run down as one program, if the backend plays programs.
         priority: priority of that program at its engine.
-        budget: limits on the run's usage, which runs may share; the backend is then asked node by node. None for no
-            limits.
+        budget: limits on the run's usage, which runs may share. The backend is then called node by
+            node. None for no limits.
         use_thread: whether `run` returns before everything has been executed.
-        shortened: what happens to answers that a limit cuts, "raise", "warn" or "keep"; None for what is usual for a
-            generation.
+        shortened: what happens to answers that a limit cuts: "raise", "warn" or "keep"; None for
+            the default of the generation.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -85,7 +87,7 @@ class RunSettings:
 
 
 class RunUsage:
-    """Account of a run's usage, beginning when the object is made.
+    """Account of a run's usage, starting when the object is created.
 
     Attributes:
         started: `time.perf_counter()` when the run began.
@@ -99,28 +101,32 @@ class RunUsage:
         self.started = self._last_end = time.perf_counter()
 
     def played(self, record: object) -> float:
-        """Records the result of a node, and returns the current `time.perf_counter()`."""
+        """Records the result of a node and returns the current `time.perf_counter()`."""
         self._records.append(record)
         self._last_end = now = time.perf_counter()
         return now
 
     def failed(self, usages: Iterable[Usage | None]) -> None:
-        """Records the usage of failed attempts; their generated tokens count as thrown away."""
+        """Records the usage of failed attempts. Their generated tokens count as thrown away."""
         for usage in usages:
             if usage is not None:
                 self._others += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
 
     def scored(self, usage: Usage) -> None:
-        """Records the usage of scores that were read, perhaps after the run's end; they take none of its time."""
+        """Records the usage of a reading of scores, which adds nothing to the run's time and may
+        come after its end.
+        """
         self._others += (usage,)
 
     def restore(self, usage: Usage) -> None:
-        """Takes over the usage of an earlier run, its time included."""
+        """Adds the usage of an earlier run, including its time."""
         self.played(Generation("", usage=usage))
         self.started = self._last_end - usage.total_s
 
     def usage(self) -> Usage:
-        """Usage of all nodes, failed attempts and scores, with `total_s` from the run's start to its last result."""
+        """Returns the usage of all nodes, failed attempts and scores. `total_s` runs from the run's
+        start to its last result.
+        """
         total = total_usage([*usages_of(self._records[:]), *self._others])
         return msgspec.structs.replace(total, total_s=self._last_end - self.started)
 
@@ -134,10 +140,10 @@ class BoundCall(msgspec.Struct, frozen=True, eq=False):
 
 
 class Inner(Protocol):
-    """Program, or batch of programs, that a body runs by itself."""
+    """Program, or batch of programs, that a body runs."""
 
     def stop(self, error: SglError) -> object:
-        """Ends the run with an error, unless it has ended. Thread-safe."""
+        """Ends the run with an error if it has not ended yet. Thread-safe."""
 
 
 class Run:
@@ -147,12 +153,12 @@ class Run:
         backend, settings: backend and settings of the run.
         deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for never.
         timeout: timeout in seconds that the deadline comes from.
-        winds_down_at: `time.monotonic()` from which on generations end where a limit may cut them; None for never.
-        called: program that is run and its arguments, or None if no program is run.
+        winds_down_at: `time.monotonic()` after which generations end where a limit may cut them; None for never.
+        called: program being run, with its arguments; None if no program is run.
         remembered: answers of the earlier run that this run continues.
-        spelled: control tokens that the arguments spell; None if there are none.
+        spelled: control tokens that the arguments spell, or None.
         unbound: saved run that this run continues, if it was loaded without its program; else None.
-        kept: answers of the earlier run that this run repeats; None if it is no rerun.
+        kept: answers of the earlier run that this run repeats; None if it is not a rerun.
         body_open: True while the body is running, so that names may yet be declared.
         is_async: True if the body is a coroutine; no read may block its event loop.
         body_end: variable that is set when the body has ended; None if the run is not streamed.
@@ -160,10 +166,10 @@ class Run:
         level: number of the enclosing runs.
         loop: event loop of a coroutine body, if that is the caller's loop.
         made: `forks()` when the run began.
-        new_state: makes the state that a body has of a branch.
-        plain: True if the run has no retries, deadline or budget, and is no rerun.
+        new_state: makes the state through which a body sees a branch.
+        plain: True if the run has no retries, deadline or budget, and is not a rerun.
         budgets: budgets of this run and of the enclosing runs.
-        state: returns the body's state of the main branch, for errors of budgets; None if there is no body or no
+        state: returns the main branch's state, for budget errors; None if there is no body or no
             budget.
         account: usage of the nodes, and elapsed time.
         push_down: True if this run and the enclosing runs may be pushed down.
@@ -222,10 +228,12 @@ class Run:
         self.account = RunUsage()
 
     def pushed(self) -> PushedBranch | None:
-        """Main branch of a program to push down, or None if the backend is asked node by node.
+        """Creates the main branch of a program to push down. Returns None if the backend is called
+        node by node.
 
         Raises:
-            CapabilityError: a priority is set that no backend takes.
+            CapabilityError: a priority is set and the run can't be pushed down to a backend that
+                accepts one.
         """
         settings, backend = self.settings, self.backend
         accepts = settings.push_down and backend.plays_programs and backend.capabilities.priority
@@ -240,11 +248,11 @@ class Run:
         return PushedBranch(PushedProgram(self))
 
     def _winds_down_at(self, outer: Run | None, now: float) -> float | None:
-        """Moment from which on a run that begins now (`time.monotonic()`) winds down: its own, or that of the enclosing
-        run if that is earlier; None for never.
+        """Returns when a run that begins now (`time.monotonic()`) winds down, or None for never.
+        This is its own time or that of the enclosing run, whichever is earlier.
 
         Raises:
-            CapabilityError: the backend can't end what is open.
+            CapabilityError: the backend can't end answers that are still being generated.
         """
         found = None if outer is None else outer.winds_down_at
         if self.settings.wind_down is None:
@@ -265,11 +273,13 @@ class Run:
 
     @property
     def winds_down(self) -> bool:
-        """True from the moment on from which generations end where a limit may cut them."""
+        """True once generations end where a limit may cut them."""
         return self.winds_down_at is not None and time.monotonic() >= self.winds_down_at
 
     def planner(self, backend: Backend) -> Planner | None:
-        """Planner of the main branch's calls on a backend, or None if each node is asked for by itself."""
+        """Returns the planner of the main branch's calls to a backend, or None if every node is a
+        call of its own.
+        """
         drafts = None if self.called is None else self.called.program.api_drafts
         shares = self.settings.seed is None and not self.budgets
         return backend.planner(RunFacts.of(self.settings.params, drafts, shares=shares))
@@ -288,8 +298,8 @@ class Run:
 
     @contextlib.contextmanager
     def within_budget(self, backend: Backend, max_usage: Callable[[], Usage]) -> Iterator[NodeAccount | None]:
-        """Reserves a call with all budgets; the call is made in the `with` block. Yields its account, or None without
-        budgets.
+        """Reserves a call in all budgets; the call is made in the `with` block. Yields its account,
+        or None without budgets.
 
         Args:
             max_usage: computes the maximum usage of the call.
@@ -312,17 +322,18 @@ class Run:
                 yield account
 
     def seed_of(self, path: str) -> int | Unset:
-        """Seed of the node at a path of the program's tree."""
+        """Returns the seed of the node at a path of the program's tree."""
         seed = self.settings.seed
         return UNSET if seed is None else derived_seed(seed, path)
 
     def inner_seed(self) -> int | None:
-        """Seed for the next program that the body runs by itself, or None if the run has no seed."""
+        """Returns the seed of the next program that the body runs, or None if the run has no seed.
+        """
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
     def register_inner(self, inner: Inner) -> None:
-        """Registers an inner run, to be stopped together with this run."""
+        """Registers an inner run to be stopped together with this run."""
         self._inside.add(weakref.ref(inner, self._inside.discard))
         if self._stopped is not None:
             inner.stop(self._stopped)
@@ -342,9 +353,10 @@ class Run:
 
 
 def deadline_of(settings: RunSettings, outer: Run | None, now: float) -> tuple[float | None, float | None]:
-    """Deadline of a run that begins now (`time.monotonic()`), and its timeout in seconds: the run's own, or those of
-    the enclosing run if that ends earlier. (None, None) if neither has a timeout. What a run winds down in comes on top
-    of its timeout."""
+    """Returns the deadline of a run that begins now (`time.monotonic()`) and its timeout in
+    seconds, or those of the enclosing run if it ends earlier. Returns (None, None) if neither has a
+    timeout. The winding-down time is added to the timeout.
+    """
     timeout = settings.timeout
     deadline = None if timeout is None else now + timeout + (settings.wind_down or 0.0)
     if outer is not None and outer.deadline is not None and outer.deadline < (deadline or math.inf):
@@ -353,9 +365,9 @@ def deadline_of(settings: RunSettings, outer: Run | None, now: float) -> tuple[f
 
 
 def too_long(timeout: float | None) -> RequestTimeoutError:
-    """Error of a run whose deadline has passed."""
+    """Makes the error of a run whose deadline has passed."""
     return RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
 
 
-# Run whose body is being executed in this context.
+# Run whose body is executing in this context.
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)

@@ -1,4 +1,4 @@
-"""Playing of selections: scores from the backend, or its own pick, and the choice that follows from them."""
+"""Plays selections: gets scores from the backend, or its own pick, and makes the choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from sglang_lite.protocol import Selection, SglError, Unset
 
 
 def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
-    """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
+    """Plays a selection if the backend can score it without waiting. Returns False if it has to
+    wait.
+    """
     backend = player.backend
     if op.expression.multi or not player.may_answer_now(op):
         return False
@@ -42,7 +44,7 @@ def select_immediately(player: BasePlayer, op: SelectOp) -> bool:
 
 
 def take_answer(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
-    """Plays a selection that only lacks its answer, which has come."""
+    """Finishes a selection with an answer that has arrived."""
     _picked(player, op, _decided(player, op, selection, _choices(player, op.node), op.node.seed))
 
 
@@ -59,8 +61,8 @@ async def aselect(player: BasePlayer, op: SelectOp) -> None:
 def _decided(
     player: BasePlayer, op: SelectOp, selection: Selection, choices: Sequence[str], seed: int | Unset
 ) -> Selection:
-    """Selection with the decision by its scores, and the metadata of the method that decided."""
-    if not player.backend.capabilities.reads_prompts:  # it has decided by the method
+    """Decides a selection by its scores, and adds the metadata of the deciding method."""
+    if not player.backend.capabilities.reads_prompts:  # the backend has already decided
         return selection
     decision = decide(selection, choices, op.expression.choices_method, op.node.temperature, seed)
     meta = {**selection.meta, **(decision.meta_info or {})}
@@ -68,13 +70,14 @@ def _decided(
 
 
 def _choices(player: BasePlayer, node: Select) -> Sequence[str]:
-    """Choices that the open grammar allows here; all of them if no grammar is open."""
+    """Returns the choices that the open grammar allows here, or all of them if no grammar is open.
+    """
     walk = player.transcript.matcher
     return node.choices if walk is None else walk.filter(node.choices)
 
 
 async def _answer(player: BasePlayer, op: SelectOp, texts: Sequence[str], seed: int | Unset) -> Selection:
-    """Scores of choices with the decision by them: those that the run has kept, or new ones."""
+    """Returns the decided selection, either kept from an earlier run or with new scores."""
     if player.run.kept is not None:
         kept = player.run.kept.selection(op, texts, player.transcript)
         if kept is not None:
@@ -105,7 +108,7 @@ async def _ask_program(player: BasePlayer, op: SelectOp, texts: Sequence[str], a
 
 
 async def _ask(player: BasePlayer, op: SelectOp, texts: Sequence[str], attempt: int) -> Selection:
-    """Asks the backend for scores, within the budgets."""
+    """Asks the backend for scores within the budgets."""
     asked.set((player, op))
     scores_needed.set(not only_picks(op.expression))
     ask_with_adapter(op.node.lora_path)

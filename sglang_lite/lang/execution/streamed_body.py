@@ -1,4 +1,4 @@
-"""Body of a streamed run, for the run's caller."""
+"""The body of a streamed run, as its caller sees it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class StreamedBody:
 
     Args:
         run: the run.
-        ret_value: gives the value that the body has returned.
+        ret_value: returns the value that the body returned.
 
     Attributes:
         ended: True if the caller has waited for the end of the body.
-        cancelled: error with which the caller has cancelled the run before that; else None.
+        cancelled: error with which the caller cancelled the run before that, or None.
         ret_value: the argument.
     """
 
@@ -31,10 +31,10 @@ class StreamedBody:
         self.cancelled: SglError | None = None
 
     def wait(self, instead: str = "await s.async_sync() first") -> None:
-        """Waits for the end of the body.
+        """Waits until the body has ended, blocking the thread.
 
         Args:
-            instead: expression to be suggested where the caller may not block.
+            instead: expression to suggest if the caller may not block.
 
         Raises:
             RequestAbortedError: the caller has cancelled the run.
@@ -50,7 +50,7 @@ class StreamedBody:
         self.ended = True
 
     async def get(self) -> None:
-        """Waits like `wait`, for coroutines."""
+        """Awaits the end of the body, like `wait_for_end`."""
         if self.ended:
             return
         self._check()
@@ -60,7 +60,9 @@ class StreamedBody:
         self.ended = True
 
     def cancel(self, error: SglError) -> bool:
-        """Notes that the caller cancels the run. Returns False if the caller has waited for the end of the body."""
+        """Records that the caller cancels the run. Returns False if the caller has already waited
+        for the end of the body.
+        """
         if self.ended:
             return False
         self.cancelled = self.cancelled or error

@@ -1,4 +1,5 @@
-"""Transcript of a branch: its text with the tokens that are final, and the same as messages for chat APIs."""
+"""Transcript of a branch: its text with the final tokens, and the same as messages for chat APIs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """Generation with reasoning, of which the user sees only a part: `answer` is its text in messages and variables."""
+    """Generation with reasoning, of which the user sees only the answer: `answer` is its text in
+    messages and variables.
+    """
 
     spans: tuple[Span, ...]
     answer: str
@@ -35,7 +38,7 @@ EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPosition:
-    """Position in a transcript, for rolling back."""
+    """Position in a transcript to roll back to."""
 
     pieces: int
     messages: int
@@ -49,13 +52,13 @@ class Transcript:
     Attributes:
         pieces: pieces of the text, in order.
         messages: finished turns.
-        log: text log that is written while the text grows, or None if no stream is read.
+        log: text log written as the text grows, or None if no stream is read.
         matcher: matcher of the open grammar, or None if no grammar is open.
         turn: role of the open turn, and index of its first piece; None if no turn is open.
-        mixed: whether some pieces may be other than plain text.
+        mixed: whether some pieces may be something other than plain text.
         has_images: whether some pieces may be images.
         start: index of the first piece after the fork.
-        forks: number of finished turns at each fork on the way here.
+        forks: number of finished turns at each fork on the path to this branch.
     """
 
     __slots__ = (
@@ -93,12 +96,13 @@ class Transcript:
             self.log.append(text)
 
     def append_choice(self, text: str) -> None:
-        """Appends a chosen text. Inside a turn, special tokens written in it are plain text."""
+        """Appends a chosen text. Inside a turn, special tokens spelled in it are plain text."""
         self.append_text(Text(text, special=self.turn is None))
 
     def append_generated(self, pieces: Sequence[Piece]) -> EndPosition:
-        """Appends pieces that a backend has generated; they were logged while they came. Returns the position behind
-        them."""
+        """Appends pieces that a backend generated, which were already logged as they arrived.
+        Returns the position after them.
+        """
         start = len(self.pieces)
         self.pieces += pieces
         self.mixed = True
@@ -107,7 +111,7 @@ class Transcript:
         return len(self.pieces), len(self.messages), self.turn
 
     def append_joined(self, pieces: Sequence[Piece]) -> None:
-        """Appends pieces of joined branches, and logs their text."""
+        """Appends pieces of joined branches and logs their text."""
         start = len(self.pieces)
         self.append_generated(pieces)
         self.has_images = self.has_images or Media in map(type, pieces)
@@ -136,13 +140,13 @@ class Transcript:
         self.matcher = ByteMatcher(node.constraint)
 
     def end_grammar(self, node: GrammarEnd) -> None:
-        """Closes the grammar. Raises ConstraintError if its text is not complete."""
+        """Closes the grammar. Raises ConstraintError if its text is incomplete."""
         walk, self.matcher = self.matcher, None
         if walk is not None:
             walk.end()
 
     def restore(self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None) -> None:
-        """Takes over the text of an earlier run.
+        """Restores the text of an earlier run.
 
         Args:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
@@ -151,14 +155,14 @@ class Transcript:
         self._refresh_caches()
 
     def _refresh_caches(self) -> None:
-        """Recomputes the cached facts about the pieces, after pieces were removed or replaced."""
+        """Recomputes what is cached about the pieces, after pieces were removed or replaced."""
         self._span_cache, self._cached_pieces = [], 0
         self.mixed, self.has_images = not {str}.issuperset(map(type, self.pieces)), Media in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
     def fork_from(self, parent: Transcript) -> None:
-        """Makes an empty transcript a copy of its parent's, which continues from here."""
+        """Copies the parent's transcript into this empty one, which continues from here."""
         self.pieces, self.messages, self.turn = list(parent.pieces), list(parent.messages), parent.turn
         self.matcher = parent.matcher and parent.matcher.copy()
         self.mixed, self.has_images = parent.mixed, parent.has_images
@@ -178,7 +182,7 @@ class Transcript:
 
     @property
     def end_position(self) -> EndPosition:
-        """Position behind the last piece."""
+        """Position after the last piece."""
         return len(self.pieces), len(self.messages), self.turn
 
     @property
@@ -208,14 +212,15 @@ class Transcript:
         return len(self.text()) - len(self.text(self.start)) if self.forks else None
 
     def text(self, start: int = 0) -> str:
-        """Text from the piece with index `start` on, without images."""
+        """Returns the text from the piece with index `start` on, without images."""
         return text_of(self.pieces[start:])
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
-        """Prompt that a backend continues.
+        """Builds the prompt that a backend continues.
 
         Args:
-            same_model: whether the token ids fit the backend's model; if False, they are left out.
+            same_model: whether the token ids are those of the backend's model. If not, they are
+                left out.
         """
         spans = self._spans(same_model) if self.mixed else (Span("".join(map(str, self.pieces))),)
         if self.turn is None and not self.messages:
@@ -224,9 +229,10 @@ class Transcript:
         return Prompt(spans, tuple(self.messages), role, self.text(start), self.images, self._shared())
 
     def _shared(self) -> tuple[int, ...]:
-        """Numbers of leading messages that other prompts probably share, best first: those at forks, the last fork
-        first; then those before turns of the user, longest preceding text first. (The last turn usually belongs to one
-        prompt alone.)"""
+        """Returns numbers of leading messages that other prompts probably share, best first: those
+        at forks, the last fork first, then those before user turns, longest preceding text first.
+        (The last turn usually belongs to a single prompt.)
+        """
         found, length = list[tuple[int, int]](), 0
         for count, message in enumerate(self.messages):
             if count and message.role == "user":
@@ -247,14 +253,14 @@ class Transcript:
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
-    """Text of pieces, without images."""
+    """Returns the text of pieces, without images."""
     return "".join(
         [piece if isinstance(piece, str) else piece.text for piece in pieces if not isinstance(piece, Media)]
     )
 
 
 def spans_of(pieces: Sequence[Piece]) -> Iterator[Span]:
-    """Yields the text of pieces, without images, as a prompt or a program has it."""
+    """Yields the text of pieces as spans of a prompt, without images."""
     for piece in pieces:
         if isinstance(piece, str):
             yield Span(piece)
@@ -263,7 +269,9 @@ def spans_of(pieces: Sequence[Piece]) -> Iterator[Span]:
 
 
 def _content(pieces: Sequence[Piece]) -> tuple[str | Media, ...]:
-    """Content of a finished turn: adjacent texts joined; of reasoned generations only the answer."""
+    """Returns the content of a finished turn: adjacent texts are joined, and generations with
+    reasoning contribute only the answer.
+    """
     content: list[str | Media] = []
     for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Media)):
         if kind:

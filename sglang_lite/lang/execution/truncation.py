@@ -1,4 +1,4 @@
-"""Answers that a limit has cut: `gen(shortened="raise" | "warn" | "keep")`."""
+"""Answers that were cut by a limit: `gen(shortened="raise" | "warn" | "keep")`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 
-_WHOLE = ("",)  # JSON Pointers of an answer that is no value
+_WHOLE = ("",)  # JSON Pointers of an answer that is not a value
 _SHOWN_POINTERS = 4  # in a message
 
 
 def is_cut(op: GenOp, generation: Generation) -> bool:
-    """Returns True if a limit has cut an answer that has a constraint."""
+    """Returns True if a limit cut an answer that has a constraint."""
     return generation.finish_reason == "length" and op.node.constraint is not None and not _scores_alone(op.node.params)
 
 
@@ -34,15 +34,17 @@ def _scores_alone(params: SamplingParams) -> bool:
 
 
 def is_wound_down(run: Run, op: GenOp, generation: Generation) -> bool:
-    """Returns True if an answer that was cut, and has just come, was cut as its run winds down, and not by the limit of
-    the generation."""
+    """Returns True if an answer that has just arrived was cut because its run winds down, and not
+    by the generation's own limit.
+    """
     limit = op.node.params.max_tokens
     return run.winds_down and (isinstance(limit, Unset) or generation.usage.completion_tokens < limit)
 
 
 def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
-    """Returns what happens to an answer that was cut: as the generation says, or else its run. By default a typed value
-    is an error, and a text is kept with a warning; so is what was cut as the run winds down, as its caller asks for.
+    """Returns what happens to an answer that was cut: the generation's setting, or else the run's.
+    By default a cut typed value is an error and a cut text is kept with a warning. An answer cut
+    because the run winds down is kept with a warning.
     """
     own, of_run = op.expression, run.settings.shortened
     if of_run is None and is_wound_down(run, op, generation):
@@ -55,19 +57,19 @@ def policy_of(run: Run, op: GenOp, generation: Generation) -> str:
 
 
 def left_out(generation: Generation) -> tuple[str, ...]:
-    """Returns JSON Pointers of what is missing in an answer that was cut; "" is the whole value."""
+    """Returns JSON Pointers to what is missing in an answer that was cut; "" is the whole value."""
     return generation.shortened or _WHOLE
 
 
 def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: str = "it is no value") -> SglError:
-    """Makes the error of an answer that was cut.
+    """Makes the error for an answer that was cut.
 
     Args:
         run: its run.
         op: the generation.
         generation: its answer.
         text: the answer without reasoning.
-        problem: why it is no value, if it is none.
+        problem: why it is not a value, if it isn't.
     """
     winds_down = is_wound_down(run, op, generation)
     count, pointers = generation.usage.completion_tokens, left_out(generation)
@@ -92,7 +94,7 @@ def truncated(run: Run, op: GenOp, generation: Generation, text: str, problem: s
 
 
 def warning(run: Run, op: GenOp, generation: Generation) -> str:
-    """Writes the warning about an answer that was cut and is kept."""
+    """Returns the warning about an answer that was cut and is kept."""
     which = "the default of max_tokens" if isinstance(op.node.params.max_tokens, Unset) else "max_tokens"
     count, pointers = generation.usage.completion_tokens, left_out(generation)
     fewest = generation.meta.get("fewest_tokens")
@@ -105,14 +107,16 @@ def warning(run: Run, op: GenOp, generation: Generation) -> str:
 
 
 def _list_pointers(pointers: tuple[str, ...]) -> str:
-    """Writes the first pointers, shortened in the middle if they are long."""
+    """Formats the first pointers as a list, each shortened in the middle if it is long."""
     shown = [each if len(each) <= 80 else f"{each[:40]}…{each[-30:]}" for each in pointers[:_SHOWN_POINTERS]]
     others = len(pointers) - len(shown)
     return ", ".join(shown) + (f" and {others} more" if others else "")
 
 
 def _sufficient_limit(op: GenOp, generation: Generation) -> int:
-    """Returns a limit that suffices for all values of the constraint if they have a greatest length, else for most."""
+    """Returns a token limit that suffices for all values of the constraint if they have a maximum
+    length, else for most.
+    """
     twice = 2 * max(generation.usage.completion_tokens, 32)
     constraint = op.node.constraint
     suffices = None if constraint is None else answer_limit(constraint)
@@ -120,7 +124,9 @@ def _sufficient_limit(op: GenOp, generation: Generation) -> int:
 
 
 def _partial_value(op: GenOp, text: str, pointers: tuple[str, ...]) -> Any:
-    """Returns what is known of the value, in the node's type if the text is a value, else as plain data; or None."""
+    """Returns the known part of the value, in the node's type if the text is a value, else as plain
+    data, or None.
+    """
     value_type, constraint = op.expression.value_type, op.expression.node.constraint
     if pointers != _WHOLE:
         try:

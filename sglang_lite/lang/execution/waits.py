@@ -1,7 +1,8 @@
-"""Record of how far a branch has been waited for.
+"""Records how far a branch has been waited for.
 
-Whether an answer has come when a program is cancelled depends on the backend. Whether somebody has waited for it is the
-program's own doing. So cancelling keeps what was waited for, and takes away all else, even if it has come.
+Whether an answer has arrived when a program is cancelled depends on the backend. Whether someone
+has waited for it depends only on the program. So a cancellation keeps what was waited for and
+discards everything else, even if it has arrived.
 """
 
 from __future__ import annotations
@@ -15,27 +16,31 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.operations import AnswerOp, BranchMark, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.protocol import SglError
 
-# Operations that wait for something, or note how far the branch has come.
+# Operations that wait for something, or that record how far the branch has come.
 NUMBERED = frozenset({GenOp, SelectOp, JoinOp, ScopeOp, MarkOp})
 
 
 class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
     """Record of how far a branch has been waited for, and of its cancellation.
 
-    The nodes that wait for a backend, or for the text of other branches, are numbered from 1 in the order in which they
-    were added. Whoever waits for one has waited for all before it, and for the branch's parent up to the fork.
+    The nodes that wait for a backend, or for the text of other branches, are numbered from 1 in the
+    order in which they were added. Waiting for one means having waited for all before it, and for
+    the branch's parent up to the fork.
 
     Attributes:
         parent: waits of the branch that it was forked from; None for the main branch.
         forked_at: number of the last node of the parent before the fork.
         last: number of the last such node of the branch's text; 0 if it has none.
-        count: number of all such nodes, with those that a rollback has removed.
+        count: number of all such nodes, including those that a rollback has removed.
         known: greatest number of a node that was waited for; 0 if none was.
         failure_known: True if a reader has received the branch's failure.
-        joins: numbers of joins that nobody has waited for, and the places that each of them waits for.
-        claims: number of the last node that joins have taken, by the depth of the joining branch; None if none has.
+        joins: numbers of joins that nobody has waited for, and the places that each of them waits
+            for.
+        claims: number of the last node that joins have taken, by the depth of the joining branch;
+            None if none has.
         cancelled: cancellation of the branch, or None.
-        refuses: True if the branch has failed by its cancellation, or fails by it once what it keeps was played.
+        refuses: True if the cancellation has failed the branch, or will once the nodes that it
+            keeps have been played.
     """
 
     parent: Waits | None = None
@@ -50,8 +55,9 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
     refuses: bool = False
 
     def number(self, op: Op) -> None:
-        """Numbers an operation of `NUMBERED` that is added, if it waits for something, and notes where its variables
-        are."""
+        """Numbers an added operation of `NUMBERED` if it waits for something, and sets the places
+        of its variables.
+        """
         if isinstance(op, AnswerOp):
             self.count = self.last = self.count + 1
             variable = op.variable
@@ -70,8 +76,10 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             op.mark.waits = self.last
 
     def go_back(self, mark: BranchMark) -> bool:
-        """Notes that a rollback has removed the nodes behind a mark. Undoes a cancellation behind the mark, if
-        everything before the mark was waited for. Returns False if the branch stays cancelled with that."""
+        """Records that a rollback removed the nodes after a mark. Undoes a cancellation made after
+        the mark if everything before the mark was waited for. Returns False if the branch stays
+        cancelled.
+        """
         self.last = mark.waits
         self.failure_known = False
         cancelled = self.cancelled
@@ -83,7 +91,7 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
         return True
 
     def note(self, number: int) -> None:
-        """Notes that somebody has waited for a node."""
+        """Records that someone has waited for a node."""
         waits: Waits | None = self
         while waits is not None:
             before = waits.known
@@ -101,14 +109,15 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
             waits = waits.parent
 
     def kept(self, depth: int) -> int:
-        """Number up to which a cancellation of a branch of this depth keeps the nodes of this branch; -1 if it does not
-        even keep what the branch began with."""
+        """Returns the number of the last node of this branch that the cancellation of a branch of
+        this depth keeps; -1 if it does not even keep what the branch began with.
+        """
         claims = (self.claims or {}).items()
         claimed = max((number for joining, number in claims if joining < depth), default=-1)
         return max(claimed, self.known if self._begins_known() else -1)
 
     def take_away(self, variables: Sequence[Variable], kept: int, error: SglError) -> None:
-        """Takes those of the branch's variables away that a cancellation does not keep.
+        """Discards those of the branch's variables that a cancellation does not keep.
 
         Args:
             kept: number of the last node that stays.
@@ -119,8 +128,9 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
                 variable.take_away(error)
 
     def _takes(self, variable: Variable, kept: int) -> bool:
-        """Returns True if a variable is behind the last node that stays, or was gathered from one that was taken
-        away."""
+        """Returns True if a variable comes after the last node that stays, or was gathered from a
+        discarded one.
+        """
         awaited = variable.awaited
         if isinstance(awaited, Place):
             return awaited.waits is self and awaited.number > kept
@@ -139,13 +149,15 @@ class Waits(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
-    """Place in a branch: behind the node of a number."""
+    """Place in a branch: after the node with this number."""
 
     waits: Waits
     number: int
 
     def note(self, *, failed: bool = False) -> None:
-        """Notes that somebody has waited for what stands before this place, or has received the branch's failure."""
+        """Records that someone has waited for what comes before this place, or has received the
+        branch's failure.
+        """
         if failed:
             self.waits.failure_known = True
         elif self.number > self.waits.known or not self.number:
@@ -153,7 +165,7 @@ class Place(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs
 
 
 class Gathered(NamedTuple):
-    """Variables whose values a join has gathered.
+    """Variables whose values a join gathered.
 
     Attributes:
         variables: variables of the branches.
@@ -162,7 +174,9 @@ class Gathered(NamedTuple):
     variables: Sequence[Variable]
 
     def note(self, *, failed: bool = False) -> None:
-        """Notes that somebody has waited for all of them, or has received the error of one of them."""
+        """Records that someone has waited for all of them, or has received the error of one of
+        them.
+        """
         for each in self.variables:
             if each.awaited is not None:
                 each.awaited.note(failed=failed and each.error() is not None)
@@ -174,7 +188,7 @@ class Everything(NamedTuple):
     places: Sequence[Place]
 
     def note(self, *, failed: bool = False) -> None:
-        """Notes that somebody has waited for all of them."""
+        """Records that someone has waited for all of them."""
         for place in self.places:
             place.note()
 
@@ -183,9 +197,9 @@ class Cancellation(NamedTuple):
     """Cancellation of a branch.
 
     Attributes:
-        error: error of everything that it took away, and of what is added afterwards.
-        kept: number of the last node that it has left to the branch; -1 if not even what the branch began with.
-        final: True if no rollback undoes it.
+        error: error of everything that it discarded, and of what is added afterwards.
+        kept: number of the last node that stays in the branch; -1 if not even what the branch began with stays.
+        final: True if rollbacks can't undo it.
     """
 
     error: SglError

@@ -1,1 +1,3 @@
-"""Attention on a GPU, a file a backend behind one interface. Knows the plan of a step, and no requests."""
+"""GPU attention behind one interface, with one file per backend. Depends on the plan of a step, not
+on requests.
+"""

@@ -1,23 +1,25 @@
 """Interface of attention backends on a GPU.
 
-A backend of an installed package is one file next to this one (`flashinfer.py`, `flash_attn.py`), which imports the
-package when the backend is chosen, and its name in `registry.py`, where the config finds it. A backend is given:
+A backend from an installed package is one file next to this one (`flashinfer.py`, `flash_attn.py`)
+that imports the package when the backend is chosen. Its name is added to `registry.py`, where the
+config finds it. A backend receives:
 
-- Queries [T, heads, head_dim] of a step's tokens; the heads of a token are contiguous, and tokens are `q.stride(0)`
-  apart. The keys and values of these tokens are already in the cache.
-- Keys and values of a layer [kv_heads, pages * page_size, head_dim]. A view by pages, without a copy, is
-  `cache.k[layer].view(kv_heads, -1, plan.page_size, head_dim)`, which can be permuted into the order that a package
-  needs.
-- `cache.scales` for 8-bit keys and values, which have been divided by them. Queries are already multiplied by the scale
-  of their keys; the backend multiplies each head's result by the scale of its values, `cache.scales.v[layer]`, float32
-  [kv_heads].
-- `DevicePlan`, on the device: the tokens that each query reads. The first `plan.decoding` tokens each read the pages of
-  their slot, `plan.page_table[slot]`, up to their own position. The remaining tokens are in `plan.blocks`, each of
-  which is computed as a causal sequence at the end of its slot's first `position + count` tokens; the blocks cover the
-  rest of the batch, in any order.
+- Queries [T, heads, head_dim] of a step's tokens; the heads of a token are contiguous, and tokens
+  are `q.stride(0)` apart. The keys and values of these tokens are already in the cache.
+- Keys and values of a layer [kv_heads, pages * page_size, head_dim]. A view by pages, without a
+  copy, is `cache.k[layer].view(kv_heads, -1, plan.page_size, head_dim)`, which can be permuted into
+  the order that a package needs.
+- `cache.scales` for 8-bit keys and values, which have been divided by them. Queries are already
+  multiplied by the scale of their keys; the backend multiplies each head's result by the scale of
+  its values, `cache.scales.v[layer]`, float32 [kv_heads].
+- `DevicePlan`, on the device: the tokens that each query reads. The first `plan.decoding` tokens
+  each read the pages of their slot, `plan.page_table[slot]`, up to their own position. The
+  remaining tokens are in `plan.blocks`, each of which is computed as a causal sequence at the end
+  of its slot's first `position + count` tokens; the blocks cover the rest of the batch, in any
+  order.
 
-A backend whose launches depend on lengths reads them in `plan_step`, once a step, and sets `capturable` to False. The
-same tests run on every backend of the registry.
+A backend whose launches depend on lengths reads them in `plan_step`, once per step, and sets
+`capturable` to False. The same tests run on every backend in the registry.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequirements:
-    """Requirements of a model and its runner on attention.
+    """What a model and its runner require of attention.
 
     Attributes:
-        heads, kv_heads: number of query heads, and of KV heads.
+        heads, kv_heads: numbers of query heads and of KV heads.
         head_dim: elements of a head's key.
         compute: data type of queries and results.
         cache: data type of keys and values.
@@ -46,13 +48,13 @@ class AttentionRequirements:
         max_chunks: maximum number of chunks of a shared prefix; 0 if prefixes are not shared.
         max_shared_rows: maximum number of tokens decoded in a step whose rows share prefixes.
         sinks: whether each head has an attention sink, a score whose weight goes to no value.
-        latent: elements of a key that are its value, too: the first ones of a single plane that all heads read. 0 if
-            values are stored separately.
-        expanded: sizes of a head's key without its rotary part, of the rotary part, and of its value, for keys and
-            values expanded from latents; else None.
+        latent: elements of a key that are also its value: the first ones of a single plane that all
+            heads read. 0 if values are stored separately.
+        expanded: sizes of a head's key without its rotary part, of the rotary part, and of its
+            value, for keys and values expanded from latents; else None.
         batch_invariant: whether a token's bits must not depend on the batch.
         longest: longest sequence in tokens; used only if `batch_invariant`.
-        both_ways: whether tokens of images see later ones, by `DevicePlan.limits`.
+        both_ways: whether tokens of images see later ones, according to `DevicePlan.limits`.
     """
 
     heads: int
@@ -111,17 +113,16 @@ class AttendProduct(Protocol):
         scales: Scales | None,
         rules: AttentionRules,
     ) -> None:
-        """
-        Args:
-            qkv, q_norm, k_norm, eps, rope, cache, layer, scales: as for `kernels.rope_store.rope_store`.
-            out, rules: as for `Attend`.
+        """Args: qkv, q_norm, k_norm, eps, rope, cache, layer, scales: same as for
+        `kernels.rope_store.rope_store`. out, rules: same as for `Attend`.
         """
         ...
 
 
 class AttendExpanded(Protocol):
-    """Attention of a step's non-decoding tokens in one layer, by keys and values expanded from the latents that the
-    tokens see."""
+    """Attention of a step's non-decoding tokens in one layer, using keys and values expanded from
+    the latents that the tokens see.
+    """
 
     def __call__(
         self,
@@ -152,10 +153,12 @@ class StepAttention:
     """Attention that has been set up for a step and is used by all layers.
 
     Attributes:
-        attend: attention from queries that `rope_store` has made; if `expanded` is set, only of the decoding tokens.
-        from_product: attention from the QKV product, which is faster; None if the step has no kernel for that.
-        expanded: attention of the non-decoding tokens over keys and values expanded from latents; None if `attend` is
-            as fast, or for models without latents.
+        attend: attention from queries computed by `rope_store`; if `expanded` is set, only for the
+            decoding tokens.
+        from_product: attention from the QKV product, which is faster; None if the step has no
+            kernel for that.
+        expanded: attention of the non-decoding tokens over keys and values expanded from latents;
+            None if `attend` is as fast, or for models without latents.
     """
 
     attend: Attend
@@ -175,7 +178,7 @@ class ModelAttention(Protocol):
     shares_prefixes: bool
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
-        """Sets up attention for a step. Called once a step, before the first layer."""
+        """Sets up attention for a step. Called once per step, before the first layer."""
         ...
 
 
@@ -184,7 +187,7 @@ class AttentionBackend(ModelAttention, Protocol):
 
     @staticmethod
     def unsupported_reason(requirements: AttentionRequirements) -> str | None:
-        """Returns the reason that the backend can't meet the requirements, or None if it can."""
+        """Returns the reason why the backend can't meet the requirements, or None if it can."""
         ...
 
     def __init__(self, requirements: AttentionRequirements) -> None: ...

@@ -13,13 +13,13 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 
 class AttentionByLayer:
-    """Attention that calls a backend for each layer.
+    """Attention that uses each layer's own backend.
 
     Args:
         layers: backend of each layer; layers with the same heads have the same backend.
     """
 
-    shares_prefixes = False  # prefixes are cut into pieces for one kind of heads
+    shares_prefixes = False  # prefixes are cut into pieces for only one kind of heads
 
     def __init__(self, layers: Sequence[ModelAttention]) -> None:
         self._layers = layers

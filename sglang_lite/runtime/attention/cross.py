@@ -1,8 +1,9 @@
-"""Attention of a decoder whose sequences begin with a sound: text attends to text before it, and to the sound.
+"""Attention of a decoder whose sequences begin with a sound: text attends to preceding text and to
+the sound.
 
-The tokens of the sound have keys and values in the cache as others do, of each layer's cross attention, so that both
-attentions are those over a part of a sequence: behind the prefix, or of its frames. What the sound's own tokens attend
-to means nothing.
+The keys and values of the sound's tokens are in the cache like others, and are those of each
+layer's cross attention. So each of the two attentions covers a part of a sequence: what follows the
+prefix, or the sound's frames. The attention of the sound's own tokens has no meaning.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from sglang_lite.runtime.kernels.kv_layout import SoundPrefix
 
 
 class CrossAttention:
-    """Attention on a GPU: with `rules.causal` over text, without over the sound.
+    """GPU attention over text with `rules.causal`, and over the sound without it.
 
     Args:
         backend: attention that reads `DevicePlan.limits`.
-        prefix: tokens of the sound, whole pages of them.
+        prefix: tokens of the sound, which fill whole pages.
     """
 
     shares_prefixes = False
@@ -69,15 +70,15 @@ class CrossAttention:
 
 
 def text_plans(plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix) -> tuple[AttentionPlan, AttentionPlan]:
-    """Plans on a CPU of a step's text, over text and over the sound.
+    """Returns the CPU plans of a step's text, one over text and one over the sound.
 
     Args:
         plan: plan of the whole step.
-        text: bool [T], which tokens are text.
+        text: bool [T], True for tokens of text.
         prefix: tokens of the sound.
     """
     frames, tokens = prefix
-    at = text.cumsum(0) - 1  # index among the text
+    at = text.cumsum(0) - 1  # index among the tokens of text
     groups, rows = list[tuple[DecodeGroup, DecodeGroup]](), list[tuple[ExtendRow, ExtendRow]]()
     for group in plan.decode:
         own, read = text[group.tokens], group.rows.read_at
@@ -99,7 +100,7 @@ def text_plans(plan: AttentionPlan, text: torch.Tensor, prefix: SoundPrefix) -> 
 
 
 def _behind(read_at: torch.Tensor | slice, first: int, end: int | None = None) -> torch.Tensor | slice:
-    """Token slots of positions `first` to `end` - 1 of a sequence."""
+    """Returns the token slots of positions `first` to `end` - 1 of a sequence."""
     if isinstance(read_at, torch.Tensor):
         return read_at[first:end]
     return slice(read_at.start + first, read_at.stop if end is None else read_at.start + end)

@@ -1,4 +1,5 @@
-"""Attention by keys and values expanded from a step's latents, for rows whose first token is in the step.
+"""Attention using keys and values expanded from a step's latents, for rows whose first token is in
+the step.
 
 With DeepSeek's sizes, a pair of tokens takes 320 multiplications per head, instead of 1,088 with absorbed queries.
 Expanding keys and values takes as many as absorbing queries. Rows with cached tokens use absorbed queries, as the
@@ -16,13 +17,14 @@ from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, gather
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
-# Tokens of a row from which on the saved multiplications outweigh the additional launches.
+# Tokens of a row above which the saved multiplications outweigh the additional launches.
 MIN_EXPANDED_TOKENS = 1536
 
 
 def attend_expanded(requirements: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
-    """Returns expanded attention for the non-decoding tokens of a plan, or None if they see cached tokens, no kernel
-    supports them or rows are too short for it to be faster."""
+    """Returns expanded attention for the non-decoding tokens of a plan. Returns None if they see
+    cached tokens, no kernel supports them, or rows are too short for it to be faster.
+    """
     hopper = hopper_kernels(properties_of(requirements.device), "prefill_attention_hopper")
     if hopper is None or requirements.expanded is None or plan.longest_uncached < MIN_EXPANDED_TOKENS:
         return None

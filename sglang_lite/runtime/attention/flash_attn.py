@@ -1,9 +1,9 @@
-"""Attention by version 4 of flash-attn's kernels, from the installed package `flash-attn-4` (`flash_attn.cute`, in CuTe
-DSL).
+"""Attention with version 4 of flash-attn's kernels, from the installed package `flash-attn-4`
+(`flash_attn.cute`, in CuTe DSL).
 
-Only this generation both reads pages as small as ours and installs from PyPI: version 2 needs pages of a multiple of
-256 tokens, and version 3, which takes any size, is not on PyPI. On Hopper, version 4 doesn't split a row among
-programs, so a few long rows leave most multiprocessors idle.
+Only this version reads pages as small as ours and can be installed from PyPI: version 2 needs pages
+of a multiple of 256 tokens, and version 3, which takes any size, is not on PyPI. On Hopper, version
+4 doesn't split a row among programs, so a few long rows leave most multiprocessors idle.
 
 Lengths are read on the device, so a CUDA graph can capture decoding steps.
 """

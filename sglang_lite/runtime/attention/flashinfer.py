@@ -1,4 +1,5 @@
-"""Attention by flashinfer's kernels, from the installed package `flashinfer-python`; nvcc compiles them at first use.
+"""Attention with flashinfer's kernels, from the installed package `flashinfer-python`. nvcc
+compiles them at first use.
 
 Pages are read in place: flashinfer's "HND" layout is (pages, kv_heads, page_size, head_dim) with any strides, which
 covers our cache. Decoding tokens and blocks are planned separately. Decoding uses FA2, which splits long rows among
@@ -68,8 +69,9 @@ class FlashInferAttention:
         return StepAttention(attend)
 
     def _plan(self, part: _SequenceGroup, page_size: int, rules: AttentionRules) -> Any:
-        """Returns the planned wrapper for a part of a step. Each kind of layer has a separate wrapper, as a wrapper
-        holds its plan until the next step."""
+        """Returns the planned wrapper for a part of a step. Each kind of layer has a separate
+        wrapper, as a wrapper holds its plan until the next step.
+        """
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         key = part.backend, rules
@@ -97,8 +99,8 @@ class FlashInferAttention:
 
 
 class _SequenceGroup(NamedTuple):
-    """Sequences that are planned together; their new tokens, the last ones of each sequence, are contiguous in the
-    batch.
+    """Sequences that are planned together. Their new tokens, the last ones of each sequence, are
+    contiguous in the batch.
 
     Attributes:
         backend: flashinfer's name of the kernel.
@@ -128,8 +130,9 @@ def _parts(plan: DevicePlan) -> Iterator[_SequenceGroup]:
 
 
 def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
-    """Returns blocks in the order of their tokens, with the blocks of a row joined, as (slot, tokens, length of the
-    sequence up to their end)."""
+    """Joins the blocks of each row and returns them in the order of their tokens, as (slot, tokens,
+    length of the sequence up to their end).
+    """
     joined: list[tuple[int, int, int]] = []
     for _, count, slot, position in sorted(blocks):
         if joined and joined[-1][0] == slot and joined[-1][2] == position:

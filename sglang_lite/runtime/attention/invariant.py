@@ -1,5 +1,6 @@
-"""Attention of a deterministic engine: `kernels.invariant_attention`, in which a token's bits do not depend on the
-batch."""
+"""Attention of a deterministic engine (`kernels.invariant_attention`), in which a token's bits do
+not depend on the batch.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class InvariantAttention:
         self._max_pieces = len(piece_borders(requirements.longest)) - 1
         device, kv_heads = requirements.device, requirements.kv_heads
         self._spare_items = 2 * properties_of(device).programs_to_fill // kv_heads
-        # Rows of larger steps are read by one program each, and share no prefix.
+        # In larger steps, each row is read by one program and shares no prefix.
         self._max_rows = requirements.max_shared_rows
         parts = self._max_rows * self._max_pieces * requirements.heads
         self._acc = torch.empty((parts, requirements.head_dim), device=device)

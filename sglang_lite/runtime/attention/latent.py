@@ -1,5 +1,7 @@
-"""Latent attention by kernels of this package: the backend "triton" for models whose cache holds latents. Queries are
-absorbed, except for tokens that attend to expanded keys and values (`attention/expanded.py`)."""
+"""Latent attention with kernels of this package: the backend "triton" for models whose cache holds
+latents. Queries are absorbed, except for tokens that attend to expanded keys and values
+(`attention/expanded.py`).
+"""
 
 from __future__ import annotations
 

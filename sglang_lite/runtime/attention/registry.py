@@ -1,4 +1,4 @@
-"""Attention backends by name, and the choice of one for a model.
+"""Attention backends by name, and the choice of a backend for a model.
 
 A backend is a file in this folder; its name is added to `AttentionBackendName` and `_backend`.
 """
@@ -22,7 +22,7 @@ PACKAGE_BACKENDS = tuple(name for name in get_args(AttentionBackendName) if name
 
 
 def _backend(name: str, requirements: AttentionRequirements) -> type[AttentionBackend]:
-    """Returns the class of a backend, whose module is imported only now."""
+    """Imports a backend's module and returns its class."""
     match name:
         case "triton" if requirements.batch_invariant:
             from sglang_lite.runtime.attention.invariant import InvariantAttention
@@ -60,7 +60,8 @@ def _unsupported_reason(name: str, requirements: AttentionRequirements) -> str |
 
 
 def make_layers_attention(name: str, requirements: Sequence[AttentionRequirements]) -> ModelAttention:
-    """Returns the attention of all layers of a model: one backend for each kind of heads, made by `make_attention`.
+    """Returns the attention of all layers of a model, with one backend from `make_attention` for
+    each kind of heads.
 
     Args:
         name: name of a backend, or "auto".
@@ -75,8 +76,9 @@ def make_layers_attention(name: str, requirements: Sequence[AttentionRequirement
 
 
 def make_attention(name: str, requirements: AttentionRequirements) -> AttentionBackend:
-    """Returns the backend of the given name. For "auto", returns the fastest of our own backends that can run the
-    model, and logs a warning if that is not the first; packages are used only if named.
+    """Returns the backend of the given name. For "auto", returns the fastest built-in backend that
+    can run the model, and logs a warning if that is not the first one. Packages are used only if
+    named.
 
     Raises:
         ParameterError: the named backend can't meet the requirements, or none can.

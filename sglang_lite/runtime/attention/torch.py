@@ -1,4 +1,4 @@
-"""Attention by torch operations: slower, but for any head size and data type.
+"""Attention with torch operations: slower, but for any head size and data type.
 
 The keys and values of each row are gathered from its pages. Their number is read from the device at every step, so no
 CUDA graph can contain a step.
@@ -45,7 +45,9 @@ class TorchAttention:
         return StepAttention(attend)
 
     def _parts(self, plan: DevicePlan, lengths: list[int]) -> list[tuple[int, int, DecodeRows | ExtendRow]]:
-        """Tokens of the batch, as (first, end), and what they read. `lengths` are those of decoding rows."""
+        """Returns ranges of the batch's tokens, as (first, end), and what they read. `lengths` are
+        those of decoding rows.
+        """
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
             (first, end, _decoding(plan, first, end, lengths[first:end]))
             for first, end in _groups(lengths, self._tokens)
@@ -59,11 +61,12 @@ class TorchAttention:
 
 
 def _groups(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
-    """Returns neighbouring rows that are computed together, padded to the longest, as (first, end).
+    """Groups neighbouring rows that are computed together, padded to the longest. Returns them as
+    (first, end).
 
     Args:
         lengths: number of tokens that each row reads.
-        max_tokens: maximum number of tokens of a group of several rows, padding included.
+        max_tokens: maximum number of tokens in a group of several rows, including padding.
     """
     groups: list[tuple[int, int]] = []
     longest = 0

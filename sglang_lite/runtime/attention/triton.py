@@ -1,5 +1,6 @@
-"""Attention by Triton kernels of this package: decoding is split by tokens on the device, and shared prefixes are read
-once."""
+"""Attention with Triton kernels of this package: decoding is split by tokens on the device, and
+shared prefixes are read once.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class TritonAttention:
 
 
 def _no_room(requirements: AttentionRequirements) -> str | None:
-    """Returns the reason that some kernel can't run on the GPU, or None if all can."""
+    """Returns the reason why some kernel can't run on the GPU, or None if all can."""
     properties, item, group = (
         properties_of(requirements.device),
         requirements.compute.itemsize,

@@ -1,4 +1,4 @@
-"""Adapters of one engine: those that it begins with, and calls that load and unload others."""
+"""Adapters of one engine: those it starts with, and calls that load and unload others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sglang_lite.runtime.models.memory_check import free_bytes
 from sglang_lite.runtime.models.resolve import adapter_base
 from sglang_lite.runtime.models.spec import ModelSpec
 
-_HOST_SHARE = 0.5  # of the host's free memory, that adapters may take
+_HOST_SHARE = 0.5  # share of the host's free memory that adapters may use
 _MERGE = "Merge the adapter into the weights with peft's merge_and_unload()."
 
 
@@ -40,7 +40,7 @@ class EngineAdapters:
         loaded: adapters by name.
         pool: adapters on the device.
         memory: their memory, for the runner.
-        of_model: name of the adapter of requests that name none, as the model is an adapter's folder; None without.
+        of_model: adapter for requests that name none, if the model is an adapter's folder; otherwise None.
     """
 
     loaded: LoadedAdapters
@@ -49,17 +49,19 @@ class EngineAdapters:
     of_model: str | None = None
 
     def get(self, name: str | None) -> Adapter | None:
-        """Adapter of a request, which may name none. Raises as `LoadedAdapters.get`."""
+        """Returns the adapter a request uses, or None. Raises like `LoadedAdapters.get`."""
         name = self.of_model if name is None else name
         return None if name is None else self.loaded.get(name)
 
     def at_hand(self, name: str | None) -> bool:
-        """True if `get` reads no file, so that the loop's thread may call it."""
+        """Returns whether `adapter_for` reads no file, which lets the loop's thread call it."""
         name = self.of_model if name is None else name
         return name is None or self.loaded.at_hand(name)
 
     def load(self, name: str, path: str, *, pinned: bool) -> None:
-        """Checks an adapter; raises as `LoadedAdapters.load`. Not on the loop's thread."""
+        """Checks and loads an adapter; raises like `LoadedAdapters.load`. Must not be called on the
+        loop's thread.
+        """
         self.loaded.load(name, Path(path).expanduser(), pinned=pinned)
         if pinned:
             self.pool.pin(self.loaded.get(name))
@@ -67,12 +69,14 @@ class EngineAdapters:
     def unload(
         self, name: str, leave: Callable[[Sequence[Adapter], Callable[[], object]], object], inbox: Inbox
     ) -> Future[None]:
-        """Forgets an adapter. The future is done when no request uses it any more; its error is that of
-        `LoadedAdapters.unload`.
+        """Forgets an adapter and returns a future that is done when no request uses it any more.
+
+        The future fails with the error of `LoadedAdapters.unload`.
 
         Args:
             name: its name.
-            leave: called on the loop's thread with what is forgotten, calls back when no request uses it.
+            leave: called on the loop's thread with the forgotten adapters; calls back when no
+                request uses them.
             inbox: the loop's.
         """
         done: Future[None] = Future()
@@ -85,21 +89,22 @@ class EngineAdapters:
         return done
 
     def drop(self) -> None:
-        """Frees the tensors of a CPU's adapters, while no request runs, but for those that waiting requests have. They
-        are read again when a request names them."""
+        """Frees the tensors of a CPU's adapters while no request runs, except those of waiting
+        requests. They are read again when a request names them.
+        """
         assert isinstance(self.memory, CpuAdapters)
         self.pool.empty()
         self.memory.forget()
         self.loaded.drop()
 
     def restore(self) -> None:
-        """Reads pinned adapters again that were dropped; raises ModelError if one can't be read."""
+        """Reads dropped adapters that are pinned again; raises ModelError if one can't be read."""
         for each in self.loaded.list():
             if each.pinned:
                 self.pool.pin(self.loaded.get(each.name))
 
     def list(self) -> list[dict[str, Any]]:  # texts, booleans and a whole number
-        """Adapters by name, each as a dictionary."""
+        """Describes each loaded adapter in a dictionary."""
         found = []
         for each in self.loaded.list():
             adapter = each.adapter
@@ -110,7 +115,7 @@ class EngineAdapters:
         return found
 
     def stats(self) -> dict[str, int]:
-        """Counts for `Engine.stats()`."""
+        """Returns counts for `Engine.stats()`."""
         return {
             "adapters": len(self.loaded.list()),
             "adapters_resident": sum(each is not None for each in self.pool.slots),
@@ -121,7 +126,7 @@ class EngineAdapters:
 
 
 def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters | None:
-    """Adapters of an engine, with those that it begins with; None if requests may not name any.
+    """Loads the adapters an engine starts with; returns None if requests may not name any.
 
     Args:
         config: settings of the engine.
@@ -147,7 +152,7 @@ def make_adapters(config: EngineConfig, loaded: LoadedModel) -> EngineAdapters |
 
 
 def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> EngineAdapters | None:
-    """Adapters of an engine whose model reads texts: as `make_adapters`."""
+    """Loads the adapters of an engine whose model reads texts, like `make_adapters`."""
     if not _wanted(config):
         return None
     layers = loaded.model.spec.layers
@@ -160,7 +165,7 @@ def make_encoder_adapters(config: EngineConfig, loaded: LoadedEncoder) -> Engine
 
 
 def _wanted(config: EngineConfig) -> bool:
-    """True if requests may name adapters."""
+    """Returns whether requests may name adapters."""
     return config.enable_lora or adapter_base(config.model) is not None
 
 
@@ -171,7 +176,9 @@ def _made(
     dtype: torch.dtype,
     make_memory: Callable[[PoolSize], CpuAdapters | GpuAdapters],
 ) -> EngineAdapters:
-    """Adapters of a model with a name, of a data type, in memory of the runner that is made for a size."""
+    """Loads the configured adapters of a model into memory made by `make_memory` for the pool's
+    size.
+    """
     own = None if adapter_base(config.model) is None else LoraPath(Path(config.model).name, config.model, pinned=True)
     given = [*map(read_lora_path, config.lora_paths), *([] if own is None else [own])]
     max_rank = largest_rank(config.max_lora_rank, [each.path for each in given])
@@ -196,7 +203,9 @@ def _made(
 
 
 def _memory(config: EngineConfig, loaded: LoadedModel, model: Decoder, size: PoolSize) -> CpuAdapters | GpuAdapters:
-    """Memory of the runner's adapters. A GPU's is allocated at once, so that the cache gets what is left."""
+    """Creates the memory for the runner's adapters. A GPU's is allocated immediately, so the cache
+    gets what is left.
+    """
     if model.fused:
         return GpuAdapters(model.spec, size, model.precision.compute, model.device, model.zeros)
     sizes = config.sized(gpu=False, longest=longest_context(config, loaded.context_length))
@@ -204,17 +213,23 @@ def _memory(config: EngineConfig, loaded: LoadedModel, model: Decoder, size: Poo
 
 
 def _host_bytes() -> int | None:
-    """Bytes that adapters may take in the host's memory; None if it is not known what is free."""
+    """Returns how many bytes of the host's memory adapters may use; None if the free memory is
+    unknown.
+    """
     free = free_bytes(torch.device("cpu"))
     return None if free is None else int(free * _HOST_SHARE)
 
 
 def no_adapter(name: str | None) -> None:
-    """Adapter of a request where the engine has none. Raises ParameterError if it names one."""
+    """Stands in for `EngineAdapters.get` in an engine without adapters. Raises ParameterError if
+    the request names one.
+    """
     if name is not None:
         no_adapters()
 
 
 def no_adapters(*_: object, **__: object) -> NoReturn:
-    """Stands for what an engine with adapters does: always raises ParameterError."""
+    """Stands in for methods of `EngineAdapters` in an engine without adapters: always raises
+    ParameterError.
+    """
     raise ParameterError("lora_path", "the engine was made without adapters.", hint="Make it with enable_lora=True.")

@@ -1,4 +1,4 @@
-"""Tiers of the KV cache below the device, as an engine's config asks for them."""
+"""Creates the tiers of the KV cache below the device that an engine's config requests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sglang_lite.runtime.loading.load_model import LoadedModel
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import Model
 
-_FORMAT = 4  # of the rows of a page, and of files; engines of another one look for other names
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a file of weights that tell it from others
+_FORMAT = 4  # version of the layout of pages and files; engines with another version use other names
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # samples of a weights file that distinguish it from others
 
 
 def make_tiers(
@@ -37,10 +37,10 @@ def make_tiers(
     runner: ModelRunner,
     executor: Executor | None,
 ) -> Tiers:
-    """Makes the tiers that a config with `enable_hierarchical_cache` asks for.
+    """Creates the tiers for a config with `enable_hierarchical_cache`.
 
     Args:
-        executor: executor that reads and writes files; None for threads of its own.
+        executor: executor that reads and writes files; None to create new threads.
 
     Raises:
         ModelError: the host has too little memory, or can't pin it.
@@ -52,7 +52,7 @@ def make_tiers(
     )
     hint = "Lower hicache_size or hicache_ratio."
     check_room({f"{slots:,} pages of the host's cache": slots * size}, torch.device("cpu"), loaded.name, hint)
-    compiled()  # so that no request waits for that
+    compiled()  # now, so no request waits for it
     disk = None
     if config.hicache_storage_backend is not None and config.hicache_storage_dir is not None:
         writer = executor or ThreadPoolExecutor(THREADS, "sglang_lite-write")
@@ -75,15 +75,16 @@ def make_tiers(
 def page_names(
     config: EngineConfig, name: str, path: Path | None, model: Model, capacity: Capacity, *, given: bool = False
 ) -> PageNames:
-    """Names of the pages of an engine: those of equal names have equal bytes, but for rounding in another order.
+    """Returns the names of an engine's pages. Pages with equal names have equal bytes, except for
+    rounding order.
 
     Args:
         config: its settings.
         name: name of its model.
-        path: folder or file of its weights; None if it was made otherwise.
+        path: folder or file of its weights; None if it was created another way.
         model: the model.
         capacity: sizes of the engine.
-        given: whether weights have come as tensors, so that no other engine may use the names.
+        given: whether weights came as tensors, in which case no other engine may use the names.
     """
     header = {
         "format": _FORMAT, "weight_version": config.weight_version,
@@ -98,7 +99,7 @@ def page_names(
 
 
 def _fingerprint(path: Path) -> str:
-    """Hash of a model's files: of names, sizes and samples of their contents."""
+    """Computes a hash of the names, sizes and content samples of a model's files."""
     found = blake2b(digest_size=16)
     for file in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
         size = file.stat().st_size

@@ -17,11 +17,11 @@ from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
-_ENCODER_BYTES = 1 << 30  # that an encoder of images takes while it runs
+_ENCODER_BYTES = 1 << 30  # used by an image encoder while it runs
 
 
 def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
-    """Capacity of an engine for a loaded model.
+    """Computes the capacity of an engine for a loaded model.
 
     Raises:
         ParameterError: the config asks for longer sequences than the model supports.
@@ -36,7 +36,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     else:
         openmp.log_if_unbounded()
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
-    if loaded.media is not None and loaded.media.block:  # which a step computes at once
+    if loaded.media is not None and loaded.media.block:  # a step computes it whole
         least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
@@ -68,12 +68,13 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
 
 
 def _processes(config: EngineConfig) -> int:
-    """Number of the engine's processes that are on each of its GPUs."""
+    """Returns how many of the engine's processes share each of its GPUs."""
     return 1 if config.gpu_id_step else config.dp_size * config.parallel.ranks // config.nnodes
 
 
 def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
-    """Longest window of the layers that have pages of their own; None if none have."""
+    """Returns the longest window of the layers that have their own pages; None if there are none.
+    """
     if loaded.model.window is None:
         return None
     if config.enable_hierarchical_cache:
@@ -88,7 +89,7 @@ def _window(config: EngineConfig, loaded: LoadedModel) -> int | None:
 
 
 def _warn_if_short(config: EngineConfig) -> None:
-    """Logs a warning if the config leaves less room than an answer of the default length takes."""
+    """Logs a warning if the config leaves less room than an answer of the default length needs."""
     answer = named("sampling_params")["max_tokens"].default
     for name, tokens in (("context_length", config.context_length), ("max_total_tokens", config.max_total_tokens)):
         if tokens is not None and tokens < answer:

@@ -1,4 +1,6 @@
-"""Scoring of a `select`'s choices: one request per choice, which generates nothing and reports log-probabilities."""
+"""Scores a `select`'s choices with one request per choice, which generates nothing and reports
+log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
-_PROMPT = -1  # row of the request for the prompt alone
+_PROMPT = -1  # row of the prompt-only request
 
 
 def _ignore(outcome: Selection | SglError) -> None:
@@ -38,16 +40,17 @@ def _ignore(outcome: Selection | SglError) -> None:
 
 
 class ChoiceScoring:
-    """Scoring of the choices of a selection.
+    """Scores the choices of a selection.
 
-    Prompt and choice are tokenised together, like any text that follows text. If this merges tokens across the boundary
-    for one choice, or a choice is empty, scoring starts before the boundary for all choices, so that every score covers
-    the same text.
+    Prompt and choice are tokenised together, like any text that follows text. If this merges tokens
+    across the boundary for one choice, or a choice is empty, scoring starts before the boundary for
+    all choices, so that every score covers the same text.
 
-    The choices' requests share all but their last tokens, and run in one step. If much of the prompt is not cached, a
-    request for the prompt alone runs before them, and also reports the log-probabilities of their first tokens: then
-    the choices compute neither the prompt nor its last token, and a choice of one token computes nothing. A choice that
-    invokes a late adapter at another place has keys and values of its own before it: then all choices compute theirs.
+    The choices' requests share all but their last tokens, and run in one step. If much of the
+    prompt is not cached, a prompt-only request runs before them and also reports the
+    log-probabilities of their first tokens. Then the choices compute neither the prompt nor its
+    last token, and a choice of one token computes nothing. A choice that invokes a late adapter
+    elsewhere has different keys and values before it: then every choice computes its own.
 
     Args:
         context: context of the engine.
@@ -60,7 +63,7 @@ class ChoiceScoring:
         self._start = 0  # index of the first scored token in the choices' rows
         # used on the loop's thread only
         self._ended = False
-        self._prompt: Request | None = None  # for the prompt alone, which may not be submitted; None before all begins
+        self._prompt: Request | None = None  # prompt-only, may never be submitted; None before scoring begins
         self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
         self._awaited: set[int] = set()  # rows without a result yet
         self._results: dict[int, Generation] = {}  # by row
@@ -76,7 +79,8 @@ class ChoiceScoring:
         lora_path: tuple[str, ...] | Unset = UNSET,
         branch: ScheduledBranch | None = None,
     ) -> None:
-        """Submits the requests, unless aborted. May take long, so not on the loop's thread.
+        """Submits the requests, unless aborted. Can be slow, so must not be called on the loop's
+        thread.
 
         Args:
             log: prompt before the choices.
@@ -88,8 +92,8 @@ class ChoiceScoring:
             branch: program's branch, if any.
 
         Raises:
-            ParameterError: the prompt is too long, the adapter is not there, or a choice is empty, or has no tokens,
-                although it follows no text or is to be scored without the prompt.
+            ParameterError: the prompt is too long, the adapter is missing, or a choice is empty or
+                has no tokens although it follows no text or is also scored without the prompt.
         """
         self._choices = choices
         if unconditional and not all(choices):
@@ -122,13 +126,15 @@ class ChoiceScoring:
         self._context.loop.inbox.post(partial(self._begin, before, requests))
 
     def abort(self) -> None:
-        """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has not been started.
-        May be called on any thread."""
+        """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has
+        not been started. Can be called on any thread.
+        """
         self._context.loop.inbox.post_if_open(self._abort)
 
     def partial(self) -> Generation | None:
-        """Result of an abort, which has used the prompts of all rows, as the scores would have; None if nothing was
-        submitted."""
+        """Returns the partial result of an abort, with the prompt tokens of all rows as usage; None
+        if nothing was submitted or scoring has ended.
+        """
         if not self._requests or self._ended:
             return None
         used = Usage(prompt_tokens=sum(request.prompt_len for request in self._requests))
@@ -141,8 +147,9 @@ class ChoiceScoring:
         media: Sequence[MediaItem],
         lora_path: tuple[str, ...] | Unset,
     ) -> Request:
-        """Request for the text before the choices, which asks for the log-probabilities of the choices' first
-        tokens."""
+        """Builds the request for the text before the choices, which reports the log-probabilities
+        of the choices' first tokens.
+        """
         firsts = tuple({ids[self._start] for ids in rows})
         asked = SamplingParams(
             max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts, lora_path=lora_path
@@ -155,8 +162,9 @@ class ChoiceScoring:
         return request
 
     def _begin(self, before: Request, requests: list[Request]) -> None:
-        """Submits the request for the prompt first if that saves time, else all choices at once. On the loop's
-        thread."""
+        """Submits the prompt-only request first if that saves time, otherwise all choices together.
+        Runs on the loop's thread.
+        """
         if self._ended:
             return
         loop, count = self._context.loop, len(self._choices)
@@ -184,7 +192,9 @@ class ChoiceScoring:
             self._context.loop.abort(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
-        """Token ids of prompt and choice, and the index of the first scored token, for each choice."""
+        """Returns, for each choice, the token ids of prompt and choice and the index of the first
+        scored token.
+        """
         if not (log.fixed or log.open or all(choice.text for choice in choices)):
             raise ParameterError("choices", "an empty one needs text before it.", hint="Add text, or leave it out.")
         tail = log.encode(log.open) if log.open or not log.fixed else array("i")
@@ -194,7 +204,7 @@ class ChoiceScoring:
         if start < 0:
             unknown = next(choice.text for choice, ids in zip(choices, together) if not ids)
             raise ParameterError("choices", f"{unknown!r:.60} has no tokens for this model.", hint="Leave it out.")
-        if start == 0:  # nothing precedes the first token, so the start of a document is put there
+        if start == 0:  # nothing precedes the first token, so a beginning-of-sequence token is inserted
             tokenizer = self._context.tokenizer
             bos = min(tokenizer.eos_ids, default=0) if tokenizer.bos_id is None else tokenizer.bos_id
             return [(array("i", [bos]) + log.fixed + ids, 1) for ids in together]
@@ -264,12 +274,15 @@ class ChoiceScoring:
         return len(self._requests) > len(self._choices)
 
     def _cached(self, row: int) -> int:
-        """Number of cached tokens of a row. The request for the prompt counts as that of the first row."""
+        """Returns a row's number of cached tokens. The prompt-only request counts as the first row.
+        """
         result = self._results.get(_PROMPT if row == 0 and _PROMPT in self._results else row)
         return self._start if result is None else result.usage.cached_tokens
 
     def _meta(self) -> dict[str, object]:
-        """Reason why tokens of the prompt were not cached, taken from the row that computed most."""
+        """Returns the reason why tokens of the prompt were not cached, taken from the row that
+        computed most.
+        """
         if _PROMPT in self._results:
             miss = self._results[_PROMPT].meta.get("cache_miss")
             return {} if miss is None else {"cache_miss": miss}
@@ -282,8 +295,9 @@ class ChoiceScoring:
         return {"cache_miss": miss if left is None else {**miss, "left": max(left - len(self._choices[row]), 0)}}
 
     def _unconditional_logprobs(self, row: int) -> tuple[float | None, ...]:
-        """Log-probabilities of a choice without the prompt. The first is None unless the model has a
-        beginning-of-sequence token to precede it."""
+        """Returns the log-probabilities of a choice without the prompt. The first is None unless
+        the model has a beginning-of-sequence token to precede it.
+        """
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
         has_start = self._context.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)

@@ -1,4 +1,4 @@
-"""Core of an engine whose model is an encoder: it reads texts and generates none."""
+"""Core of an engine whose model is an encoder, which reads texts and generates none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 
 
 class _Open:
-    """A request with texts that are not encoded yet."""
+    """Request with texts that are not encoded yet."""
 
     def __init__(self, request: EncodeRequest, width: int, future: Future[Vectors]) -> None:
         self.future = future
@@ -53,7 +53,7 @@ class _Text:
     index: int
     ids: NDArray[np.int32]
     types: NDArray[np.int32]
-    space: PrefixSpace  # of its adapter, and of the tokens that this computes
+    space: PrefixSpace  # of its adapter, and of the tokens the adapter applies to
 
 
 class EmbeddingLoop(ReadingLoop):
@@ -61,7 +61,7 @@ class EmbeddingLoop(ReadingLoop):
 
     Args:
         encoder: model that encodes the texts.
-        step_tokens: maximum number of tokens in a step; a longer text has a step of its own.
+        step_tokens: maximum number of tokens in a step; a longer text has its own step.
         adapters: adapters that texts can have; None without.
 
     Attributes:
@@ -75,7 +75,7 @@ class EmbeddingLoop(ReadingLoop):
         self._waiting: deque[_Text] = deque()
 
     def submit(self, request: EncodeRequest, adapters: Sequence[Adapter | None], future: Future[Vectors]) -> None:
-        """Submits texts. May be called on any thread.
+        """Submits texts. Can be called on any thread.
 
         Args:
             request: the texts.
@@ -99,7 +99,7 @@ class EmbeddingLoop(ReadingLoop):
         self._waiting.extend(texts)
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Calls back when no text has one of these adapters. Only on the loop's thread."""
+        """Calls back when no text uses any of these adapters. Only on the loop's thread."""
         assert self._adapters is not None, "who unloads has them"
         self._adapters.pool.unload(adapters, done)
         self._settle()
@@ -158,7 +158,9 @@ class EmbeddingLoop(ReadingLoop):
         return sorted(texts, key=lambda text: len(text.ids))
 
     def _has_slot(self, adapter: Adapter | None, in_use: set[int]) -> bool:
-        """Gives an adapter a slot beside those of these generations. False if they are as many as can run together."""
+        """Assigns an adapter a slot besides those in use. Returns False if no more can run
+        together.
+        """
         if adapter is None or self._adapters is None:
             return True
         found = self._adapters.pool.assign(adapter, in_use) is not None
@@ -167,7 +169,7 @@ class EmbeddingLoop(ReadingLoop):
         return found
 
     def _lora(self, texts: Sequence[_Text]) -> CpuLoraStep | None:
-        """Adapters of the texts' tokens, which have slots."""
+        """Returns the adapter slots of the texts' tokens; None without adapters."""
         if self._adapters is None:
             return None
         pool, memory = self._adapters.pool, self._adapters.memory
@@ -208,7 +210,7 @@ class EmbeddingCore(ReadingCore):
 
     @property
     def builder(self) -> NoReturn:
-        """Raises CapabilityError, as `submit` does."""
+        """Raises CapabilityError, like `submit`."""
         self.submit()
 
     def _encode(self, request: EncodeRequest) -> Future[Vectors]:

@@ -1,4 +1,6 @@
-"""Steps of an encoder of images, videos and sounds: which are encoded together, and what may go wrong."""
+"""Steps of an encoder of images, videos and sounds: which media share one, and how failures are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ Shapes: TypeAlias = Mapping[str, torch.Size]
 
 
 class MediaEncoder(Protocol):
-    """Encoder of images, videos or sounds, in this process or behind a connection."""
+    """Encoder of images, videos or sounds, in this process or over a connection."""
 
     def encode(self, media: Sequence[Pixels], /) -> Sequence[torch.Tensor]: ...
 
 
 class Preparer(Protocol):
-    """Maker of an encoder's inputs, on any thread."""
+    """Prepares an encoder's inputs, on any thread."""
 
     def prepare(self, item: MediaItem, /) -> Pixels: ...
 
@@ -34,11 +36,12 @@ def shapes_of(pixels: Pixels) -> Shapes:
 
 
 def encoded_together(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
-    """Numbers of the first medium and of others with inputs of its shapes, that are encoded in one step.
+    """Returns the indices of the media to encode in one step: the first, and others whose inputs
+    have the same shapes.
 
     Args:
-        shapes: shapes of the inputs of each, at least of one.
-        most_numbers: maximum number of input values, if it is not one medium.
+        shapes: input shapes of each medium; at least one.
+        most_numbers: maximum number of input values, unless there is only one medium.
     """
     numbers = sum(map(math.prod, shapes[0].values()))
     alike = [i for i, each in enumerate(shapes) if each == shapes[0]]
@@ -48,13 +51,16 @@ def encoded_together(shapes: Sequence[Shapes], most_numbers: int) -> list[int]:
 def encode(
     encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Sequence[Callable[[], Pixels]], *, fetch: bool = False
 ) -> Sequence[torch.Tensor | SglError]:
-    """Features [count, size] of media whose inputs have equal shapes, or the error of each that can't be encoded. If
-    they can't be encoded together, they are one by one.
+    """Encodes media whose inputs have equal shapes. Returns features [count, size], or the error of
+    each that fails.
+
+    If they can't be encoded together, they are encoded one by one.
 
     Args:
-        pixels: functions that return the inputs of each. What they raise counts as an error of the encoder.
-        fetch: whether to wait for a GPU, and return features in the host's memory. If not, those that are NaN are found
-            where they make logits so.
+        pixels: functions that return the inputs of each. What they raise counts as an error of the
+            encoder.
+        fetch: whether to wait for a GPU and return features in the host's memory. If not, NaN
+            features are detected only when they make logits NaN.
     """
     try:
         return _encoded(encoder, items, pixels, fetch=fetch)
@@ -67,7 +73,7 @@ def encode(
 def _encoded(
     encoder: MediaEncoder, items: Sequence[MediaItem], pixels: Sequence[Callable[[], Pixels]], *, fetch: bool
 ) -> Sequence[torch.Tensor]:
-    """Features as `encode`.
+    """Encodes media in one call of the encoder, with the results of `encode`.
 
     Raises:
         SglError: an input was refused.
@@ -80,7 +86,7 @@ def _encoded(
             found = [each.contiguous().cpu() for each in found]
     except SglError:
         raise
-    except Exception as error:  # of transformers' code, of any kind
+    except Exception as error:  # transformers' code can raise anything
         if not memory_shortage.is_shortage(error):
             raise BackendError(f"the image can't be encoded: {error!r}") from error
         raise OverloadedError(

@@ -1,7 +1,8 @@
 """Requests that wait for the features of their images, and the encoder's steps.
 
-An image is decoded by another thread. The encoder runs on the loop's thread, one image between two steps, so that
-streams go on; on a GPU a few of equal size. All state is changed on the loop's thread.
+Images are decoded on other threads. The encoder runs on the loop's thread, one image between two
+steps, so streams keep flowing; on a GPU, a few images of equal size together. All state is changed
+on the loop's thread.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Encoding:
         store: its features.
         preparer: decodes images.
         pool: threads that it runs on; shut down by `close`.
-        most_numbers: maximum number of pixel values that are encoded together, if it is not one image.
-        closed: function that ends what the encoder uses.
+        most_numbers: maximum number of pixel values that are encoded together, unless there is only one image.
+        closed: function that releases the encoder's resources.
 
     Attributes:
         runs: number of images that were encoded.
@@ -58,22 +59,22 @@ class Encoding:
 
     @property
     def due(self) -> bool:
-        """True if a step has something to do."""
+        """Whether a step has something to do."""
         if self._waiting and (self._waiting[0].ended or self.store.has_room(self._waiting[0])):
             return True
         return any(map(self._is_decoded, self._lost)) or any(map(self._ready, self._claimed.values()))
 
     @property
     def renewing(self) -> bool:
-        """True while features are not there that requests need which run."""
+        """Whether features that running requests need are missing."""
         return bool(self._lost)
 
     def stats(self) -> dict[str, int]:
-        """Counts for `Engine.stats`."""
+        """Returns counts for `Engine.stats`."""
         return {"images_encoded": self.runs, "images_stored": self.store.images}
 
     def add(self, request: Request) -> None:
-        """Lets a request wait for its features.
+        """Queues a request until its features are ready.
 
         Raises:
             OverloadedError: its images have more features than the store has room for.
@@ -89,7 +90,9 @@ class Encoding:
         self._waiting.append(request)
 
     def keep(self, request: Request) -> bool:
-        """Keeps the features of a request that begins without waiting. Returns False if some are not there."""
+        """Claims the features of a request that starts without waiting. Returns False if some are
+        missing.
+        """
         entries = self.store.claim(request)
         if entries is not None and all(entry.filled for entry in entries):
             return True
@@ -100,8 +103,8 @@ class Encoding:
         return False
 
     def step(self, fail: Callable[[Request, SglError], None]) -> list[Request]:
-        """Encodes an image, or several of equal size, if one is decoded. Returns the requests whose features are
-        complete.
+        """Encodes a decoded image, or several of equal size, if any. Returns the requests whose
+        features are complete.
 
         Args:
             fail: function that ends a request whose image can't be encoded.
@@ -123,19 +126,22 @@ class Encoding:
         return complete
 
     def renew(self) -> None:
-        """Lets later steps encode again what requests need, as its memory was given back or the encoder has other
-        weights."""
+        """Queues features that requests need to be encoded again, after their memory was released
+        or the encoder's weights changed.
+        """
         self._lost = [*self._lost, *self.store.forget()]
         for entry in self._lost:
             self._fetch(entry)
 
     def close(self) -> None:
-        """Ends the threads, when they have decoded what they have begun."""
+        """Shuts down the decoding threads after their current images, and the encoder."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._closed()
 
     def _claim(self, request: Request) -> bool:
-        """Reserves the rows of a request and starts to decode its images. Returns False if it has to wait."""
+        """Reserves the rows of a request and starts decoding its images. Returns False if it has to
+        wait.
+        """
         if request.ended:
             return True
         entries = self.store.claim(request)
@@ -148,7 +154,7 @@ class Encoding:
         return True
 
     def _fetch(self, entry: Features) -> None:
-        """Starts to decode an image, unless that has begun."""
+        """Starts to decode an image, unless that has already begun."""
         if entry.item.key in self._pixels:
             return
         try:
@@ -166,7 +172,9 @@ class Encoding:
         return not entry.filled and pixels is not None and pixels.done()
 
     def _batch(self) -> list[Features]:
-        """Images that are encoded next: the first that is decoded, and others of its size that are."""
+        """Returns the images to encode next: the first decoded one, and other decoded ones of its
+        size.
+        """
         waiting = (self._lost, *self._claimed.values())
         decoded = dict.fromkeys(e for entries in waiting for e in entries if self._is_decoded(e))
         if not decoded or self._pixels[next(iter(decoded)).item.key].exception() is not None:
@@ -176,7 +184,7 @@ class Encoding:
         return [ready[i] for i in encoded_together(shapes, self._most_numbers)]
 
     def _encode(self, batch: list[Features], fail: Callable[[Request, SglError], None]) -> None:
-        """Encodes images of equal size. Ends the requests of those that can't be."""
+        """Encodes images of equal size. Fails the requests whose images can't be encoded."""
         pixels = [self._pixels[entry.item.key].result for entry in batch]
         for entry, features in zip(batch, encode(self._encoder, [entry.item for entry in batch], pixels), strict=True):
             del self._pixels[entry.item.key]
@@ -187,7 +195,7 @@ class Encoding:
                 self.runs += 1
 
     def _fail(self, entry: Features, error: SglError, fail: Callable[[Request, SglError], None]) -> None:
-        """Ends all requests that wait for an image."""
+        """Fails all requests that wait for an image."""
         for request in [each for each in entry.users if not each.ended]:
             self._claimed.pop(request, None)
             fail(request, error)

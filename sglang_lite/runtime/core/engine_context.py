@@ -1,5 +1,6 @@
-"""Context of running requests: what they use of an engine. Does not refer to the engine itself, which ends when its
-user drops it."""
+"""What running requests use of an engine. Does not refer to the engine itself, so it ends when its
+user drops it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _LONGEST = 2048  # characters of a text that is kept
 
 
 class ConstantTexts:
-    """Texts that follow generated tokens, with their ids. Used on the loop's thread.
+    """Texts that follow generated tokens, and their cached ids. Used on the loop's thread.
 
     Args:
         encode: function that encodes spans which follow other text.
@@ -34,7 +35,9 @@ class ConstantTexts:
         self._kept = lru_cache(_KEPT)(self._submit)
 
     def ids(self, spans: Sequence[Span]) -> Future[array[int]]:
-        """Token ids of a text, which must not be changed. Texts of the same program in a batch share them."""
+        """Returns a future of a text's token ids, which must not be changed. Texts of the same
+        program in a batch share them.
+        """
         is_short = sum(len(span.text) for span in spans) <= _LONGEST
         return self._kept(tuple(spans)) if is_short else self._submit(spans)
 

@@ -1,7 +1,7 @@
-"""The engine's core: the parts that run requests, and the methods that any thread may call. None of them waits for a
-generation.
+"""Core of the engine: the parts that run requests, and the methods that any thread may call.
 
-Their arguments and results are records and callbacks only, so the core of another process can offer the same methods.
+None of the methods waits for a generation. Their arguments and results are records and callbacks
+only, so the core of another process can offer the same methods.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.request_matcher import RequestMatcher
 
-_MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
+_MASK_THREADS = 4  # more are no faster, and delay the loop's thread
 _STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
-_FEATURES_PER_TOKEN = 4  # of the KV pool: more features than that are not worth their memory
+_FEATURES_PER_TOKEN = 4  # of the KV pool; more features are not worth their memory
 IMAGE_THREADS = 16  # most images that are decoded at the same time
 _OF_ONE_RANK = frozenset((*CALLS, ExportPrefix, ImportPrefix)) - {PauseGeneration, ContinueGeneration, RecordExperts}
 _ONE_RANK = "Use an engine with one rank, or start another engine."
@@ -145,9 +145,9 @@ class EngineCore:
         ParameterError, ModelError: the memory is too small for the model with this configuration.
     """
 
-    encoder: EncoderSpec | None = None  # set in the core of an encoder
-    responds = generates = True  # unlike a process that is stopped, or an encoder
-    _profile: Profiler | None = None  # that is being recorded
+    encoder: EncoderSpec | None = None  # set in an encoder's core
+    responds = generates = True  # unlike a stopped process or an encoder
+    _profile: Profiler | None = None  # being recorded
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
         self.thread = threading.current_thread()
@@ -166,7 +166,7 @@ class EngineCore:
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb, tracked="state" in config.drafters,
         )  # fmt: skip
-        warming = self.compiler.warm_up() if self.device.type != "cpu" else []  # while kernels are compiled
+        warming = self.compiler.warm_up() if self.device.type != "cpu" else []  # while kernels compile
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=_computes_last_alone(config, loaded),
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
@@ -185,7 +185,7 @@ class EngineCore:
                 overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
                 shared=loaded.shared, file=_step_file(self.runner, self.capacity), stages=loaded.stages,
             )  # fmt: skip
-            self.loop.recount.when_quiet = self.compiler.warm_up  # seconds of the interpreter, which no token waits for
+            self.loop.recount.when_quiet = self.compiler.warm_up  # takes seconds, so only while no request waits
         except BaseException:
             self.compiler.close()
             raise
@@ -225,7 +225,7 @@ class EngineCore:
         check_rank(request.routed_dp_rank, 1)
         ids, media = self.builder.prompt_with_images(request)
         params = self.builder.resolved(request.params)
-        repeat_rules(request.constraint, params.repeats)  # refused here
+        repeat_rules(request.constraint, params.repeats)  # rejects bad rules now
         adapted = self.builder.at_hand(params)
         requests = self.builder.build(
             ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids,
@@ -249,7 +249,7 @@ class EngineCore:
 
     def _submit_selection(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         log = self.builder.log(request.prompt)
-        special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are its content
+        special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are plain content
         scoring = ChoiceScoring(self._context, self.open_requests.track(sink))
         self.open_requests.count("requests_submitted")
         try:
@@ -303,11 +303,12 @@ class EngineCore:
     # ----------------------------------------------------------------------------- calls with one answer
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Future of the answer to a call; the methods of `Engine` document them.
+        """Returns a future of the answer to a call; the methods of `Engine` document them.
 
         Raises:
             EngineClosedError: the engine is closed.
-            CapabilityError: the call is for a model that embeds or classifies texts, or one that is not cut over ranks.
+            CapabilityError: the call needs a model that embeds or classifies texts, or an engine
+                with one rank.
         """
         self.gate.check_open()
         if type(call) in _OF_ONE_RANK and (self.config.enable_dp_attention or isinstance(self.runner, LeadRunner)):
@@ -318,7 +319,7 @@ class EngineCore:
         return self._answers[type(call)](self, call)
 
     def _note_weights(self, config: EngineConfig, path: Path | None) -> None:
-        """Takes over the settings of new weights. Pages outside the device get other names."""
+        """Adopts the settings of new weights, and renames pages outside the device."""
         if path is not None:
             self.model_name = config.model
         self.config = config
@@ -420,8 +421,9 @@ class EngineCore:
     }
 
     def close(self) -> None:
-        """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends nothing, as they run in
-        the other process."""
+        """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends
+        nothing, because they run in the other process.
+        """
         self.gate.reason = CLOSED
         if self.gate.is_copy:
             return
@@ -437,12 +439,16 @@ class EngineCore:
 
 
 def _computes_last_alone(config: EngineConfig, loaded: LoadedModel) -> bool:
-    """True if rounding makes outputs depend on what is cached, unless the last token of a prompt has its own step."""
+    """Returns whether outputs depend through rounding on what is cached, unless the last prompt
+    token has its own step.
+    """
     return loaded.model.batch_sensitive and not loaded.model.fused and not config.deterministic
 
 
 def _step_file(runner: ModelRunner, capacity: Capacity) -> Path | None:
-    """New file of an engine's steps, beside the outputs of its layers; None if these are not written."""
+    """Creates the file of an engine's steps next to its layers' outputs; returns None if these are
+    not written.
+    """
     folder = runner.model.watch.folder if isinstance(runner.model, Decoder) else None
     if folder is None:
         return None
@@ -473,8 +479,9 @@ def _prefix_cache(config: EngineConfig, capacity: Capacity, loaded: LoadedModel)
 
 
 def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
-    """Pages of the layers with a window, if they have pages of their own. Raises ParameterError if they are too few for
-    an image that a step computes at once."""
+    """Creates the pages of layers with a window, if they have their own. Raises ParameterError if
+    they are too few for an image that a step computes whole.
+    """
     if not capacity.window_pages:
         return None
     sizes, window = capacity.sizes, loaded.model.window
@@ -489,7 +496,7 @@ def _windows(capacity: Capacity, loaded: LoadedModel) -> WindowPages | None:
 
 
 def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> Encoding | None:
-    """Encoder of images, videos or sounds with its store, if the model takes any."""
+    """Creates the encoder of images, videos or sounds with its store, if the model takes any."""
     if loaded.tower is None or loaded.media is None or loaded.path is None:
         return None
     assert isinstance(loaded.model, Decoder | WhisperDecoder), "transformers' models read no images here"
@@ -503,7 +510,7 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
         from sglang_lite.runtime.media.encoder_client import EncoderClient  # imports an HTTP client
 
         assert isinstance(loaded.tower, EncoderClient), "no encoder is loaded"
-        fetching = ThreadPoolExecutor(IMAGE_THREADS, "sglang_lite-images")  # which wait for other machines
+        fetching = ThreadPoolExecutor(IMAGE_THREADS, "sglang_lite-images")  # waits for other machines
         return Encoding(loaded.tower, store, loaded.tower, fetching, together, loaded.tower.close)
     threads = ThreadPoolExecutor(min(os.cpu_count() or 1, IMAGE_THREADS), "sglang_lite-images")
     preparer = MediaPreparer(loaded.path, loaded.media, config.image_options, pinned=on_gpu)
@@ -514,7 +521,7 @@ def _encoding(loaded: LoadedModel, capacity: Capacity, config: EngineConfig) -> 
 def _fail_on_error(
     loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
 ) -> Iterator[None]:
-    """Ends requests with any exception of what prepares them: nobody reads the future of that."""
+    """Fails requests with any exception of their preparation, because nobody reads its future."""
     try:
         yield
     except Exception as error:
@@ -525,7 +532,7 @@ def _fail_on_error(
 
 
 def _start_adapted(context: EngineContext, requests: Sequence[Request], of: GenerateRequest) -> None:
-    """Reads the adapter of requests, and starts them."""
+    """Reads the adapter of requests, then starts them."""
     with _fail_on_error(context.loop, requests, "the adapter can't be read"):
         first = requests[0]
         space = PrefixSpace.of(of.namespace, context.builder.adapter(first.params))
@@ -547,7 +554,7 @@ def _start_when_compiled(context: EngineContext, requests: Sequence[Request], co
     for request in requests:
         try:
             matcher = request.free_matcher()
-        except ParameterError as error:  # told as events, like other errors of what is prepared
+        except ParameterError as error:  # reported as an event, like other errors of preparation
             context.loop.fail(request, error)
         else:
             _start(context, request, matcher)

@@ -1,5 +1,8 @@
-"""A program at the engine, which may grow while it is played: its room among the open requests, what the scheduler is
-told of its pauses, and its driver. Its rules are those of program/play."""
+"""A program in the engine, which may grow while it runs.
+
+Covers its room among the open requests, the pauses it reports to the scheduler, and its driver. The
+rules are those of program/play.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,9 @@ class ProgramPauses:
         self._branches: dict[Path, ScheduledBranch] = {}
 
     def branch_of(self, ask: EngineAsk) -> ScheduledBranch:
-        """Branch of a node that is starting. Ends the pauses of idle branches forked from it: most are not continued
-        then."""
+        """Returns the branch of a node that is starting. Ends the pauses of idle branches forked
+        from it, because most are not continued then.
+        """
         node, branch = ask.node, self._branch(ask.branch)
         assert isinstance(node, Gen | Select)
         branch.name, branch.kind = node.name, branch.kind or node.name
@@ -74,14 +78,15 @@ class ProgramPauses:
         return branch
 
     def forked(self, branch: EngineBranch) -> None:
-        """Begins the pause of a branch that has just been forked."""
+        """Begins the pause of a newly forked branch."""
         if branch.returns and branch.text is not None:
             ids = np.array(branch.text.log.fixed, dtype=np.int32)
             self._pauses.want(self._branch(branch), ids, self._space)
 
     def expect(self, path: Path, seconds: float) -> None:
-        """Sets the expected duration of a branch's pause: of the one that has begun, or else the next."""
-        if path in self._branches:  # else it has asked for nothing yet, and keeps nothing
+        """Sets the expected duration of a branch's current pause, or of the next if none has begun.
+        """
+        if path in self._branches:  # otherwise it has requested nothing yet, and keeps nothing
             self._pauses.expect(self._branches[path], seconds)
 
     def idle(self, branch: EngineBranch) -> None:
@@ -91,14 +96,14 @@ class ProgramPauses:
             self._pauses.end(found)
 
     def close(self) -> None:
-        """Ends the pauses of idle branches, as no more nodes will be added."""
+        """Ends the pauses of idle branches, because no more nodes will be added."""
         self._program.open = False
         for branch in self._branches.values():
             if not branch.may_return:
                 self._pauses.end(branch)
 
     def end(self) -> None:
-        """Ends all pauses for good."""
+        """Ends all pauses permanently."""
         self._program.open = False
         for branch in self._branches.values():
             self._pauses.forget(branch)
@@ -112,12 +117,12 @@ class ProgramPauses:
 
 
 class ProgramRoom:
-    """Room of one program. Used on the loop's thread.
+    """A program's place among the open requests. Used on the loop's thread.
 
     Args:
         open_requests: counter of open requests.
         acquired: whether the program is already counted.
-        came: callback that tries again when there may be room; called on any thread.
+        came: callback that tries again when there may be room; can be called on any thread.
     """
 
     def __init__(self, open_requests: OpenRequests, came: Callable[[], None], *, acquired: bool) -> None:
@@ -126,7 +131,9 @@ class ProgramRoom:
         self._asks: list[EngineAsk] = []  # nodes that wait for room
 
     def acquire(self, ask: EngineAsk) -> bool:
-        """Returns True if the program counts as an open request. If not, the node is queued for room."""
+        """Returns whether the program counts as an open request. If not, the node is queued for
+        room.
+        """
         if not self._acquired and not self._waits:
             self._acquired = self._open_requests.try_acquire()
             self._waits = not self._acquired
@@ -137,8 +144,10 @@ class ProgramRoom:
         return self._acquired
 
     def try_again(self) -> Sequence[EngineAsk]:
-        """Tries to count the program, after a notice of room. Returns the nodes that can start now. If no node wants
-        the room any more, gives it up: no other caller is notified before."""
+        """Tries to count the program after a notice of room. Returns the nodes that can start now.
+        If no node needs the room any more, gives it up, because the next caller is notified only
+        then.
+        """
         self._waits = False
         self._asks = [ask for ask in self._asks if ask.is_current]
         if not self._asks:
@@ -159,7 +168,7 @@ class ProgramRoom:
             self._open_requests.release()
 
     def end(self) -> None:
-        """Gives up all room for good."""
+        """Gives up all room permanently."""
         if self._waits:
             self._waits = False
             self._open_requests.leave(self._came)
@@ -168,19 +177,22 @@ class ProgramRoom:
 
 
 def _nothing() -> None:
-    """Does nothing, when room is available for a program that has ended."""
+    """Does nothing when room is available for a program that has ended."""
 
 
 class EngineProgram:
-    """One program: `extend` adds nodes to a branch, and they are played as soon as the nodes before them. An open
-    program with nothing to play does not count as an open request. It holds no slot, and no page unless the caller's
-    decision on a generation is pending.
+    """One program. `extend` adds nodes to a branch, and they are executed as soon as the nodes
+    before them.
+
+    An open program with nothing to execute does not count as an open request. It holds no slot, and
+    no page unless the caller's decision on a generation is pending.
 
     Args:
-        context: context of the engine that plays it.
+        context: context of the engine that executes it.
         log: token log of the prompt that the program continues.
-        sink: callback for the events, on the loop's thread: those of each node and, at the end, a ProgramResult once
-            the program is closed and fully played, or the SglError of the main branch or of the whole program.
+        sink: callback for the events, on the loop's thread: those of each node and, at the end, a
+            ProgramResult once the program is closed and fully executed, or the SglError of the main
+            branch or of the whole program.
         stream: whether to send deltas.
         namespace: namespace in the radix tree.
         priority: priority of all its requests.
@@ -188,7 +200,7 @@ class EngineProgram:
 
     Attributes:
         context, stream, namespace: the arguments of these names.
-        winds_down: True if generations are to end at the first place where a limit may cut them.
+        winds_down: whether generations should end at the first place where a limit may cut them.
     """
 
     def __init__(
@@ -218,14 +230,16 @@ class EngineProgram:
     def extend(
         self, path: Path, nodes: Sequence[Node], refused: Mapping[int, ParameterError] = MappingProxyType({})
     ) -> None:
-        """Adds nodes to a branch, behind the fork that begins it. If too many nodes are queued, the first of the new
-        ones fails with OverloadedError, and the following nodes of its branch are dropped, up to a rollback.
+        """Adds nodes to a branch, after the fork that creates it.
+
+        If too many nodes are queued, the first of the new ones fails with OverloadedError, and the
+        following nodes of its branch are dropped, up to a rollback.
 
         Args:
             path: path of the branch.
             nodes: nodes to add.
-            refused: errors of generations among the nodes, by index; each is raised when the generation would be
-                played.
+            refused: errors of generations among the nodes, by index; each is raised when the
+                generation would run.
 
         Raises:
             ParameterError: an item is not a node.
@@ -239,8 +253,9 @@ class EngineProgram:
         self.context.loop.inbox.post(partial(self._extend, path, entries))
 
     def play(self, nodes: Sequence[Node]) -> None:
-        """Adds the nodes of a whole program, and closes it. Raises ParameterError if a parameter of a generation is
-        invalid."""
+        """Adds the nodes of a whole program and closes it. Raises ParameterError if a parameter of
+        a generation is invalid.
+        """
         entries = [prepared(node, self.context) for node in nodes]
         check_params(entries)
         self._player.judges = False
@@ -249,14 +264,15 @@ class EngineProgram:
         self.close()
 
     def drop(self, path: Path) -> None:
-        """Ends a branch that the caller has given up, from its next answer on; no more events of it are sent. What
-        stands before is still played: the caller plays all but answers by itself, and may be ahead. A rollback can
-        revive the branch."""
+        """Ends a branch that the caller has given up, from its next answer on; no more of its
+        events are sent. Nodes before that answer still run, because the caller runs everything but
+        answers itself and may be ahead. A rollback can revive the branch.
+        """
         self.context.loop.inbox.post_if_open(partial(self._input, partial(self._player.drop, path)))
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
-        """Gives a verdict on a node, which may come before the branch reaches the node. Nothing if the node was rolled
-        back or its branch has failed.
+        """Gives a verdict on a node, possibly before the branch reaches the node. Does nothing if
+        the node was rolled back or its branch has failed.
 
         Args:
             path: path of the branch.
@@ -272,13 +288,16 @@ class EngineProgram:
         self.context.loop.inbox.post(partial(self._input, call))
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Tells for how long the caller will add nothing to a branch, from its last answer on or, if that is there,
-        from now on."""
+        """Sets how long the caller will add nothing to a branch, counted from its last answer or,
+        if that has come, from now.
+        """
         self.context.loop.inbox.post_if_open(partial(self._pauses.expect, path, seconds))
 
     def wind_down(self) -> None:
-        """Ends each generation, also of nodes that follow, at the first place where a limit may cut it: text with its
-        next token, JSON where brackets close it. What can't be closed goes on to its own end."""
+        """Ends each generation, including later ones, at the first place where a limit may cut it:
+        text at its next token, JSON where brackets close it. What can't be closed runs to its own
+        end.
+        """
 
         def begin() -> None:
             self.winds_down = True
@@ -294,8 +313,9 @@ class EngineProgram:
         self.context.loop.inbox.post_if_open(partial(self._input, self._player.close))
 
     def abort(self) -> None:
-        """Ends the program with RequestAbortedError, unless it has ended. Each generation and selection under way has
-        such an event, too, with what it has used."""
+        """Ends the program with RequestAbortedError, unless it has ended. Each running generation
+        and selection also gets one, with its usage.
+        """
 
         def end() -> None:
             for ask, job in self._jobs.items():
@@ -314,7 +334,7 @@ class EngineProgram:
         self._sink(Played((*ask.branch.path, ask.place), getattr(ask.node, "name", None), event, ask.attempt))
 
     def answered(self, ask: EngineAsk, spans: Sequence[Span] | None = (), *, in_slot: bool = False) -> Request | None:
-        """Continues the branch behind a node.
+        """Continues the branch after a node.
 
         Args:
             spans: text that the node adds; None if the answer is judged.
@@ -335,19 +355,20 @@ class EngineProgram:
         self._perform()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Runs a call on the loop's thread. May be called on any thread."""
+        """Runs a call on the loop's thread. Can be called on any thread."""
         try:
             self.context.loop.inbox.post(call)
         except EngineClosedError as error:  # the loop has ended: report it from this thread
             self._input(partial(self._player.fail, error))
 
     def off_loop(self, job: Callable[[], Callable[[], object]]) -> None:
-        """Runs a job on a tokenisation thread, and the function that it returns on the loop's thread."""
+        """Runs a job on a tokenisation thread, then the function it returns on the loop's thread.
+        """
 
         def run() -> None:
             try:
                 done = job()
-            except Exception as error:  # raised by a library; must be reported, as nobody reads the future
+            except Exception as error:  # raised by a library; must be reported, because nobody reads the future
                 failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 done = partial(self._input, partial(self._player.fail, failure))
@@ -362,7 +383,7 @@ class EngineProgram:
 
     def _extend(self, path: Path, entries: Sequence[PreparedNode]) -> None:
         player = self._player
-        # What a rollback removes does not count towards the limit.
+        # Nodes that a rollback removes do not count towards the limit.
         back = max((i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0)
         if back:
             player.add(path, entries[:back])
@@ -386,7 +407,7 @@ class EngineProgram:
         Args:
             log: text of the request that has just ended in the slot; None if no request can continue.
         """
-        if self._performing:  # called by an effect: the loop below performs what comes of it
+        if self._performing:  # called by an effect: the loop below performs the effects that follow
             return None
         following: Request | None = None
         self._performing = True
@@ -413,7 +434,7 @@ class EngineProgram:
         return following
 
     def _start(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
-        """Starts what a node needs; returns the next request of a slot, as `_perform`."""
+        """Starts a node; returns the request that continues in a slot, like `_perform`."""
         node, text = ask.node, ask.branch.text
         assert text is not None
         if isinstance(node, GrammarBegin):
@@ -447,7 +468,7 @@ class EngineProgram:
             job.abort()
 
     def _try_room(self) -> None:
-        """Starts what waits for room, after a notice of it."""
+        """Starts the nodes that wait for room, after a notice of room."""
         for ask in self._room.try_again():
             self._start(ask)
         self._perform()
@@ -467,7 +488,7 @@ def _ignore(event: object) -> None:
 
 
 def _begin_grammar(program: EngineProgram, ask: EngineAsk) -> None:
-    """Opens a grammar in the branch of an asked node, once it is compiled."""
+    """Opens a grammar in the branch of a node, once it is compiled."""
     grammar, node, text = ask.entry.grammar, ask.node, ask.branch.text
     assert grammar is not None
     assert isinstance(node, GrammarBegin)
@@ -485,7 +506,9 @@ def _begin_grammar(program: EngineProgram, ask: EngineAsk) -> None:
 
 
 def _end_grammar(program: EngineProgram, ask: EngineAsk) -> None:
-    """Closes the open grammar. If a model has written in it, checks off the loop's thread that it is complete."""
+    """Closes the open grammar. If a model has written in it, checks off the loop's thread that it
+    is complete.
+    """
     text = ask.branch.text
     assert text is not None
     grammar, text.grammar = text.grammar, None

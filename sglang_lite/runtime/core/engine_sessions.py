@@ -1,5 +1,8 @@
-"""Sessions of an engine's clients, which come back with their answers and more. To the scheduler a session is an open
-program with one branch: what it has computed stays or moves to the host by when it is expected back."""
+"""Sessions of an engine's clients, which come back after each answer.
+
+To the scheduler a session is an open program with one branch: its pages stay, or move to the host,
+depending on when it is expected back.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch, ScheduledProgram
 from sglang_lite.runtime.scheduler.pauses import Pauses
 
-MAX_SESSIONS: Final = 4096  # the one that was used least recently counts as closed beyond
+MAX_SESSIONS: Final = 4096  # beyond that, the least recently used one is closed
 _KIND: Final = "\0session"  # name of all sessions' requests, which no node has
 
 
 class _Turns:
-    """State of a session's branch: nothing is queued in it, and its caller goes on when its requests have ended."""
+    """State of a session's branch: nothing is queued in it, and its caller continues when its
+    requests have ended.
+    """
 
     expected, queue, paused, error, returns = NOTHING_EXPECTED, (), None, None, False
 
@@ -34,7 +39,7 @@ class _Turns:
 
 
 class EngineSessions:
-    """Sessions by name. The methods may be called on any thread.
+    """Sessions by name. The methods can be called on any thread.
 
     Args:
         inbox: commands for the loop's thread.
@@ -47,13 +52,14 @@ class EngineSessions:
         self._open: dict[str, tuple[ScheduledBranch, _Turns]] = {}  # least recently used first
 
     def join(self, name: str | None, requests: Sequence[Request], priority: int) -> None:
-        """Makes requests that are not submitted yet those of a session, if it has a name. It opens with its first
-        one."""
+        """Adds requests that are not submitted yet to a session, if it has a name. A session's
+        first requests open it.
+        """
         if name is not None:
             self._inbox.post_if_open(partial(self._join, name, requests, priority))
 
     def end(self, name: str) -> Future[None]:
-        """Closes a session, if it is open: what it has computed is cached like anything else."""
+        """Closes a session if it is open. Its pages are then cached like any others."""
         return self._inbox.ask(partial(self._end, name))
 
     # --------------------------------------------------------------------------------- the loop's thread

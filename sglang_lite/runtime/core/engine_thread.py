@@ -1,4 +1,4 @@
-"""The thread that makes an engine's core and then runs its loop."""
+"""Thread that builds an engine's core and then runs its loop."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ AnyLoop: TypeAlias = StepLoop | EmbeddingLoop | TowerLoop
 def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     """Starts an engine's thread, and waits until the core is ready.
 
-    All work with tensors, loading included, is done on that one thread: OpenMP keeps a team of threads for every thread
-    that computes, and with more teams than cores each product waits for sleeping threads (measured: 13 ms per token
-    instead of 8).
+    All work with tensors, loading included, is done on that one thread: OpenMP keeps a team of
+    threads for every thread that computes, and with more teams than cores each product waits for
+    sleeping threads (measured: 13 ms per token instead of 8).
 
     Args:
         handle: handle of the engine; the loop ends when the handle is garbage-collected.
@@ -40,7 +40,7 @@ def start(handle: object, config: EngineConfig, load: Callable[[], Loaded]) -> A
         load: function that loads the model.
 
     Raises:
-        SglError: the model can't be loaded, or the core can't be made.
+        SglError: the model can't be loaded, or the core can't be built.
     """
     ready: Future[AnyCore] = Future()
     thread = threading.Thread(
@@ -62,8 +62,9 @@ def _run(
     load: Callable[[], Loaded],
     ready: Future[AnyCore],
 ) -> None:
-    """Body of the thread. Keeps no reference to the handle while the loop runs, because the loop ends with the
-    handle."""
+    """Runs the thread. Keeps no reference to the handle while the loop runs, because the loop ends
+    with the handle.
+    """
     thread = threading.current_thread()
     try:
         core = build(config, load)
@@ -74,7 +75,7 @@ def _run(
         weakref.finalize(owner, core.loop.inbox.close).atexit = False
         del owner
         _running[thread] = core.loop
-    except BaseException as error:  # raised again by `start`
+    except BaseException as error:  # raised again by `start_engine_thread`
         ready.set_exception(error)
         return
     ready.set_result(core)
@@ -83,7 +84,7 @@ def _run(
 
 
 def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
-    """Makes an engine's core, on the thread that will run its loop.
+    """Builds an engine's core, on the thread that will run its loop.
 
     Args:
         config: configuration of the engine.
@@ -94,9 +95,9 @@ def build(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
     """
     openmp.share_threads(config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1))
     try:
-        return _core(config, load())  # not assigned to a local name, so that a failure releases the model
+        return _core(config, load())  # not assigned to a local name, so a failure releases the model
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # so that a stored error keeps no tensors alive
+        traceback.clear_frames(error.__traceback__)  # keeps a stored error from keeping tensors alive
         raise memory_shortage.startup_error(error) from error.__cause__
 
 
@@ -118,8 +119,9 @@ def _core(config: EngineConfig, loaded: Loaded) -> AnyCore:
 
 @atexit.register
 def _end_all() -> None:
-    """Ends all loops before Python exits: Python kills daemon threads at any point, and inside torch's code this aborts
-    the process."""
+    """Ends all loops before Python exits, because Python kills daemon threads at any point, and
+    inside torch's code this aborts the process.
+    """
     for thread, loop in list(_running.items()):
         if not loop.inbox.gate.is_copy:
             loop.inbox.close()

@@ -1,4 +1,4 @@
-"""Record of which experts were chosen, from its start to its end."""
+"""Records which experts were chosen between two points in time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.expert_moves import expert_counts
 from sglang_lite.runtime.models.model import Model
 
-_WRAP = 1 << 32  # where counts begin again at 0
+_WRAP = 1 << 32  # where counts wrap to 0
 
 
 class ExpertRecord:
-    """Record of how many rows have chosen each expert of each layer. There is none at first."""
+    """Counts how many rows have chosen each expert of each layer. Nothing is recorded at first."""
 
     def __init__(self) -> None:
         self._first: list[list[int]] | None = None
         self._last: list[list[int]] | None = None
 
     def take(self, action: str, model: Model) -> list[list[int]]:
-        """Counts since the start, until now or the end; [] for a layer without experts.
+        """Returns the counts since the start, until now or the stop; [] for a layer without
+        experts.
 
         Args:
-            action: "start" to begin a record and forget the one before it; "stop" to end it; "dump" for nothing else.
+            action: "start" to begin a new record; "stop" to end it; "dump" to only read it.
             model: the model.
 
         Raises:

@@ -1,4 +1,5 @@
-"""Callbacks that wake the readers of events: each is called once after a step, for all events of the step."""
+"""Callbacks that wake the readers of events. Each is called once after a step, for all its events.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class Flushes:
     """Flush callbacks to call after the current step, or after the current frame of an engine's process.
 
     Args:
-        runs_here: function that tells whether the calling thread is the one that sends the events and calls `flush`.
+        runs_here: returns whether the calling thread is the one that sends the events and calls `flush`.
     """
 
     def __init__(self, runs_here: Callable[[], bool]) -> None:
@@ -23,8 +24,9 @@ class Flushes:
         self._flushes: dict[Callable[[], object], None] = {}  # ordered set
 
     def with_flush(self, sink: Callable[[E], None], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """Sink that calls `flush`, if any, once after each step that has sent events to it; at once for events sent on
-        other threads."""
+        """Returns a sink that calls `flush`, if any, once after each step that has sent it events;
+        immediately for events sent on other threads.
+        """
         if flush is None:
             return sink
 
@@ -38,11 +40,12 @@ class Flushes:
         return send
 
     def after_this(self, flush: Callable[[], object]) -> None:
-        """Notes a callback to call after this step. On the thread that sends the events."""
+        """Schedules a callback to run after this step. Called on the thread that sends the events.
+        """
         self._flushes[flush] = None
 
     def flush(self) -> None:
-        """Calls the flush callbacks of this step. On the thread that sends the events."""
+        """Calls the flush callbacks of this step. Called on the thread that sends the events."""
         flushes, self._flushes = self._flushes, {}
         for flush in flushes:
             try:

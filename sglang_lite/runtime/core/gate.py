@@ -1,4 +1,6 @@
-"""Checks of an engine's callers, which may be on any thread and in a forked copy of the engine's process."""
+"""Checks of an engine's callers, which may be on any thread, or in a forked copy of the engine's
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ CLOSED = "the engine is closed."  # by its owner
 
 
 class Gate:
-    """Checks that an engine is open, belongs to the caller's process, and may be waited for on the caller's thread.
+    """Checks that an engine is open, belongs to the caller's process, and may be waited for on the
+    caller's thread.
 
-    Takes no lock. Must be asked before any is taken: in a forked copy, a lock may be held forever by a thread that
-    doesn't exist there.
+    Takes no lock. Call it before taking any: in a forked copy, a lock may be held forever by a
+    thread that doesn't exist there.
 
     Attributes:
         reason: why the engine is closed; "" while it is open.
@@ -26,26 +29,26 @@ class Gate:
         self.reason = ""
 
     def claim(self) -> None:
-        """Makes the calling thread the engine's own."""
+        """Marks the calling thread as the engine's own."""
         self._thread = threading.get_ident()
 
     def release(self) -> None:
-        """Ends the claim of the calling thread, whose id another one may get."""
+        """Ends the claim of the calling thread, because another thread may reuse its id."""
         if self.on_own_thread():
             self._thread = None
 
     def on_own_thread(self) -> bool:
-        """True if the calling thread has claimed the gate."""
+        """Returns whether the calling thread has claimed the gate."""
         return threading.get_ident() == self._thread
 
     @property
     def is_copy(self) -> bool:
-        """True if this process is a forked copy of the engine's, which doesn't have its threads."""
+        """Whether this process is a forked copy of the engine's, which lacks its threads."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
         """Raises EngineClosedError if this process is a forked copy."""
-        if os.getpid() != self._process:  # not `is_copy`: asked with each submission
+        if os.getpid() != self._process:  # not `is_copy`, because each submission checks it
             raise EngineClosedError(
                 f"the engine belongs to process {self._process}, and this one ({os.getpid()}) is a forked copy of it.",
                 hint="Start an engine in this process (and make it the default backend here), or start processes with "
@@ -66,7 +69,7 @@ class Gate:
 
         Raises:
             BackendError: the call was made on the engine's own thread, and would wait for itself.
-            EngineClosedError: as `check_open`.
+            EngineClosedError: like `check_open`.
         """
         self.check_process()
         if self.on_own_thread():

@@ -1,4 +1,4 @@
-"""A running generation of a program: its requests, one per sample, and their results."""
+"""Running generation of a program: its requests, one per sample, and their results."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 class GenerationJob:
     """Generation of a `Gen` node. All methods but `_prepare` run on the loop's thread.
 
-    Its request can begin before the node is asked, as soon as the request before it has ended: what follows from that
-    end is told later, while the device computes. It is the job of the node before that begins it.
+    Its request can begin before the player asks for the node, as soon as the request before it has
+    ended. The effects of that end are reported later, while the device computes. The job of the
+    previous node begins this request.
 
     Args:
-        program: program of the node; told of all events.
+        program: program of the node; receives all events.
         branch: branch of the node.
         entry: the node.
-        scheduled: the branch, as the scheduler knows it.
-        ask: ask of the node, once there is one. Nothing is told of it once it was given up.
+        scheduled: the scheduler's state of the branch.
+        ask: ask of the node, once there is one. No event is sent for it once it is given up.
     """
 
     def __init__(
@@ -54,24 +55,25 @@ class GenerationJob:
         self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._submitted = False
-        self._following: PreparedNode | None = None  # generation that follows it, once that is prepared
-        self._ahead: GenerationJob | None = None  # its job, whose request waits for a prompt or has begun
+        self._following: PreparedNode | None = None  # next generation, once prepared
+        self._ahead: GenerationJob | None = None  # job of `_following`; its request waits for a prompt or has begun
         self._begins_next = False  # True once that request has begun
-        self._between: Ints = np.empty(0, dtype=np.int32)  # text before it, if its request is made without a prompt
-        self._catch_up: Callable[[], None] = _nothing  # tells the end of the request before
+        self._between: Ints = np.empty(0, dtype=np.int32)  # text before it, if its request is built without a prompt
+        self._catch_up: Callable[[], None] = _nothing  # reports the end of the previous request
 
     @property
     def _is_current(self) -> bool:
         return self._ask is not None and self._ask.is_current
 
     def start(self, *, in_slot: bool = False) -> Request | None:
-        """Starts once what other threads prepare is ready.
+        """Starts the requests once everything prepared on other threads is ready.
 
         Args:
-            in_slot: whether a request of the branch has just ended in whose slot the next one can continue.
+            in_slot: whether the next request can continue in the slot of one of the branch that has
+                just ended.
 
         Returns:
-            The next request, if it continues in the slot; else None.
+            The next request if it continues in the slot, otherwise None.
         """
         ask, entry, text = self._ask, self._entry, self._branch.text
         if ask is None or not ask.is_current:
@@ -100,8 +102,9 @@ class GenerationJob:
         return None
 
     def _take_text(self, text: TokenText) -> bool:
-        """Moves the text before the generation into the log, if its ids are known. Returns True if all are, and the
-        generation is outside a grammar."""
+        """Moves the text before the generation into the log, if its ids are known. Returns whether
+        all ids are known and the generation is outside a grammar.
+        """
         entry, log = self._entry, text.log
         if entry.ids is not None and entry.ids.exception() is None and log.fixed:
             spans = [*log.open, *text.new]
@@ -113,28 +116,28 @@ class GenerationJob:
     # ------------------------------------------------------------------------------------- the next generation
 
     def look_ahead(self) -> None:
-        """Starts to prepare the generation behind, which may then continue in its slot."""
+        """Starts preparing the next generation, which may then continue in this one's slot."""
         if self._following is None and self._ask is not None:
             self._following = prepare_following(self._ask, self._program.context)
         if self._following is not None and self._ahead is None and self._requests:
             self._program.context.loop.postponed.add(self._make_ahead)
 
     def _make_ahead(self) -> None:
-        """Makes the next request, if only its prompt is missing."""
+        """Builds the next request, if only its prompt is missing."""
         following = self._following
         if self._ahead is None and self._is_current and following is not None and self._leads_to(following):
             ahead = GenerationJob(self._program, self._branch, following, self._scheduled)
             self._ahead = ahead if ahead.make_request() else None
 
     def _leads_to(self, following: PreparedNode) -> bool:
-        """True if only text is between this generation and a following one."""
+        """Returns whether there is only text between this generation and a following one."""
         for _, entry in self._branch.queue:
             if entry is following or not isinstance(entry.node, Text):
                 return entry is following
         return False
 
     def make_request(self) -> bool:
-        """Makes the request, to begin with a prompt that is not known yet. Returns False if that can't be done."""
+        """Builds a request whose prompt is not known yet. Returns False if that can't be done."""
         program, node, ids, params = self._program, self._entry.node, self._entry.ids, self._entry.params
         if ids is None or not ids.done() or ids.exception() is not None or self._entry.grammar is not None:
             return False
@@ -149,7 +152,7 @@ class GenerationJob:
             request = program.context.builder.ahead(
                 params, partial(self._on_event, 0), stream=program.stream or node.stream, namespace=program.namespace
             )
-        except ParameterError:  # told when the node is asked
+        except ParameterError:  # reported when the node is started
             return False
         request.branch, request.priority, request.follow = self._scheduled, self._scheduled.program.priority, self
         request.output.origin = node.name, node.constraint
@@ -157,7 +160,7 @@ class GenerationJob:
         return True
 
     def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
-        """Begins the next request, as `Follower.begin`."""
+        """Begins the next request, like `Follower.begin`."""
         self._catch_up()
         following, text = self._following, self._branch.text
         if self._ahead is None or following is None or text is None or text.grammar is not None:
@@ -175,7 +178,8 @@ class GenerationJob:
     def begin_after(
         self, tokens: Ints, media: RequestMedia | None, postpone: Callable[[], Callable[[], None]]
     ) -> Request | None:
-        """Begins the request that was made, before the node is asked. Returns None if its prompt is too long.
+        """Begins the prebuilt request before the player asks for the node. Returns None if its
+        prompt is too long.
 
         Args:
             tokens: tokens before the text between the generations.
@@ -194,7 +198,7 @@ class GenerationJob:
         return request
 
     def go_on(self, _: Generation) -> Request | None:
-        """Continues the program, as `Follower.go_on`."""
+        """Continues the program, like `Follower.go_on`."""
         if self._ask is None or not self._ask.is_current:  # it was given up in the step in which it ended
             return None
         following = self._program.answered(self._ask, self._appended, in_slot=not self._begins_next)
@@ -203,16 +207,18 @@ class GenerationJob:
         return following
 
     def caught_up(self) -> None:
-        """Notes that the end of the request before is told. If this job has not got its node's ask with it, it is
-        dropped, and its request is aborted if it has begun."""
+        """Marks the end of the previous request as reported. If this job has not received its
+        node's ask by then, it is dropped, and its request is aborted if it has begun.
+        """
         self._catch_up = _nothing
         if self._ask is None:
             self._entry.begun = None
             self.abort()
 
     def adopt(self, ask: EngineAsk) -> bool:
-        """Takes the ask of its node, whose request has begun. Returns False if the text before it is not that of the
-        request, which is aborted."""
+        """Accepts the ask of its node, whose request has begun. Returns False and aborts the
+        request if the text before the node differs from the request's.
+        """
         text, request = ask.branch.text, self._requests[0]
         assert text is not None
         if self._take_text(text) and np.array_equal(text.log.ids(), request.tokens[: request.prompt_len]):
@@ -235,17 +241,18 @@ class GenerationJob:
         return self._submit
 
     def _make(self, log: TokenLog, params: ResolvedParams, within: OpenGrammar | None = None) -> None:
-        """Makes the requests. May be called on the loop's thread only if no grammar has to be advanced over existing
-        text.
+        """Builds the requests. Can be called on the loop's thread only if no grammar has to be
+        advanced over existing text.
 
         Args:
             log: prompt of the branch.
             params: parameters of the generation.
-            within: grammar that the text before is in, if any.
+            within: grammar that encloses the preceding text, if any.
 
         Raises:
             ParameterError: the prompt has grown too long.
-            ConstraintError: the constraint can't be enforced, or the open grammar does not allow the text before.
+            ConstraintError: the constraint can't be enforced, or the open grammar does not allow
+                the preceding text.
         """
         program, entry, node = self._program, self._entry, self._entry.node
         assert isinstance(node, Gen)
@@ -283,8 +290,9 @@ class GenerationJob:
             self.look_ahead()
 
     def wind_down(self) -> None:
-        """Ends its requests, and that of the generation behind if it has begun, at the first place where a limit may
-        cut them."""
+        """Ends its requests, and the next generation's if it has begun, at the first place where a
+        limit may cut them.
+        """
         if self._submitted:
             self._program.context.loop.wind_down_now(self._requests)
         if self._ahead is not None:
@@ -299,7 +307,7 @@ class GenerationJob:
             self._program.failed(self._ask, error)
 
     def partials(self) -> list[Generation]:
-        """Results without text of the requests that have not ended, with what they have used."""
+        """Returns results without text for the requests that have not ended, with their usage."""
         table = self._program.context.loop.scheduler.store.table
         return [
             request.partial(len(request.tokens) if request.handle is None else int(table.known[request.slot]))
@@ -308,7 +316,7 @@ class GenerationJob:
         ]
 
     def abort(self) -> None:
-        """Aborts the requests, as the node was given up."""
+        """Aborts the requests, because the node was given up."""
         if self._submitted:
             for index, request in enumerate(self._requests):
                 if index not in self._generations:
@@ -331,7 +339,7 @@ class GenerationJob:
             count = len(self._requests)
             if len(self._generations) < count:
                 return
-            self._requests = []  # breaks the reference cycle, so that no garbage collection is needed
+            self._requests = []  # breaks the reference cycle, which avoids garbage collection
             if count > 1:
                 self._program.answered(ask, self._appended)
 
@@ -343,8 +351,10 @@ class GenerationJob:
 
 
 def kept_tokens(request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer) -> int | None:
-    """Number of a request's first tokens that the text after it follows, as the spans of its result will say; None if
-    that is not known before the result is made.
+    """Returns how many of a request's tokens precede the text after it, as its result's spans will
+    say.
+
+    None if that is not known before the result is built.
 
     Args:
         request: request that has ended.

@@ -34,8 +34,8 @@ class Inbox:
         prepare: function called on the loop's thread before it runs commands.
 
     Attributes:
-        gate: checks of callers, which refuse once the engine is being closed; the loop may still run then.
-        closing: True once the loop is to end; used on its thread only.
+        gate: checks of callers; rejects them once the engine is being closed, while the loop may still run.
+        closing: whether the loop should end; used on its thread only.
         crash: exception that ended the loop, or None if it was closed.
     """
 
@@ -90,23 +90,27 @@ class Inbox:
         return future
 
     def call(self, command: Callable[[], T]) -> T:
-        """Runs a command as `ask` does, waits for it and returns its result or raises its exception."""
+        """Runs a command like `post_for_result`, waits for it and returns its result or raises its
+        exception.
+        """
         return self.ask(command).result()
 
     def post_if_open(self, command: Callable[[], object]) -> None:
-        """Posts a command as `post`, but does nothing if the loop has ended."""
+        """Posts a command like `post`, but does nothing if the loop has ended."""
         with contextlib.suppress(EngineClosedError):
             self.post(command)
 
     def post_lock_free(self, command: Callable[[], object]) -> None:
-        """Posts a command without taking a lock, so that it may be called during garbage collection, whatever locks the
-        thread holds. Exceptions of the command are logged."""
+        """Posts a command without taking a lock, so it can be called during garbage collection,
+        whatever locks the thread holds. Exceptions of the command are logged.
+        """
         if not self.gate.is_copy:
             self._put(partial(_run_logged, command))
 
     def close(self) -> None:
-        """Asks the loop to end. Takes no lock, so that it may be called during garbage collection, whatever locks the
-        thread holds."""
+        """Tells the loop to end. Takes no lock, so it can be called during garbage collection,
+        whatever locks the thread holds.
+        """
         self._put(self._close)
 
     def _close(self) -> None:
@@ -129,8 +133,9 @@ class Inbox:
         return True
 
     def gather(self, pause: float, limit: float) -> None:
-        """Runs all queued commands. If any were queued, also runs those that follow, until none has come for `pause`
-        seconds or `most` seconds have passed."""
+        """Runs all queued commands. If any were queued, also runs those that follow, until none has
+        come for `pause` seconds or `limit` seconds have passed.
+        """
         until = time.monotonic() + limit
         more = not self.empty
         while more and time.monotonic() < until:
@@ -148,7 +153,7 @@ class Inbox:
             command()
 
     def end(self) -> None:
-        """Refuses all further commands."""
+        """Rejects all further commands."""
         self.closing = True
         with self._lock:
             self._ended = True

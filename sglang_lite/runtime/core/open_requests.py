@@ -1,4 +1,6 @@
-"""Requests and programs that have not ended: their limit, the queue of callers that wait for room, and their names."""
+"""Requests and programs that have not ended: their limit, the queue of callers waiting for room,
+and their names.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ class Ticket:
         self._abort()
 
     def wind_down(self) -> None:
-        """Ends a generation, or those of a program, at the first place where a limit may cut it: text with its next
-        token, JSON where brackets close it. What can't be closed goes on to its own end, and so does a selection."""
+        """Ends a generation, or those of a program, at the first place where a limit may cut it:
+        text at its next token, JSON where brackets close it. What can't be closed runs to its own
+        end, and so does a selection.
+        """
         self._wind_down()
 
 
 class OpenRequests:
-    """Counter of open requests, and queue of callers that wait for room.
+    """Counter of open requests, and queue of callers waiting for room.
 
     Args:
         max_open: maximum number of requests that run or wait.
@@ -62,8 +66,8 @@ class OpenRequests:
     def track(
         self, sink: Callable[[E], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
     ) -> Callable[[E], None]:
-        """Counts a submission as open, and keeps its name, until its last events. Returns a sink that passes events on
-        and stops counting at each last event.
+        """Counts a submission as open, and keeps its name, until its last events. Returns a sink
+        that forwards events and stops counting at each last event.
 
         Args:
             sink: callback for the events.
@@ -114,7 +118,8 @@ class OpenRequests:
             return counts | {"programs_open": self._counts["programs_opened"] - self._counts["programs_ended"]}
 
     def acquire(self) -> None:
-        """Counts one more as open, as `try_acquire`. Raises OverloadedError if no room is left."""
+        """Counts one more as open, like `try_acquire`. Raises OverloadedError if no room is left.
+        """
         if not self.try_acquire():
             raise self._overloaded()
 
@@ -132,18 +137,19 @@ class OpenRequests:
             return True
 
     def release(self) -> None:
-        """Counts one less as open, and calls the next callers that wait for room."""
+        """Counts one less as open, and calls the next callers waiting for room."""
         with self._lock:
             self._open -= 1
         self._call_next()
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """Calls `call` once, on any thread, when `count` requests could be submitted: now, or in order of the calls as
-        others end. The room is not reserved: the callee must try to submit, and either wait again with `first`, or call
-        `leave`.
+        """Calls `call` once, on any thread, when there is room for `count` requests.
+
+        It is called now, or in order of the calls as other requests end. The room is not reserved:
+        the callee must try to submit, and either wait again with `first`, or call `give_up_place`.
 
         Args:
-            call: callback; identifies the caller in `leave`.
+            call: callback; identifies the caller in `give_up_place`.
             count: number of requests to submit.
             first: whether to wait at the front of the queue.
 
@@ -162,7 +168,9 @@ class OpenRequests:
         call()
 
     def leave(self, call: Callable[[], object]) -> None:
-        """Gives up the room that `call` waits for or was called for; the next caller in the queue may take it."""
+        """Gives up the room that `call` waits for or was called for; the next caller in the queue
+        can use it.
+        """
         with self._lock:
             entry = next((place for place in self._queue if place[0] is call), None)
             if entry is not None:
@@ -170,7 +178,7 @@ class OpenRequests:
         self._call_next()
 
     def _call_next(self) -> None:
-        """Calls the next callers in the queue, as many as fit."""
+        """Calls as many of the next callers in the queue as fit."""
         called = False
         while not called:
             with self._lock:
@@ -188,7 +196,8 @@ class OpenRequests:
                     called = False
 
     async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
-        """Submits as soon as the engine has room for `count` requests, and returns the result of `submit()`.
+        """Submits as soon as the engine has room for `count` requests, and returns the result of
+        `submit()`.
 
         Raises:
             OverloadedError: `count` exceeds the limit.
@@ -214,7 +223,7 @@ class OpenRequests:
                 self.leave(call)
 
     def ticket(self, rid: str) -> Ticket:
-        """Ticket of an open submission by its name.
+        """Returns the ticket of an open submission by its name.
 
         Raises:
             ParameterError: no open submission has this name.

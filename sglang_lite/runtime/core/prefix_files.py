@@ -1,6 +1,7 @@
-"""Prefixes in files of the user's: written from the host tier of the KV cache, and read into it.
+"""Prefixes in user files: written from the host tier of the KV cache, and read into it.
 
-Both run on threads of their own. The loop's thread only pins slots of the host, so no step waits for a file.
+Both run on their own threads. The loop's thread only pins slots of the host, so no step waits for a
+file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 
 _WAIT_S = 0.001  # pause while copies end
-_STEPS = 8  # a file comes up in so many parts, so that copies to the device run while the next part is read
+_STEPS = 8  # parts a file is read in, so copies to the device overlap reading the next part
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -41,8 +42,8 @@ class _Pinned:
     """Slots of the host that are pinned.
 
     Attributes:
-        key: key of `PageNames` then.
-        slots: int32, the slots, without those that are adopted.
+        key: key of `PageNames` when they were pinned.
+        slots: int32, the slots that are not adopted yet.
         copy: number of the last copy that may use them.
     """
 
@@ -70,7 +71,7 @@ class PrefixFiles:
         self._store, self._tiers, self._host, self._inbox = store, store.tiers, store.tiers.host, inbox
 
     def write(self, tokens: Ints, namespace: str, path: str, secret: str | None) -> int:
-        """Writes what the cache has of a prefix; see `Engine.export_prefix`."""
+        """Writes the cached part of a prefix; see `Engine.export_prefix`."""
         with self._pinned(partial(self._pin, tokens, namespace)) as pinned:
             if not len(pinned.slots):
                 raise ParameterError("prompt", "the cache has no page of it.", hint="Generate from it first.")
@@ -84,7 +85,9 @@ class PrefixFiles:
         return len(kept)
 
     def read(self, path: str, namespace: str, secret: str | None) -> int:
-        """Reads a file into the host tier, and starts to fetch it; see `Engine.import_prefix`."""
+        """Reads a file into the host tier, and starts fetching it to the device; see
+        `Engine.import_prefix`.
+        """
         page_size = self._tiers.names.page_size
         try:
             with open_pages(path, secret) as file:
@@ -104,7 +107,7 @@ class PrefixFiles:
         return len(slots) * page_size
 
     def _tokens(self, file: PageFile, path: str) -> Ints:
-        """Tokens of a file, int32, if its pages are of this engine's kind."""
+        """Returns the tokens of a file, int32. Raises if its pages don't match this engine."""
         names = self._tiers.names
         try:
             header = msgspec.msgpack.decode(file.header, type=_Header)
@@ -122,8 +125,9 @@ class PrefixFiles:
 
     @contextmanager
     def _pinned(self, pin: Callable[[], _Pinned]) -> Iterator[_Pinned]:
-        """Pins slots of the host, and waits for the copies that were launched before. Unpins them at the end, unless
-        they have been adopted."""
+        """Pins slots of the host, and waits for the copies launched before. Unpins them at the end,
+        unless they have been adopted.
+        """
         pinned = self._inbox.call(pin)
         try:
             while self._inbox.call(self._host.memory.completed) < pinned.copy:
@@ -135,7 +139,9 @@ class PrefixFiles:
     # ------------------------------------------------------------------------------- on the loop's thread
 
     def _pin(self, tokens: Ints, namespace: str) -> _Pinned:
-        """Copies what the device has of a prefix to the host, and pins what is there then of its first pages."""
+        """Copies the device's pages of a prefix to the host, and pins the run of first pages that
+        the host then has.
+        """
         host, match = self._host, self._store.tree.match(tokens, namespace)
         names = self._names(tokens, namespace)
         host.save(names[: len(match.pages)], match.pages)
@@ -153,11 +159,11 @@ class PrefixFiles:
         self._host.adopt(names, slots)
 
     def _fetch(self, tokens: Ints, namespace: str) -> None:
-        """Starts to copy what the host has of a prefix to the device's free pages."""
+        """Starts copying the host's pages of a prefix to the device's free pages."""
         store = self._store
         match = store.tree.match(tokens, namespace)
         if len(tokens) // store.page_size - len(match.pages) <= store.pool.free:
-            prompt = np.append(tokens, np.int32(0))  # of which the last token is computed in any case
+            prompt = np.append(tokens, np.int32(0))  # the last token of a prompt is always computed
             self._tiers.fetch(prompt, match, PrefixSpace(namespace), 0.0, None)
 
     def _names(self, tokens: Ints, namespace: str) -> list[bytes]:

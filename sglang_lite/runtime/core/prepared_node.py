@@ -1,4 +1,4 @@
-"""Nodes of a program with what the engine prepares for playing them, off the loop's thread."""
+"""Program nodes with everything the engine prepares for them off the loop's thread."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class PreparedNode(QueuedNode):
-    """A queued node, with everything prepared for playing it.
+    """Queued node, with everything prepared to execute it.
 
     Attributes:
         grammar: compilation of its constraint, if any.
         params: resolved parameters of a generation or a selection, or the error of an invalid one.
-        text: predicted text between the answer before and a generation, or None if it can't be predicted.
+        text: predicted text between the previous answer and a generation, or None if it can't be
+            predicted.
         ids: tokenisation of `text`, if started.
-        matcher: matcher of its grammar, made in advance for the next request of the branch.
-        begun: job whose request has begun before the node is asked, or None.
+        matcher: matcher of its grammar, created in advance for the next request of the branch.
+        begun: job whose request has begun before the player asked for the node, or None.
     """
 
     grammar: Future[CompiledGrammar] | None = None
@@ -67,7 +68,9 @@ EngineAsk: TypeAlias = Ask[TokenText, PreparedNode]
 
 
 def prepared(node: Node, context: EngineContext) -> PreparedNode:
-    """Prepares a node: starts the compilation of its grammar, and resolves its parameters or stores their error."""
+    """Prepares a node: starts compiling its grammar, and resolves its parameters or stores their
+    error.
+    """
     if isinstance(node, ImagePart):
         node = _prepared_image(node, context)
     entry = PreparedNode(node)
@@ -76,7 +79,7 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
     if isinstance(node, Gen | Select):
         try:
             entry.params = context.builder.resolved_of(node)
-        except ParameterError as error:  # raised when the node would be played
+        except ParameterError as error:  # raised when the node would run
             entry.params = error
         else:
             for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
@@ -89,7 +92,8 @@ def prepared(node: Node, context: EngineContext) -> PreparedNode:
 
 
 def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
-    """Medium with its placeholders, or with an error, which is raised when the node is played."""
+    """Returns a medium with its placeholders, or with an error that is raised when the node runs.
+    """
     spans: tuple[Span, ...] = ()
     error: SglError | None = None
     try:
@@ -103,7 +107,9 @@ def _prepared_image(node: ImagePart, context: EngineContext) -> PreparedImage:
 
 
 def check_params(entries: Sequence[PreparedNode]) -> None:
-    """Raises ParameterError if a generation has an invalid parameter, or a selection's adapter is not there."""
+    """Raises ParameterError if a generation has an invalid parameter, or a selection's adapter is
+    missing.
+    """
     for entry in entries:
         if isinstance(entry.params, ParameterError):
             raise entry.params
@@ -112,8 +118,9 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
 
 
 def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
-    """Starts to prepare the generation behind a running node, so that it can continue in its slot at once. Returns it,
-    or None if something in between takes time."""
+    """Starts preparing the generation after a running node, so it can continue in its slot
+    immediately. Returns it, or None if a node between them takes time.
+    """
     found = _next_generation(ask)
     if found is None:
         return None
@@ -121,14 +128,15 @@ def prepare_following(ask: EngineAsk, context: EngineContext) -> PreparedNode | 
     if spans:
         entry.text, entry.ids = spans, context.constants.ids(spans)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
-    if entry.grammar is not None and not in_grammar:  # else the matcher has to advance over text yet unknown
+    if entry.grammar is not None and not in_grammar:  # otherwise the matcher has to advance over text not known yet
         entry.matcher = _matcher(entry.grammar, entry.params, context)
     return entry
 
 
 def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
-    """Generation that follows an asked node, if nothing in between takes time, and the text in between; the text is
-    empty if it can't be predicted."""
+    """Returns the generation that follows a running node and the text between them, or None if a
+    node between them takes time. The text is empty if it can't be predicted.
+    """
     known = isinstance(ask.node, Gen) and not ask.node.judged
     spans = list[Span]()
     for _, entry in ask.branch.queue:
@@ -149,13 +157,15 @@ def _next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
 def _matcher(
     grammar: Future[CompiledGrammar], params: ResolvedParams | ParameterError | None, context: EngineContext
 ) -> Future[Matcher]:
-    """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take long."""
+    """Creates a matcher of a grammar that may still be compiling. Runs on a tokenisation thread
+    because it can be slow.
+    """
     made: Future[Matcher] = Future()
 
     def make() -> None:
         try:
             if isinstance(params, ResolvedParams):
-                fewest_above(grammar.result(), params.max_tokens)  # which is slow the first time
+                fewest_above(grammar.result(), params.max_tokens)  # slow the first time
             made.set_result(grammar.result().matcher())
         except SglError as error:
             made.set_exception(error)

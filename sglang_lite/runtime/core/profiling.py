@@ -1,4 +1,6 @@
-"""Profiles of an engine's steps: torch's profiler on the loop's thread, with named spans in the trace and for NVTX."""
+"""Profiles an engine's steps with torch's profiler on the loop's thread, with named spans in the
+trace and for NVTX.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from sglang_lite.runtime.models.layer_watch import marked
 
 
 class Profiler:
-    """A profile that is being recorded. Must be made and stopped on the thread that it records.
+    """Running profile. Must be created and stopped on the thread that it records.
 
     Args:
         folder: folder that the trace is written to.

@@ -1,5 +1,4 @@
-"""Core of an engine that reads texts or media and generates no text, and its loop: what its two kinds have in
-common."""
+"""Common base of the cores and loops of engines that read texts or media and generate no text."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ logger = logging.getLogger("sglang_lite")
 
 
 class ReadingLoop(ABC):
-    """Loop that answers calls: commands of other threads, then a step.
+    """Loop that alternates between commands of other threads and a step.
 
     Attributes:
         inbox: the commands.
@@ -68,11 +67,11 @@ class ReadingLoop(ABC):
 
     @abstractmethod
     def _step(self) -> None:
-        """Computes what waits, if anything does. An exception ends the loop."""
+        """Computes waiting work, if any. An exception ends the loop."""
 
     @abstractmethod
     def _end(self, error: SglError) -> None:
-        """Ends what still waits with an error."""
+        """Fails all waiting work with an error."""
 
 
 class ReadingCore:
@@ -88,10 +87,10 @@ class ReadingCore:
     """
 
     eos_ids: frozenset[int] = frozenset()
-    responds = True  # unlike a process that is stopped
+    responds = True  # unlike a stopped process
     generates = False
     _reads_media: ClassVar[bool]
-    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]]  # to the calls that it can answer
+    _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]]  # by the type of call
 
     def __init__(self, config: EngineConfig, model_name: str, longest: int, step_tokens: int, inbox: Inbox) -> None:
         self.thread = threading.current_thread()
@@ -101,13 +100,13 @@ class ReadingCore:
         self.gate, self.call_soon, self._inbox = inbox.gate, inbox.post_lock_free, inbox
 
     def submit(self, *_: object) -> NoReturn:
-        """Raises CapabilityError, as the model generates no text; so does `open_program`."""
+        """Raises CapabilityError, because the model generates no text; so does `open_program`."""
         raise not_a_generator_error(self.model_name, encoder_only=self._reads_media)
 
     open_program = submit
 
     def ask(self, call: EngineCall[R]) -> Future[R]:
-        """Future of the answer to a call.
+        """Returns a future of the answer to a call.
 
         Raises:
             OverloadedError: too many requests are waiting.
@@ -123,7 +122,9 @@ class ReadingCore:
         return self._answers[type(call)](self, call)
 
     def close(self) -> None:
-        """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
+        """Ends the loop. In a forked copy it ends nothing, because the loop runs in the other
+        process.
+        """
         self.gate.reason = CLOSED
         if self.gate.is_copy:
             return
@@ -133,6 +134,8 @@ class ReadingCore:
 
 
 def fail(answer: Future[Any], error: BaseException) -> None:  # to any question
-    """Ends a request that has several parts, if none has failed before and nobody has cancelled it."""
+    """Fails a future unless it is already done or cancelled; a request of several parts may fail
+    more than once.
+    """
     with contextlib.suppress(InvalidStateError):
         answer.set_exception(error)

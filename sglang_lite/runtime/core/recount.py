@@ -1,5 +1,8 @@
-"""Recount of the KV cache's pages while an engine is idle, and what waits for its first quiet second. A page without an
-owner is lost until the engine is started again: a fault of the engine's, which is told in its counts and in the log.
+"""Recounts the KV cache's pages while an engine is idle, and runs a callback in its first quiet
+second.
+
+A page without an owner is lost until the engine is restarted. It is an engine bug, reported in its
+counts and in the log.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from sglang_lite.runtime.scheduler.scheduler import Scheduler
 logger = logging.getLogger("sglang_lite")
 
 EVERY_S = 60.0
-QUIET_S = 1.0  # without a command before a recount, which takes milliseconds: between two requests none is in the way
+QUIET_S = 1.0  # without a command before a recount, so its milliseconds don't delay closely spaced requests
 
 
 class Recount:
-    """Recount of the pages of a scheduler's cache, once a minute. Used on the loop's thread, when nothing runs.
+    """Recounts the pages of a scheduler's cache, once a minute. Used on the loop's thread, when
+    nothing runs.
 
     Args:
         scheduler: scheduler whose cache is recounted.
@@ -36,11 +40,11 @@ class Recount:
 
     @property
     def due_s(self) -> float:
-        """Seconds for which the loop may wait for a command before it should recount."""
+        """Seconds the loop may wait for a command before it should recount."""
         return QUIET_S if self.when_quiet is not None else max(self._due - time.monotonic(), QUIET_S)
 
     def run(self) -> None:
-        """Calls `when_quiet`. Recounts, and logs what has been lost since the last time."""
+        """Calls `when_quiet`. Recounts, and logs pages lost since the last time."""
         if self.when_quiet is not None:
             self.when_quiet()
             self.when_quiet = None

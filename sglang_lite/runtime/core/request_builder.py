@@ -1,6 +1,6 @@
-"""Builder of requests: converts prompts to token ids and checks parameters.
+"""Builds requests: converts prompts to token ids and checks parameters.
 
-Independent of how requests are run.
+Independent of how requests run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class RequestBuilder:
-    """Builder of one engine's requests.
+    """Builds one engine's requests.
 
     Args:
         model_name: name of the model, for messages.
@@ -56,16 +56,16 @@ class RequestBuilder:
         all_special: whether every text can name special tokens.
         paced: whether deltas of streams may be sent at intervals instead of at every step.
         weight_version: name of the weights' version.
-        media: how its prompts have images, videos and sounds; None if it takes none.
-        recorded: what the engine records of each token, for requests that ask for it.
+        media: format of images, videos and sounds in its prompts; None if the model takes none.
+        recorded: what the engine can record of each token, for requests that need it.
 
     Attributes:
-        weights: weights that run now, as all requests know them.
-        adapters: returns the adapter of a request, which may name none, or raises ParameterError; None where names are
-            not checked, as the engine is another process.
-        adapter_at_hand: returns True if `adapters` reads no file for a name.
+        weights: current weights, shared by all requests.
+        adapters: returns the adapter for a request's adapter name, if any, or raises
+            ParameterError; None if names are not checked because the engine is another process.
+        adapter_at_hand: returns whether `adapters` reads no file for a name.
         media: the argument of this name.
-        now: clock by which thoughts end that have a time.
+        now: clock for time limits on thoughts.
     """
 
     adapters: Callable[[str | None], Adapter | None] | None = None
@@ -99,7 +99,7 @@ class RequestBuilder:
         self._draws = itertools.count()
 
     def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> Sequence[int]:
-        """Token ids of a prompt.
+        """Returns the token ids of a prompt.
 
         Raises:
             ParameterError: the prompt is empty, is neither text nor a list, or contains an image.
@@ -118,32 +118,38 @@ class RequestBuilder:
         return ids
 
     def prompt_with_images(self, request: GenerateRequest) -> tuple[Sequence[int], tuple[MediaItem, ...]]:
-        """Token ids of a request's prompt, and the images of the virtual ones. Raises ParameterError as `log`."""
+        """Returns the token ids of a request's prompt, and the images of the virtual ids. Raises
+        ParameterError like `start_log`.
+        """
         if isinstance(request.prompt, Prompt) and request.prompt.images:
             log = self.log(request.prompt)
             return log.ids(), log.media
         return self.prompt_ids(request.prompt), request.media
 
     def validated(self, request: GenerateRequest) -> GenerateRequest:
-        """Request with its prompt as token ids and images. Raises ParameterError if it could not be run."""
+        """Returns the request with its prompt as token ids and images. Raises ParameterError if it
+        could not run.
+        """
         (ids, media), params = self.prompt_with_images(request), self.resolved(request.params)
         repeat_rules(request.constraint, params.repeats)
         self.output(request.output_ids, len(self.tokens(ids, params, media)), params)
         return replace(request, prompt=ids, media=media)
 
     def log(self, prompt: Prompt | str) -> TokenLog:
-        """Token log of a prompt, to which more can be appended.
+        """Creates the token log of a prompt, to which more can be appended.
 
         Raises:
-            ParameterError: an image can't be read, the model reads none, or there are more or fewer than placeholders.
+            ParameterError: an image can't be read, the model reads none, or the numbers of images
+                and placeholders differ.
         """
         given = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))
         spans = prompt_spans(given, self.media, self._model_name)
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
     def check_images(self, prompt: Prompt | str) -> None:
-        """Raises ParameterError if the prompt contains a medium that the model doesn't take, or more of a kind than its
-        limit."""
+        """Raises ParameterError if the prompt contains a medium that the model doesn't take, or too
+        many of one kind.
+        """
         if isinstance(prompt, Prompt) and prompt.images:
             for kind in {image.kind for image in prompt.images}:
                 if self.media is None or kind not in self.media.kinds:
@@ -163,7 +169,7 @@ class RequestBuilder:
         media: Sequence[MediaItem] = (),
         adapted: bool = True,
     ) -> list[Request]:
-        """Makes the requests of a generation, one per sample; they are not started.
+        """Builds the requests of a generation, one per sample; they are not started.
 
         Args:
             ids: token ids of the prompt.
@@ -172,13 +178,15 @@ class RequestBuilder:
             stream: whether to send deltas.
             namespace: namespace in the radix tree.
             score_from: first prompt position to score; None to follow `params`.
-            output_ids: ids that the output begins with; if any, `Request.resume` must be called before submission.
-            media: images of the virtual ids in the prompt, and maybe others behind them.
-            adapted: whether they get their adapter, which may have to be read; if not, they must get it before
-                submission.
+            output_ids: ids that the output begins with; if any, `Request.resume` must be called
+                before submission.
+            media: images of the virtual ids in the prompt, possibly followed by others.
+            adapted: whether to set their adapter, which may have to be read; if not, it must be set
+                before submission.
 
         Raises:
-            ParameterError: the prompt or the given ids are not valid; see `tokens` and `output`.
+            ParameterError: the prompt or the given ids are not valid; see `check_prompt_tokens` and
+                `check_output_ids`.
         """
         tokens = self.tokens(ids, params, media)
         output = self.output(output_ids, len(tokens), params)
@@ -204,27 +212,32 @@ class RequestBuilder:
         return requests
 
     def ahead(self, params: ResolvedParams, sink: Sink, *, stream: bool, namespace: str) -> Request:
-        """Makes a request of one sample, without a prompt: `begin` gives it one.
+        """Builds a request of one sample without a prompt; `set_prompt_and_begin` supplies it.
 
         Raises:
-            ParameterError: its adapter is not there.
+            ParameterError: its adapter is missing.
         """
         return self._without_prompt(params, PrefixSpace.of(namespace, self.adapter(params)), sink, stream=stream)
 
     def at_hand(self, params: ResolvedParams) -> bool:
-        """True if requests with these parameters can be made without reading an adapter."""
+        """Returns whether requests with these parameters can be built without reading an adapter.
+        """
         return self.adapter_at_hand is None or self.adapter_at_hand(_named(params))
 
     def adapter(self, params: ResolvedParams) -> Adapter | None:
-        """Adapter of requests with these parameters. May read it, so not on the loop's thread unless it is at hand.
+        """Returns the adapter of requests with these parameters, or None.
+
+        May read it, so must not be called on the loop's thread unless the adapter is at hand.
 
         Raises:
-            ParameterError, ModelError: it is not there, or can't be read.
+            ParameterError, ModelError: it is missing, or can't be read.
         """
         return None if self.adapters is None else self.adapters(_named(params))
 
     def begin(self, request: Request, tokens: Ints) -> bool:
-        """Gives a request made by `ahead` its prompt. Returns False if that leaves no room for an answer."""
+        """Sets the prompt of a request built by `build_ahead`. Returns False if that leaves no room
+        for an answer.
+        """
         if len(tokens) >= self._longest:
             return False
         self._give_prompt(request, tokens, 0)
@@ -249,12 +262,14 @@ class RequestBuilder:
         request.limit = count + 1 if params.scores_next_token else min(count + params.max_tokens, self._longest)
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
-        """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
+        """Resolves parameters with the engine's defaults. Raises ParameterError if a value is
+        invalid.
+        """
         resolved = resolve_params(params, self._vocab_size)
         if self.adapters is not None and self.at_hand(resolved):
-            self.adapter(resolved)  # refused here if there is none
+            self.adapter(resolved)  # raises now if it is missing
         if resolved.limits_thoughts:
-            self._thoughts(resolved.reasoning_format)  # refused here if the template shows none
+            self._thoughts(resolved.reasoning_format)  # raises now if the template has no thoughts
         for name in resolved.recorded:
             if name not in self._recorded:
                 hint = f"Start it with enable_return_{name}=True."
@@ -262,13 +277,15 @@ class RequestBuilder:
         return resolved
 
     def resolved_of(self, node: Gen | Select) -> ResolvedParams:
-        """Parameters of a generation, or of a selection, which has an adapter alone. Raises ParameterError as
-        `resolved`."""
+        """Resolves the parameters of a generation, or of a selection, which only has an adapter.
+        Raises ParameterError like `resolve_with_defaults`.
+        """
         return self.resolved(node.params if isinstance(node, Gen) else SamplingParams(lora_path=node.lora_path))
 
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
-        """Errors of generations with invalid parameters, and of selections whose adapter is not there, by index of the
-        node; for a fork, the first error in its branches."""
+        """Returns the errors of generations with invalid parameters and of selections with missing
+        adapters, by node index; for a fork, the first error in its branches.
+        """
         errors: dict[int, ParameterError] = {}
         for i, node in enumerate(nodes):
             if isinstance(node, Gen | Select):
@@ -283,7 +300,8 @@ class RequestBuilder:
         return errors
 
     def tokens(self, ids: Sequence[int], params: ResolvedParams, media: Sequence[MediaItem] = ()) -> Ints:
-        """Token ids of a prompt as an int32 array, checked against the vocabulary and the maximum length.
+        """Returns the token ids of a prompt as an int32 array, checked against the vocabulary and
+        the maximum length.
 
         Args:
             ids: token ids.
@@ -295,7 +313,7 @@ class RequestBuilder:
                 answer.
         """
         _check_not_empty(ids)
-        if media:  # virtual ids come from the images alone
+        if media:  # virtual ids come only from the images
             tokens = np.array(ids, dtype=np.int32)
             if real := real_ids(tokens, self._vocab_size).tolist():
                 self._as_tokens("input_ids", real)
@@ -317,7 +335,7 @@ class RequestBuilder:
         return tokens
 
     def output(self, output_ids: Sequence[int], prompt_len: int, params: ResolvedParams) -> Ints:
-        """Ids that an output begins with, as an int32 array.
+        """Checks the ids that an output begins with, and returns them as an int32 array.
 
         Args:
             output_ids: ids given by the caller.
@@ -325,7 +343,8 @@ class RequestBuilder:
             params: resolved parameters.
 
         Raises:
-            ParameterError: an id is not in the vocabulary, the ids are too many, or several samples are asked for.
+            ParameterError: an id is not in the vocabulary, there are too many ids, or several
+                samples are requested.
         """
         if not isinstance(output_ids, list | tuple | array | np.ndarray):
             raise ParameterError("output_ids", f"{type(output_ids).__name__} is no list of token ids.")
@@ -358,7 +377,9 @@ class RequestBuilder:
 def _thought_limiter(
     model_type: tuple[str, ...], builder: RequestBuilder, tokenizer: Tokenizer, vocab_size: int
 ) -> ThoughtLimiter:
-    """Limiter of thoughts for a type of model, which may not be given. Raises ParameterError as `ThoughtFormat.of`."""
+    """Creates the limiter of thoughts for a model type, which may be empty. Raises ParameterError
+    like `ThoughtFormat.of`.
+    """
     form = ThoughtFormat.of(model_type[0] if model_type else None, tokenizer)
     return ThoughtLimiter(form, FreeText(vocab_size), lambda: builder.now())
 
@@ -367,12 +388,14 @@ _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
 
 
 def _named(params: ResolvedParams) -> str | None:
-    """Name of the adapter that parameters ask for."""
+    """Returns the name of the requested adapter, or None."""
     return params.lora_path[0] if params.lora_path else None
 
 
 def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
-    """Ids as a one-dimensional integer array, or None if an id is not an integer or exceeds 32 bits."""
+    """Converts ids to a one-dimensional integer array; returns None if an id is not an integer or
+    exceeds 32 bits.
+    """
     if isinstance(ids, array | np.ndarray):
         tokens = np.asarray(ids)
         return tokens if tokens.dtype.kind == "i" and tokens.ndim == 1 else None
@@ -391,7 +414,7 @@ def _check_not_empty(ids: Sequence[int]) -> None:
 
 
 def _check_counts(images: Sequence[Media], media: MediaFormat | None) -> None:
-    """Raises ParameterError if there are more of a kind than its limit."""
+    """Raises ParameterError if there are more media of a kind than its limit."""
     for kind, each in ({} if media is None else media.kinds).items():
         count = sum(image.kind == kind for image in images)
         if each.most is not None and count > each.most:

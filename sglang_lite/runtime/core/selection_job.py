@@ -1,4 +1,4 @@
-"""A running selection of a program: scores its choices and picks one of them."""
+"""Running selection of a program: scores its choices and picks one of them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class SelectionJob:
     """Scoring of a `Select` node. All methods but `_prepare` run on the loop's thread.
 
     Args:
-        program: program of the node; told of all events.
-        ask: the node. Nothing is told of it once it was given up.
-        branch: its branch, as the scheduler knows it.
+        program: program of the node; receives all events.
+        ask: ask of the node. No event is sent for it once it is given up.
+        branch: the scheduler's state of its branch.
     """
 
     def __init__(self, program: EngineProgram, ask: EngineAsk, branch: ScheduledBranch) -> None:
         self._program, self._ask, self._branch = program, ask, branch
         self._scoring = ChoiceScoring(program.context, self._scored)
-        self._following: PreparedNode | None = None  # generation that follows it, once that is prepared
+        self._following: PreparedNode | None = None  # next generation, once prepared
 
     def look_ahead(self) -> None:
-        """Starts to prepare the generation behind."""
+        """Starts preparing the next generation."""
         if self._following is None:
             self._following = prepare_following(self._ask, self._program.context)
 
-    def start(self, *, in_slot: bool = False) -> None:  # as of GenerationJob: choices have own slots
+    def start(self, *, in_slot: bool = False) -> None:  # signature of GenerationJob; choices have their own slots
         """Starts the scoring."""
         node, text = self._ask.node, self._ask.branch.text
         assert isinstance(node, Select)
@@ -75,12 +75,14 @@ class SelectionJob:
         return _nothing
 
     def partials(self) -> list[Generation]:
-        """Result without text of the scoring, with what it has used; nothing before its start and after its end."""
+        """Returns the scoring's result without text, with its usage; nothing before its start and
+        after its end.
+        """
         partial = self._scoring.partial()
         return [] if partial is None else [partial]
 
     def abort(self) -> None:
-        """Aborts the scoring, as the node was given up."""
+        """Aborts the scoring, because the node was given up."""
         self._scoring.abort()
 
     def _scored(self, outcome: Selection | SglError) -> None:
@@ -104,4 +106,4 @@ class SelectionJob:
 
 
 def _nothing() -> None:
-    """Does nothing: the continuation on the loop's thread if the requests were submitted."""
+    """Does nothing. Continuation on the loop's thread if the requests were submitted."""

@@ -14,7 +14,7 @@ _STEPS = 16  # last steps that are measured
 
 
 class StepClock:
-    """Clock that tells how many steps are possible until a time.
+    """Clock that estimates how many steps fit before a time.
 
     Attributes:
         now: function that returns the time in seconds.
@@ -29,15 +29,19 @@ class StepClock:
         self._seconds.append(seconds)
 
     def steps_until(self, moment: float) -> float:
-        """Number of steps until a time, at the pace of the last ones; infinite if none is known."""
+        """Returns the number of steps until a time, at the median pace of recent ones; infinite if
+        none is known.
+        """
         if not self._seconds or (step := median(self._seconds)) <= 0:
             return math.inf
         return (moment - self.now()) / step
 
 
 class DeviceTime:
-    """Time that a GPU takes for the tokens of prompts. The host launches steps ahead, so its own time tells nothing: a
-    step lasts from its launch, or from the end of the step before, to the moment when its tokens can be read.
+    """Measures how long a GPU takes for the tokens of prompts.
+
+    The host launches steps ahead, so its own time means nothing: a step lasts from its launch, or
+    from the end of the step before, until its tokens can be read.
 
     Args:
         record: callback for numbers of tokens, and the seconds that they took.
@@ -48,7 +52,7 @@ class DeviceTime:
         self._read, self._began, self._tokens = 0.0, math.inf, 0
 
     def settle(self, batch: Batch, began: float, *, read: bool) -> None:
-        """Notes that a step has been settled.
+        """Records that a step has been settled.
 
         Args:
             batch: its rows.
@@ -56,7 +60,7 @@ class DeviceTime:
             read: whether its tokens were read from a GPU. If not, it may still be running.
         """
         self._began = min(self._began, began)
-        if not batch.drafts:  # whose tokens are no prompt's
+        if not batch.drafts:  # drafted tokens are not prompt tokens
             self._tokens += batch.tokens - batch.decoding
         if read:
             now = time.perf_counter()

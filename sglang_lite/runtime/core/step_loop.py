@@ -1,8 +1,10 @@
-"""The step loop: plan → launch → settle the step before (read and record it) → make masks → draw, on one thread. Where
-a model has several stages, a step is settled and drawn as many turns later as there are stages behind the first.
+"""The step loop, on one thread: plan → launch → settle the step before (read and record it) → make
+masks → draw.
 
-Other threads only post commands to its inbox (inbox.py). All state of requests is changed on this thread, so no locks
-are needed. Nothing on it may block: tokenisation and grammar compilation finish before a request is posted.
+If a model has several stages, a step is settled and drawn one turn later for each stage after the
+first. Other threads only post commands to its inbox (inbox.py). All state of requests is changed on
+this thread, so no locks are needed. Nothing on it may block: tokenisation and grammar compilation
+finish before a request is posted.
 """
 
 from __future__ import annotations
@@ -41,29 +43,29 @@ from sglang_lite.service_threads import this_thread
 
 logger = logging.getLogger("sglang_lite")
 
-# Minimum and maximum time that a step waits for masks. In between, it waits for as long as its forward took, because a
+# Minimum and maximum time that a step waits for masks. Within them, it waits for as long as its forward took, because a
 # late row costs another forward. Beyond the maximum, neither the other rows of the step nor concurrent streams are held
 # up any longer.
 _PATIENCE = 0.0025
 _MAX_PATIENCE = 0.05
 # Requests that are submitted together should start together: if a second one arrives before the first has begun, the
-# loop waits for more until a pause. Without this, the first few would have a step of their own, which takes as long to
+# loop waits for more until a pause. Without this, the first few would get their own step, which takes as long to
 # launch as one step with all of them, and longer while the submitting thread is busy.
 _BURST_PAUSE_S = 0.0002
 _BURST_S = 0.02  # longest wait for a burst
-_PAUSE_S = 0.002  # pause between plans while nothing runs and programs with held prefixes are expected to continue
-_COPY_PAUSE_S = 0.0002  # the same while pages are on their way
+_PAUSE_S = 0.002  # pause between plans while nothing runs and programs with held prefixes should continue soon
+_COPY_PAUSE_S = 0.0002  # the same while pages are being copied
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step whose forward pass has been launched.
+    """Step whose forward pass has been launched.
 
     Attributes:
         batch: its rows.
         forward: the runner's handle of the forward pass.
         completed_rows: rows whose prompts are complete after this step.
-        patience: maximum time that its draws may wait for masks, in seconds.
+        patience: maximum time its draws may wait for masks, in seconds.
         planned, began: times when it was planned and launched.
     """
 
@@ -77,7 +79,8 @@ class _Launched:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step whose draws have been launched, with its tokens, which may not have been computed yet."""
+    """Step whose draws have been launched, with its tokens, which may not have been computed yet.
+    """
 
     step: _Launched
     masked: MaskedRows
@@ -85,26 +88,28 @@ class _InFlight:
 
 
 class StepLoop:
-    """Loop that runs an engine's requests step by step.
+    """Runs an engine's requests step by step.
 
     Args:
-        scheduler: queues and KV cache; used by this loop alone.
+        scheduler: queues and KV cache; used only by this loop.
         runner: runner of batches on the model.
         eos_ids: tokens that may end a generation.
         vocab_size: size of the vocabulary, for grammar masks.
         filler: threads that make grammar masks.
-        overlap: whether to launch a step before the tokens of the one before are read.
+        overlap: whether to launch a step before the tokens of the previous one are read.
         jump: whether to append forced tokens of grammars as a whole.
-        stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
-        encoding: requests that wait for features of their images; None for a model that reads no images.
-        shared: steps of all replicas, of which each step of this loop is one.
-        file: file that steps are written to before they are launched; None for none.
-        stages: number of the model's stages, so of steps that are computed at the same time.
+        stream_interval_s: minimum time between two looks at tokens that only streams need, in
+            seconds.
+        encoding: requests that wait for features of their images; None for a model that reads no
+            images.
+        shared: steps of all replicas, which include every step of this loop.
+        file: file that steps are written to before they are launched, or None.
+        stages: number of the model's stages, and so of concurrent steps.
 
     Attributes:
         scheduler, runner, jump: the arguments of these names.
-        holds: reasons for which no step is planned, such as "paused", each with the error that new requests get; None
-            if they wait. Empty while the engine runs.
+        holds: reasons not to plan a step, such as "paused", each with the error that new requests
+            get, or None if they wait. Empty while the engine runs.
         clock: clock of the requests' deadlines.
         masks: makes the masks of steps.
         recount: recount of the cache's pages while nothing runs.
@@ -155,13 +160,15 @@ class StepLoop:
         self.inbox.post(partial(self.receive, request))
 
     def abort(self, request: Request) -> None:
-        """Ends a request with RequestAbortedError, which carries the partial result; does nothing if it has ended.
-        Takes effect between two steps."""
+        """Ends a request with RequestAbortedError, which carries the partial result. Does nothing
+        if it has ended. Takes effect between two steps.
+        """
         self.inbox.post_if_open(lambda: self._abort(request))
 
     def wind_down(self, requests: Sequence[Request]) -> None:
-        """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`. Of those that are
-        not received yet, the constraint may still be compiled."""
+        """Ends requests at the first place where a limit may cut them; see `TokenReader.wind_down`.
+        Requests not received yet may still be compiling their constraint.
+        """
 
         def begin() -> None:
             for request in requests:
@@ -181,8 +188,9 @@ class StepLoop:
     # --------------------------------------------------------------------------------- the loop's thread
 
     def run(self) -> None:
-        """Runs the loop on the calling thread until its inbox is closed. Then every request that has not ended fails
-        with EngineClosedError."""
+        """Runs the loop on the calling thread until its inbox is closed. Then every request that
+        has not ended fails with EngineClosedError.
+        """
         self.inbox.gate.claim()
         this_thread.runs_engine = True
         try:
@@ -228,7 +236,7 @@ class StepLoop:
 
     @property
     def busy(self) -> bool:
-        """True if the loop has work to do before the next command."""
+        """Whether the loop has work to do before the next command."""
         if self._in_flight is not None or self._launched or self.postponed or self._joins:
             return True
         if not self.scheduler.idle and not self._held:
@@ -237,26 +245,26 @@ class StepLoop:
 
     @property
     def _unsettled(self) -> bool:
-        """True if a step may have an effect although the loop is not busy."""
+        """Whether a step may have an effect although the loop is not busy."""
         return self.encoding is not None or self.scheduler.unsettled
 
     @property
     def _computes(self) -> bool:
-        """True if the tokens of a step that has been launched have not been read."""
+        """Whether the tokens of a launched step have not been read yet."""
         return self._in_flight is not None or bool(self._launched)
 
     @property
     def _joins(self) -> bool:
-        """True if other replicas wait for this one in a step."""
+        """Whether other replicas wait for this one in a step."""
         return self._shared is not None and self._shared.due
 
     @property
     def _held(self) -> bool:
-        """True if no step may be planned now."""
+        """Whether no step may be planned now."""
         return bool(self.holds) or (self.encoding is not None and self.encoding.renewing)
 
     def receive(self, request: Request) -> None:
-        """Starts a request, as `submit` does, but on the loop's own thread."""
+        """Starts a request like `submit`, but on the loop's own thread."""
         if request.ended:
             return  # aborted while its grammar was compiled
         try:
@@ -275,7 +283,9 @@ class StepLoop:
             self.scheduler.add(request)
 
     def wind_down_now(self, requests: Sequence[Request]) -> None:
-        """Does what `wind_down` does, on the loop's own thread, for requests whose constraints are compiled."""
+        """Does the work of `wind_down` on the loop's own thread, for requests whose constraints are
+        compiled.
+        """
         for request in requests:
             if not request.ended:
                 self._reader.wind_down(request)
@@ -294,14 +304,15 @@ class StepLoop:
             if not memory_shortage.is_shortage(error):
                 raise
             shortage = str(error).partition("\n")[0]
-        if shortage is not None:  # outside the except block, so that the memory held by the error is free
+        if shortage is not None:  # outside the except block, where the memory held by the error is free
             self._isolate(shortage)
         elif batch is not None:
             self.clock.record(self.clock.now() - began)
 
     def renew_features(self) -> None:
-        """Encodes the images again that requests need, as their features are lost or are those of other weights. No
-        step is planned until then."""
+        """Re-encodes the images that requests need, because their features are lost or belong to
+        other weights. No step is planned until then.
+        """
         if self.encoding is not None:
             self.encoding.renew()
 
@@ -314,8 +325,10 @@ class StepLoop:
         return batch
 
     def _run_planned(self, batch: Batch | None) -> None:
-        """Launches a step, and reads the tokens of the step before while it runs (overlap) or its own (no overlap). A
-        step's draws may depend on all earlier tokens, so they are launched last, behind the steps of other stages."""
+        """Launches a step, and reads the tokens of the previous step while it runs (overlap) or its
+        own (no overlap). A step's draws may depend on all earlier tokens, so they are launched
+        last, after the steps of other stages.
+        """
         began = time.perf_counter()
         if batch is not None:
             self._launched.append(self._launch(batch))
@@ -331,15 +344,16 @@ class StepLoop:
                 self.settle()
 
     def settle(self) -> None:
-        """Draws and reads the tokens of all steps that have been launched."""
+        """Draws and reads the tokens of all launched steps."""
         self._read()
         while self._launched:
             self._draw_next()
             self._read()
 
     def _isolate(self, shortage: str) -> None:
-        """Discards a step that ran out of memory. Keeps the results of the step before if they can still be read; else
-        its tokens are drawn again."""
+        """Discards a step that ran out of memory. Keeps the results of the previous step if they
+        can still be read; otherwise its tokens are drawn again.
+        """
         self._launched.clear()
         try:
             self._read()
@@ -375,7 +389,7 @@ class StepLoop:
             self._settle(before)
 
     def _draw_next(self) -> _Launched:
-        """Launches the draws of the first step that has none yet, and returns it."""
+        """Launches the draws of the first step without any, and returns it."""
         step = self._launched.popleft()
         with self.span("masks"):
             masked = self.masks.make(step.batch, step.patience)
@@ -386,13 +400,15 @@ class StepLoop:
         return step
 
     def _settle(self, before: _InFlight) -> None:
-        """Reads the results of a step: appends the drawn tokens, and looks at those that may end a request or that a
-        stream needs. Skips rows whose request has changed since the step was planned."""
+        """Reads the results of a step: appends the drawn tokens, and processes those that may end a
+        request or that a stream needs. Skips rows whose request has changed since the step was
+        planned.
+        """
         scheduler, step, rows = self.scheduler, before.step, before.masked.rows
         batch = step.batch
         sampled = before.pending.read()
         self._device_time.settle(batch, step.began, read=before.pending is not sampled)
-        on_cpu = before.pending is sampled  # where it waits for masks alone
+        on_cpu = before.pending is sampled  # there it waits only for masks
         self.masks.record(before.masked, before.masked.filling if on_cpu else sampled.waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
@@ -403,7 +419,7 @@ class StepLoop:
                 except SglError as error:
                     self._fail(batch.requests[row], error)
         for i, why in sampled.errors.items():
-            if live[rows[i]] and not before.masked.offsets[i]:  # behind a draft it may be of a wrong guess
+            if live[rows[i]] and not before.masked.offsets[i]:  # after a draft, the error may come from a wrong guess
                 self._fail(batch.requests[rows[i]], why)
         live = scheduler.live(batch)
         now = time.perf_counter()
@@ -420,7 +436,7 @@ class StepLoop:
                 self._ends.finish(request, end)
         if scheduler.drafts is not None:
             scheduler.drafts.record_step(batch, before.masked.offsets, step.planned)
-        if before.pending is sampled:  # on a CPU, where nothing computes meanwhile
+        if before.pending is sampled:  # on a CPU, which computes nothing meanwhile
             self.postponed.run_all()
 
     def _abort(self, request: Request) -> None:
@@ -447,19 +463,19 @@ def _do_nothing() -> None:
 
 
 def no_span(_: str) -> AbstractContextManager[object]:
-    """Marks no part of a step."""
+    """Stands in for `Profiler.span` and marks nothing."""
     return _NOTHING
 
 
 def _kind(batch: Batch) -> str:
-    """Name of a step in a profile: "prefill", "decode" or both."""
+    """Returns the name of a step in a profile: "prefill", "decode" or both."""
     if not batch.decoding:
         return "prefill"
     return "decode" if batch.decoding == len(batch.requests) else "prefill and decode"
 
 
 def _close(scheduler: Scheduler) -> None:
-    """Ends what other threads do for a scheduler, and what they wait for."""
+    """Shuts down a scheduler's adapters and cache tiers, and what waits for them."""
     if scheduler.adapters is not None:
         scheduler.adapters.pool.close()
     if scheduler.store.tiers is not None:
@@ -467,7 +483,7 @@ def _close(scheduler: Scheduler) -> None:
 
 
 class RequestEnds:
-    """Ender of a loop's requests, on its thread.
+    """Ends a loop's requests, on its thread.
 
     Args:
         loop: loop that runs the requests.
@@ -510,7 +526,7 @@ class RequestEnds:
             self._scheduler.continue_in_slot(request, following)
 
     def read_records(self, request: Request) -> None:
-        """Reads what a request's result has of its tokens, before its pages are given back."""
+        """Reads the recorded values of a request's tokens before its pages are released."""
         names = request.params.recorded
         if names and request.handle is not None:
             table, slot = self._scheduler.store.table, request.slot
@@ -518,23 +534,26 @@ class RequestEnds:
             request.output.recorded = self._loop.runner.recorded(table.token_slots(slot, 0, count), names)
 
     def _keep_images(self, request: Request) -> bool:
-        """Keeps the features of a request that continues in a slot. Returns False if some are not there."""
+        """Claims the features of a request that continues in a slot. Returns False if some are
+        missing.
+        """
         return request.media is None or (self._loop.encoding is not None and self._loop.encoding.keep(request))
 
     def _report(self, request: Request, finish: Finish) -> Request | None:
-        """Sends the result of a request, and continues its program. Returns the request that follows in its slot, if
-        that has not begun."""
+        """Sends the result of a request, and continues its program. Returns the request that
+        follows in its slot, unless that has already begun.
+        """
         assert request.follow is not None
         generation = request.generation(finish)
         request.output.send(generation)
         return request.follow.go_on(generation)
 
 
-_SHARE = 4  # a step does at least one in this many of the calls that wait, so that none waits for long
+_SHARE = 4  # a step runs at least one in this many of the waiting calls, so none waits long
 
 
 class Postponed:
-    """Calls that wait, in order. Each runs once."""
+    """Queue of postponed calls. Each runs once, in order."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Callable[[], object]] = {}
@@ -544,25 +563,25 @@ class Postponed:
         return bool(self._calls)
 
     def add(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Queues a call. Returns a function that runs it at once if it has not run yet."""
+        """Queues a call. Returns a function that runs it immediately if it has not run yet."""
         number = next(self._numbers)
         self._calls[number] = call
         return partial(self._run, number)
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Runs the first calls: a share of all, and further ones while `goes_on` returns True."""
+        """Runs the first calls: a share of all, and more while `goes_on` returns True."""
         due = -(-len(self._calls) // _SHARE)
         while self._calls and (due > 0 or goes_on()):
             due -= 1
             self._run(next(iter(self._calls)))
 
     def run_all(self) -> None:
-        """Runs all calls, also those that are added meanwhile."""
+        """Runs all calls, including those added meanwhile."""
         while self._calls:
             self._run(next(iter(self._calls)))
 
     def close(self) -> None:
-        """Runs all calls, and logs their exceptions, as the loop ends."""
+        """Runs all calls as the loop ends, and logs their exceptions."""
         while self._calls:
             try:
                 self.run_all()
@@ -576,7 +595,7 @@ class Postponed:
 
 
 def _crashed(crash: BaseException) -> EngineClosedError:
-    """Returns what callers get when an exception has ended the loop."""
+    """Returns the error callers get when an exception has ended the loop."""
     error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
     error.__cause__ = crash
     traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive

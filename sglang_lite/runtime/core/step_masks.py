@@ -1,4 +1,6 @@
-"""Token masks of a step: which rows it draws for, and what their grammars allow; and what else its draws need."""
+"""Token masks of a step: which rows it draws for, what their grammars allow, and the draws' other
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,10 @@ class MaskedRows:
     """Tokens that a step draws.
 
     Attributes:
-        rows: row of each draw, int64 [D]. The draws behind drafts come after all others.
+        rows: row of each draw, int64 [D]. Draws after drafts come last.
         offsets: number of drafted tokens before each draw, int32 [D].
         masks: their masks; None if no draw has one.
-        filling: time that making the masks took, in seconds.
+        filling: time spent making the masks, in seconds.
     """
 
     rows: NDArray[np.int64]
@@ -52,7 +54,7 @@ class _SharedMasks:
 
     def __init__(self, words: NDArray[np.int32], rows: int) -> None:
         self._words, self.places, self._count = words, np.full(rows, -1, dtype=np.int32), 0
-        self._known: dict[int, tuple[int, Mask]] = {}  # place by id of a mask, which keeps its id as long as it is here
+        self._known: dict[int, tuple[int, Mask]] = {}  # place by id of a mask; kept here, so the id stays valid
 
     def put(self, row: int, mask: Mask) -> None:
         """Sets the mask of a row."""
@@ -63,14 +65,16 @@ class _SharedMasks:
         self.places[row] = place
 
     def empty(self, first: int) -> list[int]:
-        """Rows from `first` on whose mask allows no token, as its engine has failed."""
+        """Returns the rows from `first` on whose mask allows no token, because its grammar engine
+        has failed.
+        """
         places = self.places[first:]
         nothing = np.bitwise_or.reduce(self.written, axis=1) == 0
         return (first + np.flatnonzero((places >= 0) & nothing[places])).tolist() if nothing.any() else []
 
     @property
     def written(self) -> NDArray[np.int32]:
-        """The different masks."""
+        """The distinct masks."""
         return self._words[: self._count]
 
 
@@ -84,9 +88,9 @@ class StepMasks:
         has_other_work: whether the loop has other work while it waits for masks.
 
     Attributes:
-        late: number of rows that continued a step later because their masks were late.
-        times: times to make the masks of a step.
-        waits: parts of these times, and of other work of the host, that the device waited for.
+        late: number of rows delayed by a step because their masks were late.
+        times: durations of making the masks of a step.
+        waits: how long the device waited for masks and other work of the host.
     """
 
     def __init__(
@@ -96,8 +100,10 @@ class StepMasks:
         self.late, self.times, self.waits = 0, Durations(), Durations()
 
     def make(self, batch: Batch, patience: float) -> MaskedRows:
-        """Makes the masks of the tokens that a step draws. Rows whose masks are late are left out: their last token is
-        computed again in the next step. A draw behind a draft is left out without that.
+        """Makes the masks of the tokens that a step draws.
+
+        Rows whose masks are late are left out, and their last token is computed again in the next
+        step. A late draw after a draft is left out without that.
 
         Args:
             batch: rows of the step.
@@ -147,21 +153,24 @@ class StepMasks:
         return MaskedRows(rows, offsets, Masks(shared.written, which), filling)
 
     def record(self, drawn: MaskedRows, waited: float | None) -> None:
-        """Records the times of a step's masks, of which the device waited so long; None if that was not measured."""
+        """Records how long a step's masks took and how long the device waited for them; None if
+        that was not measured.
+        """
         if drawn.filling:
             self.times.add(drawn.filling)
             if waited is not None:
                 self.waits.add(waited)
 
     def close(self) -> None:
-        """Ends the threads, and releases the memory of the masks: on a GPU, it is pinned."""
+        """Ends the threads, and releases the memory of the masks, which is pinned on a GPU."""
         self._words = self._words[:0].copy()
         self._filler.close()
 
 
 def _with_drafts(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Ints]:
-    """Returns rows with a draw, followed by them once more for each draw behind their drafts, and the number of drafted
-    tokens before each draw."""
+    """Returns rows with a draw, repeated at the end for each draw after their drafts, and the
+    number of drafted tokens before each draw.
+    """
     ahead = [(row, offset) for row in rows.tolist() if row in batch.drafts for offset in batch.drafts[row].drawn]
     after, offsets = zip(*ahead) if ahead else ((), ())
     counts: Ints = np.array((*[0] * len(rows), *offsets), dtype=np.int32)
@@ -169,7 +178,7 @@ def _with_drafts(batch: Batch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int6
 
 
 def _matchers(draft: Draft) -> Sequence[Matcher | None]:
-    """Matcher of each draw behind a draft, if any."""
+    """Returns the matcher of each draw after a draft, if any."""
     return draft.matchers or [None] * len(draft.drawn)
 
 
@@ -183,7 +192,9 @@ def draws_of(batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozens
 def _adjustments(
     batch: Batch, drawn: MaskedRows, table: SlotTable, eos_ids: frozenset[int]
 ) -> dict[int, DrawAdjustments]:
-    """Adjustments for draws that need more than the sampling table and masks, by index into `drawn.rows`."""
+    """Returns adjustments for draws that need more than the sampling table and masks, by index into
+    `drawn.rows`.
+    """
     found: dict[int, DrawAdjustments] = {}
     rows = drawn.rows
     which = (table.watched[batch.slots[rows]] == DRAWS).nonzero()[0]

@@ -1,5 +1,6 @@
-"""Submissions to an engine, whose events go to a sink: generations, selections and programs. Calls with one answer are
-in runtime/calls.py."""
+"""Submissions to an engine with a sink for events: generations, selections and programs. Calls with
+one answer are in runtime/calls.py.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _CONSTRAINTS_OR_NONE = (type(None), *get_args(Constraint))
 MIN_SECRET = 16  # characters
-MAX_QUEUED = 100_000  # nodes of one program that wait to be played, with the branches of its forks
+MAX_QUEUED = 100_000  # queued nodes of one program, including the branches of its forks
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A prompt to continue; the fields are the parameters of `Engine.submit`."""
+    """Prompt to continue; the fields are the parameters of `Engine.submit`."""
 
     prompt: Prompt | str | Sequence[int]
     params: SamplingParams = SamplingParams()
@@ -34,9 +35,9 @@ class GenerateRequest:
     rid: str | None = None
     output_ids: Sequence[int] = ()
     timeout: float | None = None
-    routed_dp_rank: int | None = None  # replica that takes it; None for the best
-    session: str | None = None  # of the server's, whose requests continue each other
-    media: tuple[MediaItem, ...] = ()  # images of virtual ids, if the prompt is ids that `RequestBuilder` has made
+    routed_dp_rank: int | None = None  # replica that runs it; None for the best
+    session: str | None = None  # server session, whose requests continue each other
+    media: tuple[MediaItem, ...] = ()  # images of virtual ids, if the prompt is ids from `RequestBuilder`
 
     def check(self) -> None:
         """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
@@ -77,7 +78,7 @@ class SelectRequest(msgspec.Struct, frozen=True, array_like=True, tag="select"):
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
-    """A whole program to play; the fields are the parameters of `Engine.run_program`."""
+    """Whole program to execute; the fields are the parameters of `Engine.run_program`."""
 
     prompt: Prompt | str
     program: Program
@@ -102,25 +103,28 @@ class ProgramRequest(msgspec.Struct, frozen=True, array_like=True, tag="play"):
             raise too_many_error()
 
 
-Submission: TypeAlias = GenerateRequest | SelectRequest | ProgramRequest  # what has all its parts
+Submission: TypeAlias = GenerateRequest | SelectRequest | ProgramRequest  # complete from the start
 
 
 class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """A program that will be extended; the fields are the parameters of `Engine.open_program`."""
+    """Program that will be extended; the fields are the parameters of `Engine.open_program`."""
 
     stream: bool = False
     namespace: str = ""
     priority: int = 0
 
     def check(self, policy: str) -> None:
-        """Raises ParameterError if a field has the wrong type, or the engine's policy knows no priorities."""
+        """Raises ParameterError if a field has the wrong type, or the engine's policy has no
+        priorities.
+        """
         check_kind("namespace", self.namespace, str)
         check_priority(self.priority, policy)
 
 
 def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
-    """Raises ParameterError if an item is not a node, or the path of their branch is not a tuple of integers. The
-    contents of nodes are checked when they are made."""
+    """Raises ParameterError if an item is not a node, or the path of their branch is not a tuple of
+    integers. The contents of nodes are checked when they are created.
+    """
     check_kind("path", path, tuple)
     for index in path:
         check_kind("path", index, int)
@@ -139,8 +143,9 @@ def check_unpaused(nodes: Sequence[Node]) -> None:
 
 
 def node_count(nodes: Iterable[Node]) -> int:
-    """Number of nodes, with the branches of their forks, each of which takes memory as a node does, and with the nodes
-    of these branches."""
+    """Counts nodes recursively. Each branch of a fork counts as one more, because it takes as much
+    memory as a node.
+    """
     count = 0
     pending = [nodes]
     while pending:
@@ -166,7 +171,9 @@ def check_kind(name: str, value: object, *kinds: type) -> None:
 
 
 def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> None:
-    """Raises ParameterError if a file of a prefix is not trusted, or an argument for one has the wrong type."""
+    """Raises ParameterError if a prefix file is not trusted, or an argument for one has the wrong
+    type.
+    """
     if not trusted:
         raise ParameterError(
             "trust_cache",
@@ -180,15 +187,16 @@ def check_prefix(namespace: object, secret: object, *, trusted: bool = True) -> 
 
 
 def check_rank(rank: int | None, replicas: int) -> None:
-    """Raises ParameterError if an engine has no replica of that number."""
+    """Raises ParameterError if an engine has no replica with that number."""
     if rank is not None and (isinstance(rank, bool) or not 0 <= rank < replicas):
         known = "the engine has one replica" if replicas == 1 else f"the engine has the replicas 0 to {replicas - 1}"
         raise ParameterError("routed_dp_rank", f"{known}, and no {rank}.", hint="Leave it out.")
 
 
 def check_priority(priority: object, policy: str) -> None:
-    """Raises ParameterError if a program's priority is not an integer, or is not 0 under a policy that ignores
-    priorities."""
+    """Raises ParameterError if a program's priority is not an integer, or is not 0 under a policy
+    that ignores priorities.
+    """
     check_kind("priority", priority, int)
     if priority and policy != "priority":
         told = f"the engine's policy is {policy!r}, which knows no priorities."
@@ -196,12 +204,12 @@ def check_priority(priority: object, policy: str) -> None:
 
 
 def no_choices_error() -> ParameterError:
-    """Error for a selection without choices."""
+    """Returns the error for a selection without choices."""
     return ParameterError("choices", "at least one is needed.")
 
 
 def too_many_error() -> OverloadedError:
-    """Error for a program with too many queued nodes."""
+    """Returns the error for a program with too many queued nodes."""
     return OverloadedError(
         f"more than {MAX_QUEUED:,} nodes of the program wait to be played.",
         hint="Does a loop end? Read a value now and then: that waits for what was added before.",

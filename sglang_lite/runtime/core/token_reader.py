@@ -1,4 +1,6 @@
-"""Reading of drawn tokens: which the host has to look at, what they end, and which draws behind drafts count."""
+"""Reads drawn tokens: which ones the host inspects, what they end, and which draws after drafts
+count.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sglang_lite.runtime.requests.request import Request, State, WatchedTokens
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 
-_SPARE_STEPS = 8  # steps before its deadline in which an output may be cut
+_SPARE_STEPS = 8  # an output may be cut this many steps before its deadline
 _NO_DRAWS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
@@ -35,8 +37,9 @@ class TokenReader:
         self._scheduler, self._watch, self._clock, self._jump = scheduler, watch, clock, jump
 
     def prepare(self, request: Request) -> None:
-        """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
-        left to draw."""
+        """Prepares a request's first step: appends the tokens its grammar forces, and sets `ending`
+        if nothing is left to draw.
+        """
         if request.times.winds_down:
             self.wind_down(request)
         if request.replayed_count:  # `Request.resume` has applied the grammar
@@ -48,13 +51,15 @@ class TokenReader:
             if tokens:
                 request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
         if request.ending is not None:
-            request.limit = len(request.tokens)  # so that nothing is drawn
+            request.limit = len(request.tokens)  # draws nothing more
         elif request.limit == len(request.tokens):
             request.ending = Finish("length", None)
 
     def wind_down(self, request: Request) -> None:
-        """Lets a request end at the first place where a limit may cut it: text with its next token, JSON where brackets
-        close it. What can't be closed goes on to its own end.
+        """Makes a request end at the first place where a limit may cut it: text at its next token,
+        JSON where brackets close it.
+
+        What can't be closed runs to its own end.
 
         Args:
             request: request that has not ended, and whose constraint is compiled.
@@ -73,8 +78,8 @@ class TokenReader:
     def read(
         self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
-        """Appends drawn tokens, and processes those that the host must look at. Yields the requests that end with them,
-        and how.
+        """Appends drawn tokens, and processes those the host must inspect. Yields the requests that
+        end with them, and how.
 
         Args:
             batch: batch of the step.
@@ -93,7 +98,7 @@ class TokenReader:
     def _read(
         self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled
     ) -> Iterator[tuple[Request, Finish | SglError]]:
-        """Reads one draw of each row, as `read`.
+        """Reads one draw of each row, like `read_draws`.
 
         Args:
             batch: batch of the step.
@@ -147,19 +152,22 @@ class TokenReader:
         return Finish("stop", token) if token in request.output.ends else None
 
     def _ends_in_time(self, request: Request, deadline: float) -> bool:
-        """Returns True if a request's time is nearly up, and its output would be a value if it were cut now."""
+        """Returns whether a request's time is nearly up and its output would be a value if it were
+        cut now.
+        """
         if request.output.cut is None or self._clock.steps_until(deadline) > _SPARE_STEPS:
             return False
         return self._closes(request)
 
     def _closes(self, request: Request) -> bool:
-        """Returns True if a request's output would be a value if it were cut now."""
+        """Returns whether a request's output would be a value if it were cut now."""
         table, slot = self._scheduler.store.table, request.slot
         return request.output.closes(table.tokens[slot, request.prompt_len : table.known[slot]].tolist())
 
     def _jump_forward(self, request: Request, *, masked: bool) -> tuple[Finish | None, bool]:
-        """Appends the tokens that the request's grammar forces, as `Request.jump`. Returns the reason for the end, if
-        any, and True if the request has reached its maximum length."""
+        """Appends the tokens that the request's grammar forces, like `Request.jump`. Returns the
+        reason for the end, if any, and whether the request has reached its maximum length.
+        """
         table, slot = self._scheduler.store.table, request.slot
         room = int(table.limit[slot] - table.known[slot])
         tokens, finish = request.jump(room, masked=masked)
@@ -169,8 +177,9 @@ class TokenReader:
 
 
 class Verification:
-    """Drafts of a step while its draws are read, one draw of each row at a time. The next draw counts if all tokens
-    that were recorded before it, drawn or forced, equal those that were drafted.
+    """Verifies the drafts of a step while its draws are read, one draw of each row at a time.
+
+    The next draw counts if all tokens recorded before it, drawn or forced, equal the drafted ones.
 
     Args:
         scheduler: scheduler of the step.
@@ -188,7 +197,7 @@ class Verification:
         places = zip(drawn.rows.tolist(), drawn.offsets.tolist())
         self._draws = {place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors}
         self._tokens = sampled.tokens
-        # Of each row: number of its drafted tokens that came, and all of them.
+        # For each row: how many of its drafted tokens were confirmed, and all of them.
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:
@@ -196,8 +205,10 @@ class Verification:
         self._limits: dict[int, int] = dict(zip(self._last, self._table.limit[batch.slots[[*self._last]]].tolist()))
 
     def skip(self, which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Records what came of drafts in rows whose tokens nobody looks at one by one, of which none ends a row.
-        Returns the draws to read first: the one behind that.
+        """Records confirmed drafts in rows whose tokens need no individual inspection and don't end
+        the row.
+
+        Returns the draws to read first: the ones after the confirmed drafts.
 
         Args:
             which: the first draw of each row.
@@ -221,7 +232,9 @@ class Verification:
         return found
 
     def next_draws(self) -> NDArray[np.int64]:
-        """Draws to read next: the one behind the last token of each row, if it counts. Settles the other drafts."""
+        """Returns the draws to read next: the one after the last token of each row, if it counts.
+        Settles the other drafts.
+        """
         found: list[int] = []
         rows, table, batch = [*self._last], self._table, self._batch
         slots = batch.slots[rows]
@@ -242,7 +255,9 @@ class Verification:
         return np.array(found, dtype=np.int64)
 
     def _came(self, row: int, count: int, newest: int) -> bool:
-        """True if the tokens of a row since its last draw, of which there are `count` in all, are those drafted."""
+        """Returns whether the tokens of a row since its last draw, `count` in all, are the drafted
+        ones.
+        """
         last, drafted = self._last[row], self._drafted[row]
         if count == last + 1:
             return count <= len(drafted) and drafted[last] == newest

@@ -1,4 +1,6 @@
-"""Text of a program's branch: its growing prompt, the text that the branch has added, and the grammar that it is in."""
+"""Text of a program's branch: its growing prompt, the text the branch has added, and the grammar it
+is in.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,16 @@ from sglang_lite.runtime.tokens.token_log import TokenLog
 
 @dataclass(slots=True)
 class OpenGrammar:
-    """A grammar that a branch is in, and the text written in it so far. Walking the text through the grammar takes
-    long, so not on the loop's thread.
+    """Grammar that a branch is in, and the text written in it so far.
+
+    Walking the text through the grammar is slow, so it must not happen on the loop's thread.
 
     Attributes:
         grammar: compiled grammar.
         constraint: constraint that it was compiled from.
         text: text since the grammar began.
-        asked: True if text inside it was generated or selected; text that was only written by the program is not
-            checked.
+        asked: True if text inside it was generated or selected; text written only by the program is
+            not checked.
     """
 
     grammar: CompiledGrammar
@@ -33,15 +36,18 @@ class OpenGrammar:
     asked: bool = False
 
     def possible(self, choices: Sequence[str]) -> list[str]:
-        """Choices that the grammar allows after the text. Raises ConstraintError if it allows none of them."""
+        """Returns the choices that the grammar allows after the text. Raises ConstraintError if it
+        allows none of them.
+        """
         found = [choice for choice in choices if self._begins(self.text + choice)]
         if not found:
             raise ConstraintError(f"the grammar allows none of the choices here: {', '.join(map(repr, choices))}.")
         return found
 
     def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
-        """Checks that the text completes the grammar. Returns a call of `ended` with an error, or with None if the text
-        is complete."""
+        """Checks whether the text completes the grammar. Returns a callable that passes the error,
+        or None if complete, to `ended`.
+        """
         error: SglError | None = None
         try:
             if not matcher_after(self.grammar, self.text).complete:
@@ -59,7 +65,7 @@ class OpenGrammar:
 
 
 class PreparedImage(ImagePart, frozen=True, eq=False):
-    """Medium of a program, with its placeholders or the reason why it has none."""
+    """Medium of a program, with its placeholders or the error that prevents them."""
 
     spans: tuple[Span, ...] = ()
     error: SglError | None = None
@@ -71,7 +77,7 @@ class TokenText(BranchText[Span]):
     Args:
         log: token log of the prompt.
         new: spans after the log that are not tokenised yet.
-        grammar: grammar that the branch is in, used by this branch alone; None outside a grammar.
+        grammar: grammar that the branch is in, used only by this branch; None outside a grammar.
     """
 
     __slots__ = ("grammar", "log", "new")
@@ -81,7 +87,8 @@ class TokenText(BranchText[Span]):
         self.added = []
 
     def append(self, node: Content) -> None:
-        """Appends the text of a node, or an image. Turns and scopes are the caller's.
+        """Appends the text of a node, or an image. Turns and scopes are the caller's
+        responsibility.
 
         Raises:
             SglError: the image can't be read, or the model reads none.
@@ -105,12 +112,14 @@ class TokenText(BranchText[Span]):
             self.grammar.text += "".join(span.text for span in pieces)
 
     def take_new(self) -> list[Span]:
-        """Removes and returns the spans that are not in the log yet; the caller must append them to the log."""
+        """Removes and returns the spans that are not in the log yet. The caller must append them to
+        the log.
+        """
         new, self.new = self.new, []
         return new
 
     def open_grammar(self) -> OpenGrammar | None:
-        """Copy of the grammar that the branch is in, or None."""
+        """Returns a copy of the grammar that the branch is in, or None."""
         return None if self.grammar is None else replace(self.grammar)
 
     def mark(self) -> tuple[TokenText, int]:

@@ -1,4 +1,6 @@
-"""Selection of the drawn tokens that the host looks at, with a few array operations for all rows of a step."""
+"""Selects the drawn tokens that the host inspects, with a few array operations for all rows of a
+step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _FIRST_TOKEN, _INTERVAL = map(int, (StreamPace.FIRST_TOKEN, StreamPace.INTERVAL)
 
 
 class TokenWatch:
-    """Selection of the drawn tokens that the host looks at.
+    """Selects the drawn tokens that the host inspects.
 
     Args:
         table: slot table.
@@ -40,7 +42,7 @@ class TokenWatch:
             self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens
 
     def select_rows(self, slots: Ints, tokens: Ints, full: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Indices of the rows whose token the host must look at.
+        """Returns the indices of the rows whose token the host must inspect.
 
         Args:
             slots: slot of each row [R].
@@ -57,7 +59,7 @@ class TokenWatch:
         return rows
 
     def _streams_due(self) -> bool:
-        """Returns True if the stream interval has passed, and starts the next one."""
+        """Returns whether the stream interval has passed; if so, starts the next one."""
         now = time.monotonic()
         if now - self._streams_told < self._stream_interval_s:
             return False

@@ -30,9 +30,9 @@ from sglang_lite.runtime.loading.load_model import LoadedTower
 from sglang_lite.runtime.media.prepare import Pixels
 from sglang_lite.runtime.tokens.image_span import MediaItem
 
-_THREADS = 16  # most media that are decoded at the same time
-_MAX_DECODED = 1 << 29  # bytes of decoded media that wait: then none is decoded until some are encoded
-_MAX_BYTES = 240 << 20  # of features that one answer has: a message of the engine's process has room for them
+_THREADS = 16  # maximum number of media decoded concurrently
+_MAX_DECODED = 1 << 29  # bytes of waiting decoded media above which decoding pauses
+_MAX_BYTES = 240 << 20  # of features in one answer, so it fits a message of the engine's process
 
 
 @dataclass(eq=False, slots=True)
@@ -53,11 +53,11 @@ class _Waiting:
 
 
 class TowerLoop(ReadingLoop):
-    """Loop that encodes media, those of equal size together, and keeps features by their hash.
+    """Encodes media, those of equal size together, and keeps features by their hash.
 
     Args:
-        loaded: encoder, and what prepares for it.
-        most_bytes: size of the features that are kept, of which the least recently used go first.
+        loaded: encoder, and its preparer.
+        most_bytes: maximum size of the kept features; the least recently used are dropped first.
 
     Attributes:
         runs: number of encoded media.
@@ -72,11 +72,11 @@ class TowerLoop(ReadingLoop):
         self._asked: set[_Asked] = set()  # not answered yet
         self._waiting: list[_Waiting] = []
         self._room = threading.Condition()  # guards the two below
-        self._decoded, self._ended = 0, False  # bytes that wait, also of media on their way to the loop
+        self._decoded, self._ended = 0, False  # waiting bytes, including media on their way to the loop
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
 
     def submit(self, media: Sequence[Media]) -> Future[bytes]:
-        """Future of the answer to `EncodeMedia`. May be called on any thread.
+        """Returns a future of the answer to `EncodeMedia`. Can be called on any thread.
 
         Raises:
             ParameterError: there are no media.
@@ -98,7 +98,7 @@ class TowerLoop(ReadingLoop):
         return len(self._kept)
 
     def forget(self) -> None:
-        """Drops all features that are kept. Called on the loop's thread."""
+        """Drops all kept features. Called on the loop's thread."""
         self._kept.clear()
 
     def _end(self, error: SglError) -> None:
@@ -110,10 +110,10 @@ class TowerLoop(ReadingLoop):
             fail(each.answer, error)
 
     def _prepare(self, asked: _Asked, medium: Media) -> None:
-        """Decodes a medium, if its features are not there, on a thread of the pool."""
+        """Decodes a medium, unless its features are kept, on a thread of the pool."""
         with self._room:
             self._room.wait_for(lambda: self._decoded < _MAX_DECODED or self._ended)
-        if asked.answer.done():  # another one has failed, or nobody waits
+        if asked.answer.done():  # another medium has failed, or nobody waits
             return
         try:
             item = self._loaded.media.item(medium)
@@ -126,14 +126,15 @@ class TowerLoop(ReadingLoop):
             self.inbox.post(partial(self._receive, _Waiting(asked, item, pixels, size)))
         except SglError as error:
             fail(asked.answer, error)
-        except Exception as error:  # of transformers' code, of any kind
+        except Exception as error:  # transformers' code can raise anything
             fail(asked.answer, BackendError(f"the {medium.kind} can't be prepared: {error!r}"))
 
     def _receive(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
 
     def _answered(self, asked: _Asked, item: MediaItem) -> bool:
-        """Adds the features of a medium to an answer, if they are kept."""
+        """Adds the features of a medium to an answer, if they are kept. Returns whether they are.
+        """
         features = self._kept.get(item.key)
         if features is None:
             return False
@@ -145,8 +146,7 @@ class TowerLoop(ReadingLoop):
         return True
 
     def _step(self) -> None:
-        """Encodes the first medium that waits, and others of its size. Lets others be decoded in the place of those
-        that wait no more."""
+        """Encodes the first waiting medium, and others of its size. Frees room to decode others."""
         before = self._waiting
         self._waiting = [
             each for each in before if not each.of.answer.done() and not self._answered(each.of, each.item)
@@ -189,7 +189,8 @@ def _settle(asked: _Asked) -> None:
 
 
 class TowerCore(ReadingCore):
-    """Core of an engine with an encoder of media alone. Must be made on the thread that runs its loop.
+    """Core of an engine with only an encoder of media. Must be created on the thread that runs its
+    loop.
 
     Args:
         config: configuration of the engine.
@@ -224,7 +225,7 @@ class TowerCore(ReadingCore):
 
     def _flush_cache(self, _: FlushCache) -> Future[int]:
         self.loop.inbox.post(self.loop.forget)
-        return self.loop.inbox.ask(int)  # of tokens, there are none
+        return self.loop.inbox.ask(int)  # no tokens to count
 
     def _stats(self, _: Stats) -> Future[dict[str, Any]]:
         loop = self.loop

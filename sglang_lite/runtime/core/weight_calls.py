@@ -1,4 +1,4 @@
-"""Calls of an engine about its weights and its memory: what each one does on the loop's thread."""
+"""Calls of an engine about its weights and its memory, and what each does on the loop's thread."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ from sglang_lite.runtime.models.weights.groups import UpdateGroups, tensor_forms
 from sglang_lite.runtime.models.weights.handles import read_bucket
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
-ASLEEP = "asleep"  # reason for which the loop holds
+ASLEEP = "asleep"  # why the loop holds
 
 
 class Sleep:
-    """Memory that an engine gives back while it sleeps. Used on the loop's thread alone.
+    """Memory that an engine releases while it sleeps. Used only on the loop's thread.
 
     Args:
         loop: loop of the engine.
         updates: updates of its weights.
-        reload: reads all weights again from the checkpoint that the engine has them of.
+        reload: reads all weights again from the engine's checkpoint.
         adapters: its adapters, or None.
         refuses: whether new requests fail meanwhile, rather than wait.
 
     Attributes:
-        released: tags of the memory that is given back.
+        released: tags of the released memory.
     """
 
     def __init__(
@@ -78,23 +78,24 @@ class Sleep:
     ) -> None:
         self._loop, self._updates, self._reload, self._refuses = loop, updates, reload, refuses
         self._adapters = adapters
-        self._dropped: DroppedTensors | None = None  # of an encoder on a CPU
+        self._dropped: DroppedTensors | None = None  # of a model on a CPU
         self.released: set[str] = set()
         self._kept = False  # whether the weights are kept in the host's memory
-        self._graphs_follow = False  # whether graphs return without being named
+        self._graphs_follow = False  # whether graphs are restored without being named
 
     @torch.inference_mode()
     def release(self, tags: Sequence[str], *, keep: bool) -> None:
-        """Gives memory back. Requests wait; running ones are computed again after it.
+        """Releases memory. Requests wait; running ones are computed again afterwards.
 
         Args:
-            tags: of `MEMORY_TAGS`: keys and values, weights, captured graphs; none for all, of which graphs return
-                with the last of the others.
-            keep: whether the host keeps the weights. If not, they are read again from the checkpoint.
+            tags: of `MEMORY_TAGS`: keys and values, weights, captured graphs. If empty, releases
+                all, and graphs are restored with the last of the others.
+            keep: whether the host keeps the weights. If not, they are read again from the
+                checkpoint.
 
         Raises:
             ParameterError: a tag is unknown.
-            CapabilityError: a tag's memory is given back already, or the engine was started without
+            CapabilityError: a tag's memory is already released, or the engine was started without
                 `enable_memory_saver` on a GPU.
             ModelError: the host has no memory for the weights; the engine stays awake.
         """
@@ -112,7 +113,7 @@ class Sleep:
             model.weight_memory.allocate_copies()
         loop.settle()
         loop.scheduler.retraction.retract_all()
-        # What is cached is of use to the same weights.
+        # Cached pages stay valid only for the same weights.
         loop.scheduler.flush(keep="kv_cache" in chosen and (keep or "weights" not in chosen))
         if on_device:
             torch.cuda.synchronize(model.device)  # copies to the host have ended
@@ -135,7 +136,9 @@ class Sleep:
             torch.cuda.empty_cache()
 
     def _drop(self, model: Decoder) -> None:
-        """Frees what belongs to the weights on a CPU: those of decoder and encoder, features and adapters."""
+        """Frees what belongs to the weights on a CPU: weights of decoder and encoder, features and
+        adapters.
+        """
         drop_parts(model)
         features = () if model.features is None else (model.features,)
         self._dropped = DroppedTensors((*model.encoder_weights.values(), *features))
@@ -143,7 +146,9 @@ class Sleep:
             self._adapters.drop()
 
     def stats(self) -> dict[str, int]:
-        """Counts for `Engine.stats`: bytes of the device that an encoder and adapters have."""
+        """Returns counts for `Engine.stats`: bytes of the device used by the encoder and the
+        adapters.
+        """
         model, found = self._loop.runner.model, dict[str, int]()
         if not isinstance(model, Decoder):
             return found
@@ -156,17 +161,17 @@ class Sleep:
 
     @torch.inference_mode()
     def restore(self, tags: Sequence[str]) -> None:
-        """Takes memory again. The engine continues once it has all.
+        """Allocates released memory again. The engine continues once all is restored.
 
         Raises:
             ParameterError: a tag is unknown.
-            CapabilityError: a tag's memory is not given back.
+            CapabilityError: a tag's memory is not released.
             ModelError: weights that were not kept can't be read.
-            OverloadedError: others have the memory; what lacks it sleeps on.
+            OverloadedError: others use the memory; the parts without memory stay asleep.
         """
         chosen = _chosen(tags) if tags else set(self.released)
         if self._graphs_follow and chosen == {"cuda_graph"} and not self.released:
-            return  # they have returned already
+            return  # already restored
         if self._graphs_follow and self.released - chosen == {"cuda_graph"}:
             chosen.add("cuda_graph")
         if awake := chosen - self.released:
@@ -200,7 +205,7 @@ class Sleep:
             self.released.discard("cuda_graph")
 
     def _restore_weights(self, model: Decoder) -> None:
-        if model.weight_memory is not None and self._updates.absent:  # not if only reading them has failed
+        if model.weight_memory is not None and self._updates.absent:  # false if only reading them failed before
             model.weight_memory.restore(kept=self._kept)
             if self._loop.scheduler.adapters is not None:
                 self._loop.scheduler.adapters.pool.write_again()
@@ -215,7 +220,7 @@ class Sleep:
         if not self._kept:
             self._updates.lose()
             if not self._updates.given:
-                self._reload()  # if that fails, they are still to be restored
+                self._reload()  # if this fails, they remain to be restored
         self.released.discard("weights")
 
 
@@ -230,7 +235,7 @@ def _listed(tags: set[str]) -> str:
 
 
 class WeightCalls:
-    """Answers to the calls of its tables, and to `UpdateWeights`.
+    """Answers the calls of its tables, and `UpdateWeights`.
 
     Args:
         loop: loop of the engine.
@@ -239,13 +244,13 @@ class WeightCalls:
         config: settings that match the weights.
         calls: executor for calls that wait for the loop, or for files.
         adapters: its adapters, or None.
-        changed: function that is called on the loop's thread after each update, with new settings, and the folder or
+        changed: called on the loop's thread after each update, with new settings, and the folder or
             file of the weights; None for weights that came as tensors.
 
     Attributes:
-        in_groups, on_loop: how calls are answered, by type.
-        sleep: memory that the engine gives back.
-        groups: groups in which others send weights.
+        in_groups, on_loop: functions that answer calls, by type.
+        sleep: memory that the engine releases.
+        groups: process groups in which others send weights.
     """
 
     def __init__(
@@ -268,13 +273,13 @@ class WeightCalls:
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 
     def ask(self, call: EngineCall[Any]) -> Future[Any]:  # each has its own type of answer
-        """Future of the answer to a call."""
+        """Returns a future of the answer to a call."""
         if isinstance(call, UpdateWeights):
             now = self._config.load_format
             formats = call.load_format or ("auto" if now in ("dummy", "remote_instance") else now)
             version = self._config.weight_version if call.version is None else call.version
             changes = {"model": call.path, "revision": None, "weight_version": version, "load_format": formats}
-            changes["model_checksum"] = None  # which is of the files that were loaded
+            changes["model_checksum"] = None  # it described the files loaded before
             config = EngineConfig.make(**{**asdict(self._config), **changes})
             return self._calls.submit(
                 lambda: self._loop.inbox.call(partial(self._update, config, resolve(call.path, None)))
@@ -314,7 +319,9 @@ class WeightCalls:
         return self._loop.inbox.call(partial(self._update_tensors, write))
 
     def _offer(self, call: OfferWeights) -> dict[str, Any]:  # JSON
-        """Makes a group in which another engine can receive these weights, and tells their forms."""
+        """Creates a group in which another engine can receive these weights, and returns their
+        forms.
+        """
         forms, updates = self._loop.inbox.call(self._updates.forms)
         port = self.groups.host(call.address, call.port, call.group, call.backend)
         self._offered[call.group] = updates
@@ -324,7 +331,7 @@ class WeightCalls:
         }  # fmt: skip
 
     def _send(self, call: SendWeights) -> str:
-        """Sends tensors as one, while requests continue. Without names, ends the group."""
+        """Sends tensors as one, while requests continue. Ends the group if there are no names."""
         if call.group not in self._offered:
             raise ParameterError("group_name", f"there is no group {call.group!r} of another engine.")
         before = self._offered[call.group]
@@ -347,11 +354,11 @@ class WeightCalls:
         self._changed(config, path)
 
     def _reload(self) -> None:
-        """Reads the weights again from the checkpoint that they are of."""
+        """Reads the weights again from their checkpoint."""
         location = resolve(self._config.model, self._config.revision)
         self._updates.write(checkpoint_opener(self._config, location, self._updates.model), whole=True)
 
-    in_groups: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {  # each on a thread of its own
+    in_groups: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {  # each on its own thread
         JoinGroup: lambda self, call: self.groups.join(
             call.address, call.port, call.rank, call.size, call.name, call.backend
         ),

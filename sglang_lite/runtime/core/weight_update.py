@@ -1,7 +1,7 @@
-"""Changes of a running engine's weights, between two steps, and pauses in which it takes them.
+"""Changes of a running engine's weights between two steps, and pauses for them.
 
-Each call is staged and checked before the first byte is written (models/new_weights.py). Several calls may form one
-update; the engine plans no step until it is complete.
+Each call is staged and checked before the first byte is written (models/new_weights.py). Several
+calls may form one update; the engine plans no step until it is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.groups import TensorForm
 from sglang_lite.runtime.models.weights.source import WeightSource
 
-PAUSED, INCOMPLETE = "paused", "weights incomplete"  # reasons for which the loop holds
+PAUSED, INCOMPLETE = "paused", "weights incomplete"  # why the loop holds
 _MODES = ("abort", "retract", "in_place")
 _ACTIONS = ("checksum", "snapshot", "compare")
 
@@ -33,12 +33,12 @@ Scales = dict[tuple[int, str], torch.Tensor]
 
 
 class WeightUpdates:
-    """Changes of an engine's weights. Used on the loop's thread alone.
+    """Changes of an engine's weights. Used only on the loop's thread.
 
     Args:
         loop: loop of the engine.
         bos: token that begins a sequence, or None.
-        config: settings of the engine, of which one may name a file with scales of an 8-bit KV cache.
+        config: settings of the engine; may name a file with scales of an 8-bit KV cache.
 
     Attributes:
         absent: True while the engine sleeps without its weights.
@@ -60,7 +60,8 @@ class WeightUpdates:
         """The running model.
 
         Raises:
-            ModelError: it runs by other code, so that its weights can't be replaced, or the engine is asleep.
+            ModelError: it runs with other code, so its weights can't be replaced, or the engine is
+                asleep.
         """
         if self.absent:
             raise ModelError("the engine is asleep, without its weights.", hint="Wake it: resume_memory_occupation.")
@@ -75,7 +76,7 @@ class WeightUpdates:
 
     @torch.inference_mode()
     def write(self, open_source: Callable[[], WeightSource], *, whole: bool, last: bool = True) -> None:
-        """Replaces weights by those of a source.
+        """Replaces weights with those of a source.
 
         Args:
             open_source: opens the source from its beginning.
@@ -105,20 +106,25 @@ class WeightUpdates:
             self._refuse()
 
     def lose(self) -> None:
-        """Refuses requests until all tensors have been written again, as their values are undefined."""
+        """Rejects requests until all tensors have been written again, because their values are
+        undefined.
+        """
         self._missing = set(WeightParts(self.model).names())
         self.model.forget_small_batches()
         self._refuse()
 
     def complete(self) -> None:
-        """Ends an update of several calls. Does nothing while tensors are undefined that a write has failed for."""
+        """Ends an update of several calls. Does nothing while a failed write has left tensors
+        undefined.
+        """
         if INCOMPLETE in self._loop.holds and not self._missing:
             del self._loop.holds[INCOMPLETE]
             self._loop.renew_features()
 
     def _begin(self) -> None:
-        """Lets requests continue under the new weights: nothing that the old ones have computed is used again, but by
-        rows that are paused in key."""
+        """Lets requests continue with the new weights. Nothing computed with the old ones is
+        reused, except by rows paused in place.
+        """
         loop, scheduler = self._loop, self._loop.scheduler
         loop.settle()
         self._count += 1
@@ -134,7 +140,9 @@ class WeightUpdates:
         loop.holds.setdefault(INCOMPLETE, None)
 
     def _retire(self) -> None:
-        """Gives all that is cached, and what running requests will add, names that no request can ask for."""
+        """Renames all cached pages, and those that running requests will add, so that no request
+        can match them.
+        """
         suffix = f" {secrets.token_hex(16)}"
         self._loop.scheduler.store.tree.retire(suffix)
         for request in self._loop.scheduler.queues.running():
@@ -143,7 +151,7 @@ class WeightUpdates:
             request.handle.space = request.space
 
     def _refuse(self) -> None:
-        """Refuses new requests, unless a pause lets them wait for the rest of an update."""
+        """Rejects new requests, unless a pause lets them wait for the rest of an update."""
         if PAUSED not in self._loop.holds or self._missing:
             self._loop.holds[INCOMPLETE] = BackendError(
                 "weights incomplete: an update has begun, and its last tensors have not arrived.",
@@ -151,7 +159,9 @@ class WeightUpdates:
             )
 
     def _write_scales(self, model: Decoder, stored: Scales) -> None:
-        """Finds the scales of the KV cache for new weights, and writes them where graphs read them."""
+        """Computes the scales of the KV cache for new weights, and writes them where graphs read
+        them.
+        """
         if self._scales_file is not None:
             stored = stored | read_kv_scales(Path(self._scales_file), model.kv_layout)
         old, new = model.kv_scales, kv_scales(model, stored, self._bos)
@@ -162,11 +172,12 @@ class WeightUpdates:
     # ------------------------------------------------------------------------------------------- pauses
 
     def pause(self, mode: str) -> int:
-        """Plans no further steps until `resume`. Returns the number of requests that ran or waited.
+        """Plans no further steps until `resume_planning`. Returns the number of requests that ran
+        or waited.
 
         Args:
-            mode: "abort" to end all requests, "retract" to compute them again from their tokens, "in_place" to keep
-                what has been computed of running ones.
+            mode: "abort" to end all requests, "retract" to compute them again from their tokens,
+                "in_place" to keep the computed values of running ones.
 
         Raises:
             ParameterError: the mode is unknown.
@@ -186,10 +197,11 @@ class WeightUpdates:
         return len(requests)
 
     def resume(self) -> None:
-        """Ends a pause, and the update that was made meanwhile; does nothing if there is none.
+        """Ends a pause and any update made during it. Does nothing if there is none.
 
         Raises:
-            BackendError: a write has failed meanwhile, and what it left undefined has not been written since.
+            BackendError: a write has failed meanwhile, and the undefined tensors have not been
+                written since.
         """
         self._loop.holds.pop(PAUSED, None)
         self._in_place = False
@@ -204,37 +216,44 @@ class WeightUpdates:
 
     @torch.inference_mode()
     def read(self, name: str, rows: int) -> list[Any]:  # numbers, or lists of them
-        """First rows of a tensor, as nested lists. Raises ModelError if there is none, or it can't be restored."""
+        """Returns the first rows of a tensor, as nested lists. Raises ModelError if the tensor is
+        missing or can't be read back.
+        """
         found: list[Any] = WeightParts(self.model).read(name)[:rows].float().cpu().tolist()
         return found
 
     @torch.inference_mode()
     def forms(self) -> tuple[list[TensorForm], int]:
-        """Forms of all tensors, and the number of updates so far. Raises ModelError if one can't be read back."""
+        """Returns the forms of all tensors, and the number of updates so far. Raises ModelError if
+        one can't be read back.
+        """
         parts = WeightParts(self._whole)
         values = ((name, parts.read(name)) for name in parts.names())
         return [TensorForm(name, each.dtype, tuple(each.shape)) for name, each in values], self._count
 
     @torch.inference_mode()
     def data(self, names: Sequence[str]) -> tuple[torch.Tensor, int]:
-        """Bytes of tensors, one after the other, on the model's device; and the number of updates so far."""
+        """Returns the bytes of tensors, concatenated on the model's device, and the number of
+        updates so far.
+        """
         parts = WeightParts(self._whole)
         found = [parts.read(name).contiguous().view(-1).view(torch.uint8) for name in names]
         return torch.cat(found), self._count
 
     @property
     def _whole(self) -> Decoder:
-        """The running model. Raises ModelError as `model`, or if it has a part of an update."""
+        """The running model. Raises ModelError like `model`, or if an update is incomplete."""
         if INCOMPLETE in self._loop.holds:
             raise ModelError("the weights are incomplete.", hint="Send the rest of the update.")
         return self.model
 
     @torch.inference_mode()
     def check(self, action: str) -> dict[str, Any]:  # JSON
-        """Checksums of all tensors, which "snapshot" keeps, and "compare" compares with those that were kept.
+        """Returns the checksums of all tensors. "snapshot" also stores them, and "compare" also
+        compares them with the stored ones.
 
         Raises:
-            ParameterError: the action is unknown, or nothing was kept.
+            ParameterError: the action is unknown, or nothing was stored.
         """
         if action not in _ACTIONS:
             raise ParameterError("action", f"{action!r} is none of {', '.join(_ACTIONS)}.")

@@ -1,1 +1,1 @@
-"""Drafts: guesses of the tokens that come next in a row, which the model then checks several at a time."""
+"""Drafts: guesses of a row's next tokens, which the model then checks several at a time."""

@@ -1,4 +1,4 @@
-"""Drafters that remember what came behind the same tokens in texts of the same kind."""
+"""Drafters that remember which token followed the same tokens in texts of the same kind."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
-_LENGTHS = (16, 8, 5, 3, 2, 1)  # numbers of tokens before the next one that are looked at
-_MAX_WEIGHT = 4  # how often a token has to follow before more don't matter
+_LENGTHS = (16, 8, 5, 3, 2, 1)  # context lengths, in tokens before the next one
+_MAX_WEIGHT = 4  # occurrences beyond which more don't matter
 _WEIGHTS = _MAX_WEIGHT + 1
 
 
 class ContextTable:
-    """Next token by kind of text and tokens before it: the one that came most often of late. The older half of a table
-    is dropped when the newer is full, which bounds its memory.
+    """Next token by kind of text and preceding tokens: the one that came most often recently.
+
+    The older half of a table is dropped when the newer is full, which bounds its memory.
 
     Args:
         entries: maximum number of entries, some 130 bytes each.
-        lengths: numbers of tokens of the contexts of a text.
+        lengths: context lengths, in tokens.
     """
 
     def __init__(self, entries: int, lengths: Sequence[int] = ()) -> None:
         self._entries, self._lengths = max(entries // 2, 1), lengths  # of a half
         self._newer: dict[int, int] = {}  # token * _WEIGHTS + weight, by hash
         self._older: dict[int, int] = {}
-        self._salt = random.getrandbits(62)  # so that nobody can write a text with the hash of another one's
+        self._salt = random.getrandbits(62)  # prevents texts crafted to collide with another's hash
 
     def learn(self, kind: int, text: Sequence[int], start: int) -> None:
-        """Takes note of the tokens of a text from index `start` on."""
+        """Records the tokens of a text from index `start` on."""
         for at in range(start, len(text)):
             for length in self._lengths:
                 if length <= at:
                     self.note(kind, text[at - length : at], text[at])
 
     def note(self, kind: int, context: Sequence[int], token: int) -> None:
-        """Takes note of a token behind some others."""
+        """Records a token that follows some others."""
         key = hash((self._salt, kind, *context))
         packed = self._newer.get(key) or self._older.get(key, 0)
         known, weight = divmod(packed, _WEIGHTS)
@@ -57,18 +58,20 @@ class ContextTable:
         return len(self._newer) + len(self._older)
 
     def following(self, kind: int, context: Sequence[int]) -> tuple[int, int]:
-        """Token that follows some tokens, and its weight, which is 0 if none did."""
+        """Returns the token that follows some tokens, and its weight, which is 0 if there is none.
+        """
         key = hash((self._salt, kind, *context))
         return divmod(self._newer.get(key) or self._older.get(key, 0), _WEIGHTS)
 
 
 class ContextDrafter:
-    """Drafter from texts of the same kind, those that are being written included.
+    """Drafts from texts of the same kind, including those being written.
 
     Args:
         name: its name.
-        kind: function that returns the kind of a request's text; texts of different namespaces are never of one kind.
-        config: has how many tokens it remembers, and how many it looks at.
+        kind: function that returns the kind of a request's text; texts of different namespaces
+            never share one.
+        config: limits how many tokens it remembers and looks at.
     """
 
     def __init__(self, name: str, kind: Callable[[Request], Hashable], config: EngineConfig) -> None:
@@ -83,7 +86,7 @@ class ContextDrafter:
         return partial(self._guess, self._kind_of(request), chance)
 
     def _guess(self, kind: int, chance: Chance, text: Sequence[int], state: Hashable) -> Guess | None:
-        """Guess with the best chance of all contexts."""
+        """Returns the guess with the best chance among all contexts."""
         best, likeliest = None, 0.0
         for i, length in enumerate(self._lengths):
             if length > len(text):
@@ -105,10 +108,14 @@ class ContextDrafter:
 
 
 def again(config: EngineConfig) -> ContextDrafter:
-    """Drafter from earlier answers to the same prompt: of the request run or drawn again, and of its other samples."""
+    """Creates the drafter from earlier answers to the same prompt: of a repeated or redrawn
+    request, and of other samples.
+    """
     return ContextDrafter("again", lambda request: request.tokens[: request.prompt_len].tobytes(), config)
 
 
 def node(config: EngineConfig) -> ContextDrafter:
-    """Drafter from answers of the same node of programs, or under the same constraint, also of other branches."""
+    """Creates the drafter from answers of the same program node, or under the same constraint,
+    including other branches.
+    """
     return ContextDrafter("node", lambda request: request.output.origin, config)

@@ -1,4 +1,4 @@
-"""A draft, and its writer, which follows the row's grammar."""
+"""Drafts, and a writer of drafts that follows the row's grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.runtime.structured_output.base import Matcher
 
 
 class DraftedGuess(NamedTuple):
-    """A token of a draft that no grammar forces.
+    """Token of a draft that no grammar forces.
 
     Attributes:
         place: its index in the draft.
@@ -34,14 +34,16 @@ class DraftedGuess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may come next in a row. The step that computes them draws behind each, and a draw counts if all
-    drafted tokens before it equal what was drawn or forced there.
+    """Tokens that may come next in a row.
+
+    The step that computes them draws after each, and a draw counts if all drafted tokens before it
+    equal those drawn or forced there.
 
     Attributes:
         tokens: int32 [D].
         guesses: those of them that no grammar forces.
-        drawn: numbers of drafted tokens behind which the next one is drawn, ascending: 1 … D, but for those within
-            text that a grammar forces.
+        drawn: numbers of drafted tokens after which the next one is drawn, ascending: 1 … D, except
+            those within text that a grammar forces.
         matchers: matcher at each of these places, not to be moved; empty without a grammar.
     """
 
@@ -51,7 +53,7 @@ class Draft:
     matchers: tuple[Matcher, ...] = ()
 
     def cut(self, count: int) -> Draft:
-        """The draft of the first `count` tokens."""
+        """Returns the draft of the first `count` tokens."""
         if count >= len(self.tokens):
             return self
         drawn = tuple(place for place in self.drawn if place <= count)
@@ -59,22 +61,22 @@ class Draft:
         return Draft(self.tokens[:count], guesses, drawn, self.matchers[: len(drawn)])
 
     def matched(self, came: Sequence[int]) -> int:
-        """Number of its first tokens that came, in a text that may be longer."""
+        """Counts its first tokens that equal a text, which may be longer."""
         tokens = self.tokens.tolist()
         return next((i for i, (a, b) in enumerate(zip(tokens, came)) if a != b), min(len(tokens), len(came)))
 
     def first(self, count: int) -> Draft:
-        """The draft of the first `count` guesses, with what is forced behind them."""
+        """Returns the draft of the first `count` guesses, including the text forced after them."""
         return self.cut(self.guesses[count].place) if count < len(self.guesses) else self
 
 
 class DraftWriter:
-    """Writer of one draft.
+    """Writes one draft.
 
     Args:
         matcher: matcher of the row, which is not moved, or None without a grammar.
         room: maximum number of tokens.
-        jump: whether text that the grammar forces is appended as a whole, so that nothing is drawn within it.
+        jump: whether text that the grammar forces is appended as a whole, with no draws within it.
 
     Attributes:
         tokens: tokens so far.
@@ -90,12 +92,13 @@ class DraftWriter:
 
     @property
     def state(self) -> Hashable:
-        """State of the row's grammar behind the tokens so far, or None."""
+        """State of the row's grammar after the tokens so far, or None."""
         return None if self._matcher is None else self._matcher.state_key
 
     def append(self, token: int) -> list[int]:
-        """Appends a token, and what the grammar forces behind it. Returns them; none if the grammar forbids one of them
-        or fails, or its matcher can't be copied."""
+        """Appends a token, and the text the grammar forces after it, and returns them. Returns none
+        if the grammar forbids one of them or fails, or its matcher can't be copied.
+        """
         forced: list[int] = []
         if self._matcher is not None:
             moved = self._moved(self._matcher, token)
@@ -114,7 +117,9 @@ class DraftWriter:
         return new
 
     def _moved(self, before: Matcher, token: int) -> tuple[Matcher, list[int]] | None:
-        """Matcher behind a token and what is forced there, and that text."""
+        """Copies and advances a matcher by a token and the text forced after it. Returns the copy
+        and that text.
+        """
         try:
             matcher = before.copy() if _allows(before, token) else None
             if matcher is None or not matcher.accept(token):
@@ -123,16 +128,16 @@ class DraftWriter:
             if len(forced) < 2:
                 return matcher, []
             return (matcher, forced) if matcher.accept_all(forced) else None
-        except Exception:  # raised by the grammar engine's library, which the row itself reports once it comes there
+        except Exception:  # raised by the grammar engine's library; the row itself reports it when it gets there
             return None
 
     def draft(self, guesses: tuple[DraftedGuess, ...]) -> Draft:
-        """The draft that was written, of these guesses."""
+        """Builds the written draft from these guesses."""
         tokens = np.array(self.tokens[: self._room], dtype=np.int32)
         return Draft(tokens, guesses, tuple(self._drawn), tuple(self._matchers))
 
 
 def _allows(matcher: Matcher, token: int) -> bool:
-    """False if a mask is known that forbids a token."""
+    """Returns False if a known mask forbids a token."""
     mask = matcher.cached_mask()
     return mask is None or bool(mask[token >> 5] >> (token & 31) & 1)

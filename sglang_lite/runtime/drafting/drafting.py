@@ -1,4 +1,6 @@
-"""Drafts of rows: takes the best guess of all drafters, token by token, as long as it is likely enough to pay."""
+"""Drafts for rows: appends the best guess of all drafters, token by token, as long as it is likely
+enough to pay.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ from sglang_lite.runtime.requests.request import Request
 
 logger = logging.getLogger("sglang_lite")
 
-TAIL = 16  # last tokens of a text that drafters see
-_KEPT = 0.98  # weight of the guesses before, for each new one of the same evidence
-_KEPT_OF_ROW = 0.95  # the same of a row, whatever the evidence
-_KEPT_UNTRIED = 0.998  # the same if a guess was too unlikely: after some hundreds of them it is tried again
+TAIL = 16  # number of a text's last tokens that drafters see
+_KEPT = 0.98  # decay of earlier guesses per new one of the same evidence
+_KEPT_OF_ROW = 0.95  # the same per row, for any evidence
+_KEPT_UNTRIED = 0.998  # the same per guess skipped as unlikely: after some hundreds it is tried again
 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Numbers of guesses that were computed, and of those that were right."""
+    """Numbers of computed guesses, and of right ones."""
 
     drafted: int = 0
     accepted: int = 0
@@ -38,19 +40,19 @@ class DraftCounts:
 
 @dataclass(slots=True)
 class _Record:
-    """Right guesses and all guesses of one evidence, earlier ones with less weight."""
+    """Decayed hits and trials for one kind of evidence."""
 
     right: float = 0.0
     tried: float = 0.0
 
 
 class _AskedRow(NamedTuple):
-    """Row whose guesses are asked for.
+    """Row whose guesses have been requested.
 
     Attributes:
         writer: writer of its draft.
         candidates: guesses that come next.
-        guesses: those that are written.
+        guesses: those already written.
     """
 
     writer: DraftWriter
@@ -58,7 +60,7 @@ class _AskedRow(NamedTuple):
     guesses: list[DraftedGuess]
 
     def draft(self, count: int) -> Draft:
-        """The draft of the first `count` guesses."""
+        """Builds the draft of the first `count` guesses."""
         return self.writer.draft(tuple(self.guesses)).first(count)
 
 
@@ -77,10 +79,10 @@ class OpenRow(NamedTuple):
 
 
 class Drafting:
-    """Maker of drafts. Used on the loop's thread alone.
+    """Makes drafts. Used only on the loop's thread.
 
     Args:
-        drafters: sources of guesses; of equally likely ones the first counts.
+        drafters: sources of guesses; among equally likely guesses the first drafter's counts.
         most: maximum number of guesses in a draft.
         vocab_size: number of token ids.
         eos_ids: tokens that may end a generation.
@@ -105,16 +107,17 @@ class Drafting:
         self._chances = {drafter.name: partial(self.chance, drafter.name) for drafter in drafters}
 
     def drafts(self, request: Request) -> bool:
-        """False if no drafter has guesses for any text of the request."""
-        if self._of_grammars and request.output.matcher is None:  # asked of each row in each step
+        """Returns False if no drafter has guesses for any text of the request."""
+        if self._of_grammars and request.output.matcher is None:  # fast path: runs for each row in each step
             return False
         return any(drafter.drafts(request) for drafter in self._drafters)
 
     def write(self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int) -> dict[int, Draft]:
-        """Drafts with which a step is expected to give the most tokens a second, by id of their request.
+        """Writes the drafts expected to make a step yield the most tokens per second, by id of
+        their request.
 
-        They grow by one guess at a time, the likeliest of all rows to be right together with those before it, as long
-        as more of them may pay.
+        They grow by one guess at a time, across all rows the one most likely to be right together
+        with those before it, as long as more of them may pay.
 
         Args:
             rows: rows that may have a draft.
@@ -131,7 +134,7 @@ class Drafting:
         expected, best, taken, most = float(drawn), drawn / self.cost.seconds(tokens), 0, tokens
         while heap and budget >= 0:
             _, i, guess = heap[0]
-            if guess is None:  # asked for once no other can be likelier
+            if guess is None:  # computed only once no other can be likelier
                 row = asked.get(i) or asked.setdefault(i, self._asked(rows[i]))
                 guess = next(row.candidates, None)
                 if guess is None:
@@ -162,15 +165,16 @@ class Drafting:
 
     def _asked(self, row: OpenRow) -> _AskedRow:
         params, matcher = row.request.params, row.request.output.matcher
-        in_use = matcher is not None and matcher.busy  # by a thread that makes its mask; drafters would ask it, too
+        in_use = matcher is not None and matcher.busy  # by a thread that makes its mask; drafters would use it too
         drafts = params.speculation and row.request.processor is None and not in_use
         jump = self._jump and not params.scores_tokens
         writer = DraftWriter(matcher, row.room if drafts else 0, jump=jump)
         return _AskedRow(writer, self._candidates(row, writer), [])
 
     def _candidates(self, row: OpenRow, writer: DraftWriter) -> Iterator[DraftedGuess]:
-        """Guesses of a row one by one, the likeliest ones. Once one is written, the next is for the place behind it;
-        else for the same place."""
+        """Yields guesses of a row, the likeliest first. Once one is written, the next is for the
+        following place; otherwise for the same place.
+        """
         self.observe(row.request, row.known)
         if not writer.is_open:
             return
@@ -191,25 +195,27 @@ class Drafting:
             text += writer.tokens[place:]
 
     def _leave_out(self, guess: DraftedGuess) -> None:
-        """Lets the evidence fade for which a guess was too unlikely, so that such guesses are tried again."""
+        """Lets the evidence for a guess that was too unlikely fade, so such guesses are eventually
+        tried again.
+        """
         record = self._records[guess.drafter, guess.evidence]
         record.right, record.tried = record.right * _KEPT_UNTRIED, record.tried * _KEPT_UNTRIED
 
     def chance(self, drafter: str, evidence: int) -> float:
-        """Share of a drafter's guesses of the same evidence that were right."""
+        """Returns the share of a drafter's guesses with the same evidence that were right."""
         return _share(self._records[drafter, evidence])
 
     def likeliest(self) -> float:
-        """Share of guesses that were right, of the evidence with most."""
+        """Returns the largest share of right guesses among all kinds of evidence."""
         return max((_UNKNOWN, *map(_share, self._records.values())))
 
     def record(self, draft: Draft, matched: int, came: int, progress: DraftProgress) -> None:
-        """Records what came in the place of a draft, also in the progress of its request.
+        """Records the outcome of a draft, and updates the progress of its request.
 
         Args:
             draft: the draft.
-            matched: number of its first tokens that came.
-            came: number of tokens that are known to have come in its place.
+            matched: number of its first tokens that were right.
+            came: number of tokens known in its place.
             progress: progress of its request.
         """
         for guess in draft.guesses:
@@ -223,13 +229,14 @@ class Drafting:
                 progress.right = progress.right * _KEPT_OF_ROW + right
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Counts by drafter, as plain data."""
+        """Returns counts by drafter, as plain data."""
         return {name: asdict(counts) for name, counts in self.counts.items()}
 
     # ------------------------------------------------------------------------------------------------- drafters
 
     def observe(self, request: Request, known: Ints) -> None:
-        """Takes the tokens of a request that drafters have not seen, which they learn with the next `learn`.
+        """Queues the tokens of a request that drafters have not seen, which they learn at the next
+        `learn_observed`.
 
         Args:
             request: the request.
@@ -242,12 +249,12 @@ class Drafting:
             self._unlearned.append((request, known[first:].tolist(), start - first))
 
     def learn(self) -> None:
-        """Lets drafters learn what was observed."""
+        """Lets drafters learn the queued tokens."""
         for request, text, start in self._unlearned:
             for drafter in self._drafters:
                 try:
                     drafter.learn(request, text, start)
-                except Exception:  # requests go on without it
+                except Exception:  # requests continue without it
                     self._turn_off(drafter)
         self._unlearned = []
 
@@ -264,7 +271,9 @@ class Drafting:
     def _guesses(
         self, guessers: Sequence[tuple[Drafter, Guesser]], text: Sequence[int], state: Hashable
     ) -> list[tuple[float, str, Guess]]:
-        """Guesses of the next token with their chances and the names of their drafters, the likeliest first."""
+        """Returns guesses of the next token with their chances and the names of their drafters, the
+        likeliest first.
+        """
         found: list[tuple[float, str, Guess]] = []
         for drafter, guesser in guessers:
             try:
@@ -279,13 +288,13 @@ class Drafting:
         return found
 
     def _turn_off(self, drafter: Drafter) -> None:
-        """Reports the exception that a drafter has raised, and asks it no more."""
+        """Logs the exception that a drafter has raised, and stops using the drafter."""
         logger.exception("the drafter %r failed, and is off from now on", drafter.name)
         self._drafters = [other for other in self._drafters if other is not drafter]
 
 
 def _share(record: _Record) -> float:
-    """Share of right guesses, as expected of the next one."""
+    """Returns the smoothed share of right guesses, as expected of the next one."""
     return (record.right + 1) / (record.tried + 2)
 
 
@@ -293,18 +302,19 @@ _UNKNOWN = _share(_Record())
 
 
 def _luck(progress: DraftProgress) -> float:
-    """Number of right guesses of a row over what was expected of them, lately."""
+    """Returns the ratio of a row's recent right guesses to the expected number."""
     return (progress.right + 8) / (progress.hoped + 8)
 
 
 _SLOPE = 0.05  # time of a token, as a share of a step's, before anything is known
-_KEPT = 0.98  # weight of the steps before, for each new one
-_MAX_TOKENS = 256  # larger steps tell nothing about those with a few tokens more
+_KEPT = 0.98  # decay of earlier steps per new one
+_MAX_TOKENS = 256  # larger steps say nothing about the cost of a few more tokens
 
 
 class StepCost:
-    """Line through the durations of the last steps: a time for each step, and one for each of its tokens. If times were
-    measured, the line is of what steps take beyond them."""
+    """Line fitted to the durations of recent steps: a time per step, and one per token. If times
+    were measured in advance, the line fits the excess over them.
+    """
 
     def __init__(self) -> None:
         self._sums = np.zeros(5)  # of 1, tokens, seconds, tokens², tokens * seconds
@@ -314,14 +324,16 @@ class StepCost:
         self._most = _MAX_TOKENS
 
     def set_measured(self, seconds: Mapping[int, float]) -> None:
-        """Takes over measured times of steps by numbers of tokens. Other steps take as long as the next larger one."""
+        """Sets measured times of steps by numbers of tokens. Other steps take as long as the next
+        larger one.
+        """
         self._sizes = counts = sorted(seconds)
         times = np.maximum.accumulate([seconds[count] for count in counts])
         self._measured, self._most = times[np.searchsorted(counts, np.arange(counts[-1] + 1))].tolist(), counts[-1]
         self._step = self._token = 0.0
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Records a step."""
+        """Records the duration of a step."""
         if tokens > self._most:
             return
         if self._measured:
@@ -338,19 +350,21 @@ class StepCost:
             self._step, self._token = 1.0, _SLOPE
 
     def seconds(self, tokens: int) -> float:
-        """Seconds of a step."""
+        """Estimates the seconds of a step."""
         measured = self._measured[min(tokens, self._most)] if self._measured else 0.0
         return max(measured + self._step + self._token * tokens, 1e-9)
 
     def worth_asking(self, tokens: int, expected: float, likely: float, best: float) -> int:
-        """Number of tokens up to which a step takes hardly longer than with one more; 0 if no larger step can give as
-        many tokens a second as one that is known.
+        """Returns the next number of tokens up to which a step takes hardly longer than with one
+        more.
+
+        Returns 0 if no larger step can yield as many tokens per second as a known one.
 
         Args:
             tokens: number of tokens of the step.
-            expected: number of tokens that it is expected to give.
-            likely: chance of each further token to be one of these, at most.
-            best: tokens a second that are known.
+            expected: number of tokens that it is expected to yield.
+            likely: maximum chance of each further token to be one of these.
+            best: known rate in tokens per second.
         """
         sizes = self._sizes[bisect(self._sizes, tokens) :] or [tokens + 1]
         pays = any((expected + likely * (size - tokens)) / self.seconds(size) >= best for size in sizes)

@@ -1,4 +1,6 @@
-"""Drafter of what a row's grammar says: text that it forces, and what follows in a source that it copies from."""
+"""Drafter that uses a row's grammar: text that it forces, and text that follows in a source it
+copies from.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,15 @@ from sglang_lite.runtime.drafting.guess import Chance, Guess, Guesser
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.requests.request import Request
 
-_LONGEST = 64  # last characters that are looked for
+_LONGEST = 64  # maximum number of last characters to search for
 _AHEAD = 200  # characters that are tokenised at a time
-_FORCED, _COPIED = 0, 1  # evidence; of copied text the least
+_FORCED, _COPIED = 0, 1  # evidence; for copied text the minimum
 
 
 class GrammarDrafter:
-    """Drafter of texts whose grammar copies from sources, or whose forced tokens are scored, so that they are not
-    appended as a whole."""
+    """Drafts texts whose grammar copies from sources, or whose forced tokens are scored and
+    therefore not appended as a whole.
+    """
 
     name = "grammar"
 
@@ -27,19 +30,21 @@ class GrammarDrafter:
         return _Following(request)
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:
-        """Remembers nothing: the grammar is all that it needs."""
+        """Remembers nothing, because it only needs the grammar."""
 
 
 class _Following:
-    """Guesses what is forced, then what follows in a source behind the longest part of it that the text ends with, the
-    first of equally long ones. The evidence is its length, and whether it comes there once."""
+    """Guesses forced text, then text that follows in a source after the longest part with which the
+    text ends, the first of equally long ones. The evidence is its length, and whether the part
+    occurs only once from there on.
+    """
 
     def __init__(self, request: Request) -> None:
         matcher = request.output.matcher
         assert matcher is not None
         self._output, self._sources = request.output, matcher.sources
         self._next = matcher.forced() if request.params.scores_tokens else []  # tokens that follow
-        self._seen: int | None = None  # number of tokens of the text before them, once it is known
+        self._seen: int | None = None  # number of tokens of the text before them, once known
         self._evidence = _FORCED
 
     def __call__(self, text: Sequence[int], state: Hashable) -> Guess | None:
@@ -51,7 +56,7 @@ class _Following:
         return Guess(self._next[0], self._evidence) if self._next else None
 
     def _following(self, text: str) -> list[int]:
-        """Tokens of the text that follows in a source. Sets the evidence for it."""
+        """Returns the tokens of the text that follows in a source, and sets the evidence for it."""
         length, at, source = max((_match(source, text) for source in self._sources), default=(0, 0, ""))
         if not length:
             return []
@@ -62,7 +67,9 @@ class _Following:
 
 
 def _match(source: str, text: str) -> tuple[int, int, str]:
-    """Length of the longest end of a text that is in a source, up to a limit, and the index of the first one there."""
+    """Returns the length of the longest end of a text found in a source, up to a limit, the index
+    of its first occurrence, and the source.
+    """
     length = at = 0
     while length < min(len(text), _LONGEST):
         found = source.find(text[-length - 1 :], max(at - 1, 0))

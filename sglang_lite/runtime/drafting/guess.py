@@ -10,20 +10,21 @@ from sglang_lite.runtime.requests.request import Request
 
 
 class Guess(NamedTuple):
-    """A token that may come next, and the evidence for it: a small number of the drafter's own, by which it is counted
-    how often such guesses are right."""
+    """Token that may come next, and the evidence for it: a small number chosen by the drafter, for
+    which right guesses are counted.
+    """
 
     token: int
     evidence: int
 
 
 Chance: TypeAlias = Callable[[int], float]  # share of the guesses that were right, by evidence
-# Guesses the token behind the last tokens of a text, and in a state of its grammar: `Matcher.state_key`, or None.
+# Guesses the token after the last tokens of a text, in a state of its grammar: `Matcher.state_key`, or None.
 Guesser: TypeAlias = Callable[[Sequence[int], Hashable], Guess | None]
 
 
 class Drafter(Protocol):
-    """Source of guesses. None depends on a text of another namespace than the request's.
+    """Source of guesses. Guesses never depend on a text of another namespace than the request's.
 
     Attributes:
         name: its name in `EngineConfig.speculation`.
@@ -33,11 +34,12 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def drafts(self, request: Request) -> bool:
-        """False if it has no guesses for any text of the request."""
+        """Returns False if it has no guesses for any text of the request."""
         ...
 
     def guesser(self, request: Request, known: Ints, chance: Chance) -> Guesser:
-        """Makes the function that guesses the next tokens of a request's text one by one, each behind those before.
+        """Creates the function that guesses the next tokens of a request's text one by one, each
+        after those before.
 
         Args:
             request: request of the row.
@@ -47,7 +49,7 @@ class Drafter(Protocol):
         ...
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:
-        """Takes note of new tokens of a request.
+        """Records new tokens of a request.
 
         Args:
             request: the request.

@@ -1,4 +1,6 @@
-"""Drafter that copies: what came behind the last tokens where they came before in the row's own text."""
+"""Drafter that copies: it guesses what followed earlier occurrences of the last tokens in the row's
+own text.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from sglang_lite.runtime.requests.request import Request
 
 _MIN = 1  # number of tokens that have to be equal
 _SEARCHED = 8192  # last tokens of the row that are searched
-_COMPARED = 32  # last ones of equally long matches that are compared
+_COMPARED = 32  # number of latest equally long matches that are compared
 _AROUND = np.arange(1, 17)  # distances of tokens before an end that are compared
 
 
 class PromptDrafter:
-    """Drafter of texts that repeat parts of their prompt or of themselves.
+    """Drafts texts that repeat parts of their prompt or of themselves.
 
     Args:
         config: has the number of equal tokens beyond which more don't matter.
@@ -37,12 +39,13 @@ class PromptDrafter:
         return _Copy(known[-_SEARCHED:], self._most)
 
     def learn(self, request: Request, text: Sequence[int], start: int) -> None:
-        """Remembers nothing: the row's own text is all that it needs."""
+        """Remembers nothing, because it only needs the row's own text."""
 
 
 class _Copy:
-    """Guesses what followed the longest earlier match of the last tokens; of equally long ones the latest of those that
-    are most like the text before.
+    """Guesses the token after the longest earlier match of the last tokens.
+
+    Among equally long ones it picks the latest of those whose preceding text is most similar.
 
     Args:
         known: tokens to search.
@@ -51,7 +54,7 @@ class _Copy:
 
     def __init__(self, known: Ints, most: int) -> None:
         self._known, self._most = known, most
-        self._next, self._length = 0, 0  # index of the token that is guessed next, and number of equal tokens before it
+        self._next, self._length = 0, 0  # index of the token to guess next, and number of equal tokens before it
         self._guess: int | None = None
 
     def __call__(self, text: Sequence[int], state: Hashable) -> Guess | None:
@@ -79,8 +82,9 @@ class _Copy:
         self._next, self._length = (int(ends[-1]), length) if len(ends) else (0, 0)
 
     def _alike(self, ends: NDArray[np.int64], text: Sequence[int]) -> NDArray[np.int64]:
-        """Ends of matches behind which most tokens are also among the last of the text: so a copy with a change goes on
-        behind what was changed, whatever its length."""
+        """Returns the ends of the matches whose preceding tokens overlap most with the end of the
+        text. So a copy with a change continues after the change, whatever its length.
+        """
         before = self._known[np.maximum(ends[:, None] - _AROUND, 0)]
         shared = (before[:, :, None] == np.array(text, dtype=np.int32)).any(2).sum(1)
         alike: NDArray[np.int64] = ends[shared == shared.max()]

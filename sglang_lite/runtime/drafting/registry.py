@@ -1,4 +1,4 @@
-"""Drafters by the names that `EngineConfig.speculation` has for them."""
+"""Drafters by their names in `EngineConfig.speculation`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ DRAFTERS: dict[str, Callable[[EngineConfig], Drafter]] = {
 
 
 def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int], *, fused: bool) -> Drafting | None:
-    """Makes the drafters that a configuration asks for, on a CPU with that of grammars, or None if there is none.
+    """Creates the configured drafters, plus the grammar drafter on a CPU, or returns None if there
+    are none.
 
     Args:
         config: configuration of the engine.
@@ -28,7 +29,7 @@ def make_drafting(config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]
     """
     jump = config.jump_forward == "safe"
     drafters = [DRAFTERS[name](config) for name in config.drafters]
-    if jump and not fused:  # where a step that is read before the next costs nothing
+    if jump and not fused:  # there, reading a step before the next costs nothing
         drafters.append(GrammarDrafter())
     if not drafters:
         return None

@@ -1,4 +1,6 @@
-"""Drafter of constrained texts: what came where the grammar was in the same state, whatever was written before."""
+"""Drafter of constrained texts: guesses the token that came in the same state of the grammar,
+whatever was written before.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ from sglang_lite.runtime.requests.request import Request
 
 
 class StateDrafter:
-    """Drafter of names, enumerations and what else is chosen in a template. Takes note of the token behind each state
-    in which drafts began: those of the others are mostly known.
+    """Drafts names, enumerations and other choices in a template.
+
+    Records the token after each state in which drafts began, because the others are mostly known.
 
     Args:
-        config: has how many tokens it remembers.
+        config: limits how many tokens it remembers.
     """
 
     name = "state"

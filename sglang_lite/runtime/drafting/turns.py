@@ -1,17 +1,20 @@
-"""Turns of steps with and without drafts, by which it shows whether drafts pay at all."""
+"""Turns of steps with and without drafts, to measure whether drafts pay at all."""
 
 from __future__ import annotations
 
-_SHORT = 4  # steps of a turn of the way that is worth less
-_SHARE = 0.01  # of the time, for such turns beyond what the other way would have taken
+_SHORT = 4  # minimum number of steps in a turn
+_SHARE = 0.01  # share of the time that turns of the slower way may lose
 _FIRST_S, _LONGEST_S = 0.25, 5.0  # longest turn, the first ones without drafts and all others
 
 
 class Turns:
-    """Turns with and without drafts. Drafts save steps, but a step with them waits until the tokens of the one before
-    have been read. So both ways are measured in turns, and the turns of the one that is worth more are so long that
-    looking at the other takes a hundredth of the time. The first of those without drafts are shorter, as the first
-    steps with drafts of a kind of work are slow: its grammars' masks, for example, are not known yet.
+    """Turns with and without drafts.
+
+    Drafts save steps, but a step with them waits until the tokens of the previous one have been
+    read. So both ways are measured in turns, and turns of the better one are so long that trying
+    the other costs a hundredth of the time. The first turns without drafts are shorter, because the
+    first steps with drafts for a kind of work are slow: for example, its grammars' masks are not
+    known yet.
 
     Attributes:
         drafts: whether steps have drafts in this turn.
@@ -26,7 +29,7 @@ class Turns:
         self._plain = self._seconds = 0.0
 
     def record(self, plain: float, seconds: float) -> None:
-        """Records a step.
+        """Records a step, and starts the next turn when this one is over.
 
         Args:
             plain: seconds that its new tokens would take in steps of one token a row.
@@ -40,7 +43,7 @@ class Turns:
             return
         self._worth[self.drafts] = self._plain / max(self._seconds, 1e-9)
         other = self._worth[not self.drafts]
-        # Lost in this turn, if the other way is better: then its turn is long.
+        # Time lost in this turn if the other way is better, whose turn is then long.
         lost = self._seconds - self._plain / other if other else 0.0
         self.drafts = not self.drafts
         self._turn_s = min(max(lost, 0.0) / _SHARE, _LONGEST_S if self.drafts else self._longest_s)

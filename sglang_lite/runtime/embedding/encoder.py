@@ -1,4 +1,6 @@
-"""Model that reads texts: layers, pooling, and the heads that turn hidden states into vectors or scores."""
+"""Model that reads texts: layers, pooling, and heads that turn hidden states into vectors or
+scores.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 
 class Encoder:
-    """Model that turns texts into vectors, or into numbers by label.
+    """Model that turns texts into vectors, or into one number per label.
 
     Args:
         spec: specification of the model.
@@ -41,7 +43,7 @@ class Encoder:
     ) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
         hidden = spec.layers.hidden_size
-        # Before the layers, which check that no tensor is left.
+        # Comes before the layers, which check that no tensor is left.
         self._head = None if spec.classifier is None else _head(Weights(source, dtype, device), spec.classifier, hidden)
         self._dense = [_dense(Weights(each, torch.float32, device), layer) for each, layer in zip(dense, spec.dense)]
         self._layers: Bert | PackedDecoder
@@ -53,12 +55,13 @@ class Encoder:
     def __call__(
         self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None = None
     ) -> torch.Tensor:
-        """Computes float32 [N, width]: vectors of texts, or numbers by label.
+        """Computes float32 [N, width]: vectors of texts, or one number per label.
 
         Args:
             ids, types: token ids and token types of all texts, [T] each.
-            lengths: number of tokens of each text; texts of equal length that are adjacent are computed as one batch.
-            lora: adapters of the tokens, which the layers of a decoder take; None without.
+            lengths: number of tokens in each text; adjacent texts of equal length are computed as
+                one batch.
+            lora: adapters of the tokens, for a decoder's layers, or None.
         """
         x = self._pooled(self._layers(ids, types, lengths, lora), equal_lengths(lengths))
         for layer in self._dense:
@@ -66,7 +69,7 @@ class Encoder:
         return x if self._head is None else self._head(x.to(self.dtype)).float()
 
     def _pooled(self, x: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
-        """Pooled vectors of texts, float32 [N, H]."""
+        """Returns the pooled vectors of texts, float32 [N, H]."""
         out, at = [], 0
         for count, length in groups:
             rows = x[at : at + count * length].view(count, length, -1)

@@ -1,5 +1,6 @@
-"""Layers of models that read texts, for texts concatenated without padding: encoders of the BERT family (Devlin et al.
-2018, arXiv:1810.04805), and decoders without their heads."""
+"""Layers of models that read texts, for texts concatenated without padding: encoders of the BERT
+family (Devlin et al. 2018, arXiv:1810.04805), and decoders without their heads.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +24,21 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 
-_ROWS = 4096  # number of rows that oneDNN's layout of weights is chosen for
+_ROWS = 4096  # number of rows for which oneDNN's weight layout is chosen
 
 
 def positions(lengths: list[int]) -> NDArray[np.int64]:
-    """Position of each token in its text, int64 [T]."""
+    """Returns the position of each token in its text, int64 [T]."""
     return np.concatenate([np.arange(length) for length in lengths])
 
 
 def equal_lengths(lengths: list[int]) -> list[tuple[int, int]]:
-    """Runs of equal lengths, as (number of texts, length) pairs."""
+    """Returns runs of equal lengths as (number of texts, length) pairs."""
     return [(len(list(run)), length) for length, run in groupby(lengths)]
 
 
 class Weights:
-    """Reader of a checkpoint's tensors in the dtype and on the device of computation.
+    """Reads a checkpoint's tensors in the dtype and on the device of the computation.
 
     Args:
         source: source of the tensors; each is taken once.
@@ -56,7 +57,8 @@ class Weights:
     def linear(
         self, names: Sequence[str], outputs: int, inputs: int, *, gelu: str | None = None, bias: bool = True
     ) -> Linear:
-        """Linear layer over matrices [outputs, inputs] that are stacked along their outputs.
+        """Returns a linear layer over matrices [outputs, inputs] that are stacked along their
+        outputs.
 
         Args:
             names: names of the modules that hold the matrices.
@@ -73,14 +75,16 @@ class Weights:
         return lambda x: F.gelu(F.linear(x, weight, offset), approximate=gelu)
 
     def norm(self, name: str, size: int, eps: float) -> Linear:
-        """Layer norm; old checkpoints name its parts gamma and beta."""
+        """Returns a layer norm. Old checkpoints name its parts gamma and beta."""
         names = ("gamma", "beta") if self.source.has(f"{self._prefix}{name}.gamma") else ("weight", "bias")
         weight, bias = (self.take(f"{name}.{part}", size) for part in names)
         return lambda x: F.layer_norm(x, (size,), weight, bias, eps)
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None, gelu: str | None) -> Linear:
-    """Linear layer through oneDNN with packed weights and a fused activation: twice as fast as torch's."""
+    """Returns a linear layer that uses oneDNN with packed weights and a fused activation, which is
+    twice as fast as torch's.
+    """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)  # noqa: SLF001 # torch has no other name for it
     after: tuple[str, list[object], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, *after)  # noqa: SLF001 # torch has no other name for it
@@ -116,7 +120,7 @@ class Bert:
         self._types = weights.take("embeddings.token_type_embeddings.weight", spec.type_vocab_size, hidden)
         self._norm = weights.norm("embeddings.LayerNorm", hidden, spec.norm_eps)
         self._layers = [_BertLayer.read(weights, f"encoder.layer.{i}.", spec) for i in progress(range(spec.num_layers))]
-        for part in ("weight", "bias"):  # used by a classifier only, which has taken it by now
+        for part in ("weight", "bias"):  # used only by a classifier, which has already taken it
             source.ignore(f"{prefix}pooler.dense.{part}")
         source.check_all_used()
 
@@ -141,7 +145,9 @@ class Bert:
         return x
 
     def _attention(self, qkv: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
-        """Attention outputs [T, H] from queries, keys and values [T, 3 H]; tokens attend only within their own text."""
+        """Computes attention outputs [T, H] from queries, keys and values [T, 3 H]. Tokens attend
+        only within their own text.
+        """
         heads, out, at = self._spec.num_heads, [], 0
         for count, length in groups:
             rows = qkv[at : at + count * length].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
@@ -174,14 +180,14 @@ class _BertLayer:
 
 
 class PackedDecoder:
-    """Decoder without its head, used as the layers of an encoder. It reads each text once as a whole, and keeps no keys
-    and values between calls.
+    """Decoder without its head, used as the layers of an encoder. It reads each text once as a
+    whole and keeps no keys or values between calls.
 
     Args:
         spec: specification of the decoder.
         source: source of the weights.
         dtype, device: dtype and device of weights and activations.
-        limit: largest number of tokens of a text.
+        limit: maximum number of tokens in a text.
         progress: wraps the iteration over layers while they are loaded.
 
     Raises:
@@ -202,8 +208,9 @@ class PackedDecoder:
     def __call__(
         self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int], lora: CpuLoraStep | None
     ) -> torch.Tensor:
-        """Computes hidden states [T, hidden_size]. Takes the arguments of `Bert`, and adapters of the tokens or None;
-        token types are ignored."""
+        """Computes hidden states [T, hidden_size]. Takes the arguments of `Bert`, and optionally
+        adapters of the tokens. Ignores token types.
+        """
         ends = pairwise(accumulate(lengths, initial=0))
         rows = tuple(ExtendRow(start, end, slice(start, end)) for start, end in ends)
         plan = AttentionPlan(torch.arange(len(ids)), (), rows, lora=lora)
@@ -211,8 +218,9 @@ class PackedDecoder:
         return self._decoder.forward(at, where, plan, self._cache(len(ids)))
 
     def _cache(self, tokens: int) -> KVCache:
-        """Cache with room for one layer, shared by all layers: each layer is done reading before the next one
-        writes."""
+        """Returns a cache with room for one layer, shared by all layers: each layer finishes
+        reading before the next one writes.
+        """
         dtype, device = self._decoder.precision.cache, self._decoder.device
         layers = self._decoder.kv_layout.layers
         rooms = {planes: KVCache.allocate(KVLayout((planes,)), tokens, dtype, device) for planes in set(layers)}

@@ -1,4 +1,4 @@
-"""Loader of models that read texts."""
+"""Loads models that read texts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def load_encoder(
 
     Raises:
         ModelError: the model is damaged or not supported.
-        ParameterError: a setting has no meaning for models that read texts.
+        ParameterError: a setting does not apply to models that read texts.
     """
     check_no_generation(config, _MEDIA)
     if config.model_impl == "transformers" or config.load_format == "gguf":
@@ -93,15 +93,18 @@ def load_encoder(
 
 
 def check_no_generation(config: EngineConfig, also: Collection[str] = ()) -> None:
-    """Raises ParameterError if a setting is given that has a meaning for models that generate text alone, or one of
-    `also`."""
+    """Raises ParameterError if a setting is given that applies only to models that generate text,
+    or one of `also`.
+    """
     # Without a cache, explain_cache_misses=False always holds.
     unused = {*_GENERATION, *also, *(("explain_cache_misses",) if config.explain_cache_misses else ())}
     check_unset(config, unused, "is for models that generate text.", "Leave it out.")
 
 
 def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """Dtype that the encoder computes in. Raises ParameterError if the configured one is not supported."""
+    """Returns the dtype that the encoder computes in. Raises ParameterError if the configured one
+    is not supported.
+    """
     if config.dtype not in ("auto", *_DTYPES):
         raise ParameterError("dtype", f"{config.dtype} is for models that generate text.", hint="Use float32.")
     return _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -110,7 +113,7 @@ def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def _sources(
     config: EngineConfig, path: Path, spec: EncoderSpec, device: torch.device
 ) -> tuple[WeightSource, list[WeightSource]]:
-    """Sources of the weights of the model and of each of its dense layers."""
+    """Returns the sources of the weights of the model and of each of its dense layers."""
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)

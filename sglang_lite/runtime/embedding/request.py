@@ -21,12 +21,13 @@ EncoderInput: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pai
 
 
 class EncodeRequest(EngineCall["NDArray[np.float32]"], frozen=True, eq=False, tag="encode"):
-    """Texts to be read, as concatenated tokens. Answered by the model's numbers for them, float32 [N, width].
+    """Texts to read, as concatenated tokens. The response is the model's numbers for them, float32
+    [N, width].
 
     Attributes:
         ids: int32 [T], tokens of all texts.
         types: int32 [T], token types: 1 for the second text of a pair, else 0.
-        lengths: int32 [N], number of tokens of each text.
+        lengths: int32 [N], number of tokens in each text.
         adapters: name of each text's adapter (LoRA), or None; empty if none has one.
     """
 
@@ -53,19 +54,22 @@ def encode_request(
     field: str = "prompt",
     first: int = 0,
 ) -> EncodeRequest:
-    """Returns the request for texts or pairs, with the model's special tokens added; token ids are used unchanged.
+    """Returns the request for texts or pairs, with the model's special tokens added. Token ids are
+    used unchanged.
 
     Args:
         texts: texts, pairs of texts, or lists of token ids.
         tokenizer: tokenizer of the model.
         spec: specification of the model.
-        prompt: text put before each text, but not before pairs or token ids.
-        truncate: whether to cut texts that exceed the model's limit; of a pair, the longer text is cut first.
+        prompt: text added before each text, but not before pairs or token ids.
+        truncate: whether to cut texts that exceed the model's limit; of a pair, the longer text is
+            cut first.
         field: name of the parameter, for messages.
         first: index of the first text in the parameter, for messages.
 
     Raises:
-        ParameterError: `texts` is empty, or a text is empty, too long, not valid Unicode, or of a wrong type.
+        ParameterError: `texts` is empty, or a text is empty, too long, not valid Unicode, or of a
+            wrong type.
     """
     if not texts:
         raise ParameterError(field, "has no texts.")
@@ -96,7 +100,8 @@ def encode_request(
 
 
 def are_ids(given: object) -> bool:
-    """True for a non-empty list or tuple of integers: token ids of one text."""
+    """Returns True for a non-empty list or tuple of integers, which are the token ids of one text.
+    """
     return isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
 
 
@@ -118,7 +123,7 @@ def _check(given: EncoderInput, name: str, spec: EncoderSpec) -> None:
 
 
 def too_long(name: str, tokens: int, limit: int) -> ParameterError:
-    """Error for a text with more tokens than the model reads."""
+    """Returns the error for a text with more tokens than the model reads."""
     return ParameterError(
         name, f"has {tokens:,} tokens; the model reads {limit:,}.", hint="Shorten it, or use truncate=True."
     )
@@ -127,7 +132,8 @@ def too_long(name: str, tokens: int, limit: int) -> ParameterError:
 def _enclosed(
     sides: Iterable[Sequence[str]], tokenizer: Tokenizer, limit: int, names: Sequence[str], *, truncate: bool
 ) -> Iterator[Encoding]:
-    """Yields texts, or pairs from first and second texts, with the tokenizer's special tokens around them."""
+    """Yields texts, or pairs of first and second texts, with the tokenizer's special tokens added.
+    """
     backend = tokenizer.backend
     try:
         parts = [backend.encode_batch_fast(list(side), add_special_tokens=False) for side in sides]
@@ -155,7 +161,9 @@ def _cut(encodings: tuple[Encoding, ...], room: int) -> None:
 
 
 def not_an_encoder_error(name: str) -> CapabilityError:
-    """Error for a request of an embedding, score or class to a model that generates text."""
+    """Returns the error for an embedding, score or class requested from a model that generates
+    text.
+    """
     return CapabilityError(
         f"{name} generates text; this needs an embedding model.",
         hint="Start an engine with one, such as a folder of all-MiniLM-L6-v2.",
@@ -163,7 +171,9 @@ def not_an_encoder_error(name: str) -> CapabilityError:
 
 
 def not_a_generator_error(name: str, *, encoder_only: bool = False) -> CapabilityError:
-    """Error for a request of generation to a model that only reads texts, or whose encoder of media alone is loaded."""
+    """Returns the error for a generation requested from a model that only reads texts or has only
+    its media encoder loaded.
+    """
     if encoder_only:
         return CapabilityError(
             f"of {name}, the encoder of media alone is loaded.", hint="Ask a server that has this one in encoder_urls."

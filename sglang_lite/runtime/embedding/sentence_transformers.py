@@ -1,4 +1,6 @@
-"""Reader of the files that sentence-transformers adds to a model, which define how it makes vectors. Needs no torch."""
+"""Reads the files that sentence-transformers adds to a model, which define how it computes vectors.
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class Modules:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts to be put before the user's texts.
+    """Texts to add before the user's texts.
 
     Attributes:
         named: prompts by name.
@@ -74,7 +76,7 @@ class Prompts:
 
 
 def has_modules(path: Path) -> bool:
-    """True if sentence-transformers has written the folder."""
+    """Returns True if sentence-transformers has written the folder."""
     return (path / "modules.json").exists()
 
 
@@ -83,7 +85,7 @@ def read_modules(path: Path, hidden_size: int) -> Modules:
 
     Args:
         path: folder of the model.
-        hidden_size: elements of the model's hidden states.
+        hidden_size: number of elements in the model's hidden states.
 
     Raises:
         ModelError: a module or pooling is not supported, or sizes don't match.
@@ -138,7 +140,7 @@ def _dense(folder: Path, inputs: int) -> DenseLayer:
 
 
 def read_limit(path: Path) -> int | None:
-    """Largest number of tokens of a text, or None if the folder does not define it."""
+    """Returns the maximum number of tokens in a text, or None if the folder does not define it."""
     file = path / "sentence_bert_config.json"
     if not file.exists():
         return None

@@ -1,4 +1,6 @@
-"""Specification of a model that reads texts, from a Hugging Face or sentence-transformers folder. Needs no torch."""
+"""Specification of a model that reads texts, from a Hugging Face or sentence-transformers folder.
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -67,15 +69,15 @@ class BertSpec:
 
     Attributes:
         vocab_size: number of tokens.
-        hidden_size: elements of a hidden state.
-        num_layers, num_heads: number of layers, and of attention heads.
+        hidden_size: number of elements in a hidden state.
+        num_layers, num_heads: numbers of layers and of attention heads.
         intermediate_size: intermediate size of the feed-forwards.
         max_positions: size of the position table.
         type_vocab_size: number of token types.
         first_position: position of a text's first token.
         norm_eps: epsilon of the layer norms.
         gelu: torch's name of the GELU approximation.
-        prefix: prefix of the tensor names, which a checkpoint may leave out.
+        prefix: prefix of the tensor names, which a checkpoint may omit.
     """
 
     vocab_size: int
@@ -92,21 +94,21 @@ class BertSpec:
 
     @property
     def limit(self) -> int:
-        """Largest number of tokens of a text."""
+        """Maximum number of tokens in a text."""
         return self.max_positions - self.first_position
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Head that gives a number for each label.
+    """Head that returns one number per label.
 
     Attributes:
-        inner: module name of a layer before it, with tanh; "" for none.
+        inner: module name of a preceding layer with tanh; "" for none.
         outer: module name of the last layer.
         bias: whether the last layer has a bias.
         labels: names of the labels, by index.
         multi_label: whether a text may have several labels.
-        raw_score: whether a single score is used as it is, without a sigmoid.
+        raw_score: whether a single score is used without a sigmoid.
     """
 
     inner: str
@@ -119,17 +121,19 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """Specification of a model that reads texts: layers, and the steps from hidden states to numbers.
+    """Specification of a model that reads texts: layers, and the steps from hidden states to
+    numbers.
 
     Attributes:
         architecture: architecture in `config.json`.
         layers: specification of an encoder, or of a decoder that is used without its head.
-        limit: largest number of tokens of a text, special tokens included.
-        pooling: way in which hidden states of tokens become one vector per text.
+        limit: maximum number of tokens in a text, including special tokens.
+        pooling: how the hidden states of tokens become one vector per text.
         dense: linear layers that the pooled vector passes through.
         normalise: whether vectors are scaled to length 1.
-        prompts: texts to be put before the user's texts.
-        classifier: head of a model that gives numbers by label, or None for a model that gives vectors.
+        prompts: texts to add before the user's texts.
+        classifier: head of a model that returns numbers by label, or None for a model that returns
+            vectors.
     """
 
     architecture: str
@@ -154,7 +158,7 @@ class EncoderSpec:
 
 
 def is_encoder(path: Path) -> bool:
-    """True if a folder holds a model that gives embeddings, scores or classes."""
+    """Returns True if a folder holds a model that returns embeddings, scores or classes."""
     if not path.is_dir():
         return False
     config = read_config(path)
@@ -236,7 +240,9 @@ def _bert_spec(config: Mapping[str, Json], architecture: str, file: Path) -> Ber
 
 
 def _layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelSpec:
-    """Specification of a decoder's layers, without the settings of its language model head."""
+    """Returns the specification of a decoder's layers, without the settings of its language model
+    head.
+    """
     found = spec_from_config({**config, "architectures": [_DECODERS.get(architecture, architecture)]}, str(file))
     return replace(found, tied_embeddings=True, logit_scale=1.0, logit_softcap=None)
 

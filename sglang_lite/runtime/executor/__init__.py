@@ -38,18 +38,21 @@ def make_runner(
     adapters: CpuAdapters | GpuAdapters | None = None,
     links: RankLinks | None = None,
 ) -> ModelRunner:
-    """Returns the runner for the device that the model is on; a GPU's is warmed up.
+    """Returns the runner for the device that the model is on. A GPU runner is already warmed up.
 
     Args:
         model: model to run; a fused one gets a `GpuRunner`, any other a `CpuRunner`.
         capacity: numbers of slots and pages, and maximum numbers of tokens.
         config: attention backend, CUDA graphs and numerical settings.
-        compiling: background compilation of the model's kernels; the warm-up waits for each kernel that it launches.
-        cores_contended: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's
-            threads use all cores of the process, and in deterministic mode.
-        drafting: maker of drafts, which gets the measured times of captured steps.
+        compiling: background compilation of the model's kernels; the warm-up waits for each kernel
+            that it launches.
+        cores_contended: callback that returns True if the engine has other work that needs a CPU
+            core. Ignored unless torch's threads use all cores of the process, and in deterministic
+            mode.
+        drafting: creates drafts, and receives the measured times of captured steps.
         adapters: adapters of the slots, or None if no request may have one.
-        links: links of rank 0 to the ranks that have the other parts of the model; None if there are none.
+        links: rank 0's links to the ranks that hold the other parts of the model; None if there are
+            none.
     """
     sizes, pages = capacity.sizes, capacity.pages
     own_pages = capacity.window_pages
@@ -82,7 +85,7 @@ def make_runner(
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
             gpu_runner.warm_up()
-            if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):  # by all ranks, or none
+            if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):  # on all ranks or none
                 measured = gpu_runner.graphs.step_seconds()
                 if drafting is not None:
                     drafting.cost.set_measured(measured)
@@ -91,12 +94,13 @@ def make_runner(
 
 
 def _begin_files(model: Model, config: EngineConfig) -> None:
-    """Writes what comes out of a model's layers from now on, if the config says so."""
+    """Starts writing the outputs of a model's layers to files, if the config asks for it."""
     if config.debug_tensor_dump_output_folder is not None:
         assert isinstance(model, Decoder), "others are refused"
         model.watch.folder = folder_of_process(config.debug_tensor_dump_output_folder, model.ranks.parallel)
 
 
 def _balance(model: Model, config: EngineConfig) -> ExpertBalance | None:
-    """Changes of the experts that ranks have, if the model was loaded for them."""
+    """Returns the balancing of experts between ranks, or None if the model was not loaded for it.
+    """
     return ExpertBalance(model, config) if isinstance(model, Decoder) and model.expert_moves is not None else None

@@ -1,4 +1,4 @@
-"""Compilation of a model's kernels in parallel while its weights are read.
+"""Compiles a model's kernels in parallel while its weights are read.
 
 A separate process warms up the same runner on tensors without memory, which yields the kernel variants that the
 engine's warm-up will launch. Forks of that process compile them into Triton's cache and report each one. The engine's
@@ -67,7 +67,7 @@ _LONGEST = (
     "_packed_products", "prefill_kernel", "prefix_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick",
     "_scan",
 )  # fmt: skip
-# Modules that are imported late by tensors without memory and by kernels of newer GPUs: imported while the engine's
+# Modules that tensors without memory and kernels of newer GPUs import late. They are imported while the engine's
 # process looks for its GPU.
 _IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefix_attention_hopper",)
 
@@ -83,9 +83,10 @@ class RunnerShape:
         max_running, page_size, step_tokens: sizes of steps.
         attention: name of the attention backend.
         draft_tokens: maximum number of guesses in a draft.
-        adapters: size of their memory, or None for a runner without.
-        parallel: layout of the ranks, of which one runs it.
-        stored: format of the layers' matrices in the checkpoint, as in `Matrices`; None for 16 bits.
+        adapters: size of the memory for adapters, or None for a runner without adapters.
+        parallel: layout of the ranks, one of which has this runner.
+        stored: format of the layers' matrices in the checkpoint, as in `Matrices`; None for 16
+            bits.
     """
 
     spec: ModelSpec
@@ -104,9 +105,9 @@ class RunnerShape:
 def collect_variants(
     runner: RunnerShape, properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> None:
-    """Passes every kernel variant that a runner's warm-up launches on a GPU to `on_variant`. Stops early without an
-    error if the warm-up can't run on tensors without memory, as with the attention backend "torch", which reads their
-    values.
+    """Passes every kernel variant that a runner's warm-up launches on a GPU to `on_variant`. Stops
+    early without an error if the warm-up can't run on tensors without memory; the attention backend
+    "torch", for example, reads their values.
 
     Args:
         runner: parameters of the runner.
@@ -116,7 +117,7 @@ def collect_variants(
     layers = runner.spec.layers
     unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones share kernels
     once = layers[0], *unlike  # a separate first layer, which adds no residual
-    spec = replace(runner.spec, layers=once * runner.parallel.pp)  # of each stage
+    spec = replace(runner.spec, layers=once * runner.parallel.pp)  # for each stage
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
     unsupported = contextlib.suppress(NotImplementedError, ParameterError)
@@ -145,7 +146,7 @@ def collect_variants(
 
 
 def _ranks_without_memory(parallel: Parallel, row_bytes: int, nowhere: torch.device) -> Collectives:
-    """Collectives of a rank, whose kernels can be determined but not launched."""
+    """Returns the collectives of a rank whose kernels can be determined but not launched."""
     if parallel.ranks == 1:
         return ONE_PROCESS
     memory = torch.empty(memory_shape(parallel.ranks, row_bytes), dtype=torch.int64, device=nowhere)
@@ -155,8 +156,9 @@ def _ranks_without_memory(parallel: Parallel, row_bytes: int, nowhere: torch.dev
 
 
 class _ShapeOnlyProducts(TorchFunctionMode):
-    """Computes only the shape of matrix products of tensors without memory: torch would first import a library for
-    symbolic shapes (1.6 s)."""
+    """Computes only the shape of matrix products of tensors without memory. Torch itself would
+    first import a library for symbolic shapes (1.6 s).
+    """
 
     def __torch_function__(
         self,
@@ -172,14 +174,15 @@ class _ShapeOnlyProducts(TorchFunctionMode):
 
 
 class BackgroundCompilation:
-    """Background compilation of a runner's kernels in a separate process, unless the cache has all of them.
+    """Compiles a runner's kernels in a separate process, unless the cache already has all of them.
 
     Args:
         runner: parameters of the runner.
         properties: properties of the GPU that the runner will run on.
         model: name of the model, as in the config.
-        processes: maximum number of parallel forks; None for one per core, at most 16; 0 for no separate process.
-        early: process that was started before the runner was known. Its creator ends it.
+        processes: maximum number of parallel forks. None for one per core, at most 16; 0 for no
+            separate process.
+        early: process that was started before the runner was known; its creator must end it.
     """
 
     def __init__(
@@ -207,8 +210,9 @@ class BackgroundCompilation:
 
     @contextlib.contextmanager
     def waiting_for_kernels(self) -> Iterator[None]:
-        """Context for the runner's warm-up, in which the first launch of each kernel waits until it is compiled. After
-        it, the cache has all kernels."""
+        """Makes the first launch of each kernel in the runner's warm-up wait until the kernel is
+        compiled. After the context, the cache has all kernels.
+        """
         try:
             if self._process is None:
                 yield
@@ -243,8 +247,8 @@ def start_compiling(
         longest: longest sequence in tokens.
         device: GPU that the model will run on.
         early: as for `BackgroundCompilation`.
-        parallel: layout of the ranks, and the place of this one.
-        stored: as of `RunnerShape`.
+        parallel: layout of the ranks, and this rank's place in it.
+        stored: same as in `RunnerShape`.
     """
     sizes, adapters = config.sized(gpu=True, longest=longest), None
     own = [] if adapter_base(config.model) is None else [config.model]
@@ -259,7 +263,9 @@ def start_compiling(
 
 
 def _name(runner: RunnerShape, properties: DeviceProperties) -> str:
-    """Digest of everything that decides which kernels a runner needs: runner, GPU, kernel sources and versions."""
+    """Returns a digest of everything that decides which kernels a runner needs: runner, GPU, kernel
+    sources and versions.
+    """
     digest = hashlib.sha256(f"{runner} {properties} {triton.__version__} {torch.__version__}".encode())
     for file in sorted(Path(kernels.__path__[0]).glob("*.py")):
         digest.update(file.read_bytes())
@@ -267,7 +273,7 @@ def _name(runner: RunnerShape, properties: DeviceProperties) -> str:
 
 
 def main(descriptor: int) -> None:
-    """Runs the compile process: reads its work from a socket, compiles and exits.
+    """Runs the compile process: reads its work from a socket, compiles it and exits.
 
     Args:
         descriptor: file descriptor of the process's end of the socket.
@@ -293,7 +299,7 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
     Args:
         variants: variants to compile.
         count: maximum number of parallel forks.
-        line: socket that receives the digest of each variant that is in the cache.
+        line: socket to which the digest of each variant is sent once it is in the cache.
 
     Returns:
         Exit status: 1 if a fork failed, else 0.
@@ -316,13 +322,15 @@ def compile_all(variants: list[KernelVariant], count: int, line: socket.socket) 
 
 
 def _rank(variant: KernelVariant) -> int:
-    """Rank of a variant in the order of compilation: kernels that take longest come first."""
+    """Returns a variant's rank in the order of compilation. The kernels that take longest come
+    first.
+    """
     name = variant.name.rpartition(".")[2]
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
 def _forked(task: Callable[[], None]) -> int:
-    """Runs a task in a fork, which then exits. Returns the fork's process id."""
+    """Starts a fork that runs a task and then exits. Returns the fork's process id."""
     process = os.fork()
     if process:
         return process

@@ -1,4 +1,4 @@
-"""Inputs of the model on a CPU: token ids, positions, and the cache slots that each row reads."""
+"""Model inputs on a CPU: token ids, positions, and the cache slots that each row reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.lora.cpu_step import CpuAdapters
 
-# Padding tokens that a group of decoding rows may read in vain: about the cost of one more group.
+# Padding tokens that a group of decoding rows may read: about the cost of one more group.
 _PADDING = 512
 # Token reads up to which a row with several new tokens is computed as that many decoding rows: about the cost of
 # computing the row separately.
@@ -29,10 +29,10 @@ _MAX_DECODED_READS = 128
 
 @dataclass(frozen=True, slots=True)
 class CpuInputs:
-    """Inputs of the model on a CPU for one record.
+    """Model inputs on a CPU for one record.
 
     Attributes:
-        ids, positions: int64 [T], row after row; positions [3, T] if the record has `rotary`.
+        ids, positions: int64 [T], row by row; positions [3, T] if the record has `rotary`.
         plan: plan of the step's attention.
         last: int64 [rows], index of each row's last token.
     """
@@ -75,17 +75,17 @@ def build_cpu_inputs(
 
 
 def drawn_ids(record: StepRecord, last_tokens: Ints) -> Ints:
-    """Ids of a step's tokens, with those that were drawn last in each slot."""
+    """Returns the ids of a step's tokens, replacing -1 by the token last drawn in the slot."""
     return np.where(record.ids == -1, last_tokens[record.token_slots], record.ids)
 
 
 def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: bool) -> AttentionPlan:
-    """Plan of a step's attention.
+    """Returns the plan of a step's attention.
 
     Args:
         record: the step.
         table: pages of the slots, by which rows are grouped.
-        read: pages that are written and read: those, or the ones of layers with a window.
+        read: pages that are written and read: the same, or those of layers with a window.
         one_by_one: as for `build_cpu_inputs`.
     """
     counts, last = record.ends - record.starts, record.last
@@ -129,14 +129,18 @@ def _plan(record: StepRecord, table: SlotPages, read: SlotPages, *, one_by_one: 
 
 
 def _one_token(read: SlotPages, token: int, slot: int, length: int, behind: int) -> ExtendRow:
-    """Row of one token of the record, with `behind` of the `length` positions that it attends to behind itself."""
+    """Returns the row of one token of the record. Of the `length` positions that it attends to,
+    `behind` come after it.
+    """
     limits = torch.tensor([length]) if behind else None
     return ExtendRow(token, token + 1, _read_at(read, slot, length), limits, int(behind))
 
 
 def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
-    """Returns the rows that read few tokens, as a map from first token to end; their tokens are computed as decoding
-    rows. Keys and values are stored before any are read, so a token sees the others of its step."""
+    """Returns the rows that read few tokens, as a map from first token to end. Their tokens are
+    computed as decoding rows. Keys and values are stored before any are read, so a token sees the
+    others of its step.
+    """
     return {
         row.start: row.end
         for row in extends
@@ -147,8 +151,8 @@ def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
 def _groups(
     record: StepRecord, table: SlotPages, read: SlotPages, first: Ints, last: Ints, may: NDArray[np.bool_]
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
-    """Returns groups of rows that begin in the same pages and save enough reads, and bool [rows], True for the rows in
-    a group.
+    """Returns groups of rows that begin with the same pages and save enough reads, and bool [rows],
+    True for the rows in a group.
 
     Args:
         record, table, read: as for `_plan`.
@@ -177,12 +181,13 @@ def _groups(
 
 
 def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[int]]:
-    """Splits the rows of a group into parts if padding all to one size would cost more than sharing saves.
+    """Splits the rows of a group into parts if padding all to one size would cost more than sharing
+    saves.
 
     Args:
         rows: rows of the group.
-        counts: number of new tokens, of all rows of the record.
-        own: number of tokens after the shared prefix that the row reads, of all rows of the record.
+        counts: number of new tokens of each row of the record.
+        own: number of tokens after the shared prefix that each row of the record reads.
         shared: number of tokens in the shared prefix.
     """
     found: list[list[int]] = []
@@ -201,7 +206,9 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
 
 
 def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
-    """Returns the token slots of the first `length` tokens of a slot: a slice if they are contiguous and in order."""
+    """Returns the token slots of a slot's first `length` tokens, as a slice if they are contiguous
+    and in order.
+    """
     slots = table.token_slots(int(slot), 0, int(length))
     first, count = int(slots[0]), len(slots)
     if int(slots[-1]) - first == count - 1 and bool((slots[1:] - slots[:-1] == 1).all()):
@@ -210,7 +217,7 @@ def _read_at(table: SlotPages, slot: int, length: int) -> torch.Tensor | slice:
 
 
 def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
-    """Returns the tokens that are computed separately, and groups of tokens that are computed together.
+    """Divides tokens into those that are computed separately and groups that are computed together.
 
     Every token of a group reads as many tokens as the longest, so a long row in a group of short ones would be
     expensive.

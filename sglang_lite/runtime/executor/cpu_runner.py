@@ -1,4 +1,4 @@
-"""Runner on a CPU: builds inputs, runs the forward, computes logits and draws the next tokens."""
+"""CPU runner: builds inputs, runs the forward, computes logits and draws the next tokens."""
 
 from __future__ import annotations
 
@@ -43,18 +43,22 @@ class CpuForward:
 
 
 class CpuRunner:
-    """Runner of steps by torch operations, a `ModelRunner`; the forward is complete when `forward` returns.
+    """Runs steps with torch operations; a `ModelRunner`. The forward is complete when `forward`
+    returns.
 
     Args:
         model: model to run.
-        pages: pages of the slots, of which there are none yet.
+        pages: pages of the slots, still empty.
         cache_slots: size of the KV cache in tokens.
-        window_slots: the same of the layers with a window if these have pages of their own, without one more page that
-            stands for those behind the window; else 0.
-        one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
-        original_logprobs: whether log-probabilities are those before adjustments of the logits, as in `sampler.sample`.
-        cores_contended: callback that returns True if other work of the process needs a core. A step with streamed rows
-            then uses one thread fewer: a team in which one thread waits for a core takes longer than a smaller team.
+        window_slots: size of the cache for layers with a window if these have separate pages,
+            excluding one extra page that stands for those outside the window; else 0.
+        one_by_one: whether to compute each token's attention separately, so that it doesn't depend
+            on the batch.
+        original_logprobs: whether log-probabilities are computed before the logits are adjusted, as
+            in `sampler.sample`.
+        cores_contended: callback that returns True if other work of the process needs a core. A
+            step with streamed rows then uses one thread fewer: a team in which one thread waits for
+            a core takes longer than a smaller team.
         adapters: adapters of the slots, or None if no request may have one.
     """
 
@@ -82,7 +86,9 @@ class CpuRunner:
         return self._model
 
     def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
-        """Arrays that the cache has of the tokens in slots, int32 [N], by name."""
+        """Returns what the cache has recorded for the tokens in slots, int32 [N], as arrays by
+        name.
+        """
         return read_records(self._cache, token_slots, names)
 
     def page_memory(self, slots: int) -> CpuPageMemory:
@@ -115,13 +121,13 @@ class CpuRunner:
                 record, self._pages, self._last_tokens, self._adapters, one_by_one=self._one_by_one
             )
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
-            if isinstance(self._cache, KVCache):  # tests' models have others
+            if isinstance(self._cache, KVCache):  # models in tests have other caches
                 self._cache.record_hidden(inputs.plan.store_at, hidden)
             scored = score(self._model, record, inputs.last.numpy(), hidden)
         return CpuForward(record, hidden, inputs.last, scored)
 
     def _copy(self, record: StepRecord) -> None:
-        """Copies the token slots of a record."""
+        """Copies the token slots that a record lists."""
         if not record.copies.shape[1]:
             return
         if self._pages.windows is None:
@@ -136,7 +142,8 @@ class CpuRunner:
         return np.empty((rows, words), dtype=np.int32)
 
     def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
-        """Draws the next tokens of some rows, from a forward that has computed their hidden states."""
+        """Draws the next tokens of some rows from a forward that has computed their hidden states.
+        """
         rows, behind = draws.rows, draws.behind
         if not len(rows):
             return Sampled((), {})
@@ -153,7 +160,7 @@ class CpuRunner:
         return sampled
 
     def logits(self, forward: CpuForward, rows: NDArray[np.int64], behind: Ints | None = None) -> torch.Tensor:
-        """Logits [R, vocab_size] that `sample` draws from."""
+        """Returns the logits [R, vocab_size] that `sample` draws from."""
         last = forward.last[torch.from_numpy(rows)]
         if behind is not None:
             last = last - torch.from_numpy(behind)
@@ -161,11 +168,11 @@ class CpuRunner:
             return self._model.logits(forward.hidden[last])
 
     def with_drawn(self, record: StepRecord) -> StepRecord:
-        """Record in which the tokens that were drawn last have their ids."""
+        """Returns the record with the ids of the tokens last drawn filled in."""
         return replace(record, ids=drawn_ids(record, self._last_tokens))
 
     def _team(self, record: StepRecord) -> AbstractContextManager[None]:
-        """Context that sets the number of threads for the computations of a step."""
+        """Returns a context that sets the number of threads for the computations of a step."""
         leaves_one = self._cores_contended is not None and record.streams > 0 and self._cores_contended()
         return _one_thread_fewer() if leaves_one else nullcontext()
 

@@ -1,4 +1,4 @@
-"""Captured CUDA graphs of decoding steps, one for each size of step."""
+"""Captured CUDA graphs of decoding steps, one for each step size."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from sglang_lite.runtime.kernels.lora_own import pays
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_MEASURED = 3  # replays of a step whose time is measured
-# Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
-# second argument, or of all tokens if it is None. A model of several stages returns the rows of one instead.
+_MEASURED = 3  # replays over which a step's time is measured
+# Writes logits [R, vocab_size] of a plan's tokens into the last argument, for the tokens at the indices [R] in the
+# second argument, or for all tokens if it is None. A model with several stages returns the rows of one stage instead.
 Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 
 class CudaGraphs:
-    """Captured graphs of decoding steps, by number of tokens. All use the same memory for results.
+    """Captured graphs of decoding steps, by number of tokens. All share the same memory for
+    results.
 
     Args:
         sizes: numbers of rows that are worth a graph, ascending; empty if steps can't be captured.
@@ -41,8 +42,10 @@ class CudaGraphs:
         extra_items: items for chunks of shared prefixes in addition to one for each token.
         vocab_size: number of tokens whose logits are computed.
         dtype: data type of logits.
-        drafts: whether rows with several tokens need the logits of all, as drafts are checked, or of the last one.
-        received: [tokens, hidden_size] for `DevicePlan.rows` of all sizes; None to begin with embeddings.
+        drafts: whether rows with several tokens need all their logits, to check drafts, or only the
+            last token's.
+        received: [tokens, hidden_size] for `DevicePlan.rows` of all sizes; None to begin with
+            embeddings.
     """
 
     def __init__(
@@ -63,12 +66,12 @@ class CudaGraphs:
         self._slots, self._staging = slots, staging
         self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
-        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2: most of their own).
+        # Key: number of tokens, whether rows have several tokens, share prefixes, have adapters (2: mostly distinct).
         self.captured: dict[tuple[int, bool, bool, int], CapturedGraph] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
-        """Drops all graphs, as the model or the cache that they use has changed."""
+        """Drops all graphs, because the model or the cache that they use has changed."""
         self.captured.clear()
 
     def capture_all(self, compute: Compute, sharing: Sequence[bool], adapters: Sequence[LoraStep | None]) -> None:
@@ -76,8 +79,10 @@ class CudaGraphs:
 
         Args:
             compute: function to capture, as for `find`.
-            sharing: variants to capture: False for rows that share no prefixes, True for rows that do.
-            adapters: variants to capture: None for rows without adapters, the slots' adapters for others.
+            sharing: variants to capture: False for rows without shared prefixes, True for rows with
+                them.
+            adapters: variants to capture: None for rows without adapters, the slots' adapters for
+                others.
         """
         sizes = [(size, False, size > 1) for size in sorted(self.sizes, reverse=True)]
         sizes += [(size, True, size <= self._max_tokens) for size in reversed(self._token_sizes) if self.sizes]
@@ -88,7 +93,9 @@ class CudaGraphs:
                 self._captured(compute, size, several, shared, lora)
 
     def step_seconds(self) -> dict[int, float]:
-        """Measures the captured steps, on tokens of the dummy slot. Returns their seconds by number of tokens."""
+        """Measures the captured steps on tokens of the dummy slot. Returns their seconds by number
+        of tokens.
+        """
         found: dict[int, float] = {}
         for (tokens, _, shared, adapted), each in sorted(self.captured.items(), key=lambda item: item[0][:2]):
             if not shared and not adapted:
@@ -103,23 +110,30 @@ class CudaGraphs:
         return found
 
     def run_idle(self, compute: Compute, size: int) -> None:
-        """Launches a graph of `size` tokens, all of which are padding; `compute` as for `find`."""
+        """Launches a graph of `size` padding tokens. `compute` is the same as for
+        `find_or_capture`.
+        """
         self.find(compute, NO_TOKENS, size, shared=False).run(NO_TOKENS, None)
 
     def padded_rows(self, rows: int) -> int:
-        """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""
+        """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no
+        graph fits.
+        """
         at = bisect_left(self.sizes, rows)
         return self.sizes[at] if at < len(self.sizes) else rows
 
     def can_run(self, record: StepRecord) -> bool:
-        """True if a graph can run the step, provided that all its tokens are decoded. Graphs return the logits of last
-        tokens only, so a step that scores prompts can't run, nor one whose tokens see later ones or are of images."""
+        """Returns True if a graph can run the step, provided that all its tokens are decoded.
+        Graphs return only the logits of last tokens, so they can't run a step that scores prompts,
+        whose tokens see later ones, or that has tokens of images or sounds.
+        """
         alone = record.scores or record.limits.size or record.features
         return not alone and self.padded_rows(len(record.slots)) in self.sizes
 
     def size_of(self, inputs: GpuInputs) -> int:
-        """Returns the number of tokens of the smallest graph for a step that `can_run`; 0 if not all its tokens are
-        decoded."""
+        """Returns the number of tokens of the smallest graph for a step that `can_run`, or 0 if not
+        all its tokens are decoded.
+        """
         tokens, rows = len(inputs.ids), len(inputs.last)
         if inputs.decoding < tokens:
             return 0
@@ -128,7 +142,7 @@ class CudaGraphs:
     def find(
         self, compute: Compute, inputs: GpuInputs, size: int, shared: bool, lora: LoraStep | None = None
     ) -> CapturedGraph:
-        """Returns the graph that runs a step, captured if necessary.
+        """Returns the graph that runs a step, capturing it if necessary.
 
         Args:
             compute: function to capture. Used only to capture a graph.
@@ -161,8 +175,9 @@ class CudaGraphs:
     def _capture(
         self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool, lora: LoraStep | None
     ) -> CapturedGraph:
-        """Captures a graph that decodes `tokens` tokens and returns the logits of all, or of each row's last one if
-        some rows have several and no drafts are checked."""
+        """Captures a graph that decodes `tokens` tokens. It returns the logits of all tokens, or
+        only of each row's last one if some rows have several and no drafts are checked.
+        """
         slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
         device = slots.page_table.device
         rows_of_inputs = 4 if slots.axes is None else 7
@@ -184,7 +199,7 @@ class CudaGraphs:
 
         last_only = multi_token_rows and not self._drafts
         rows = min(tokens, slots.dummy) if last_only else tokens
-        if self._logits is None:  # a tensor for each graph would take as much memory in all as a model's weights
+        if self._logits is None:  # a tensor for each graph would in total take as much memory as a model's weights
             shape = max(slots.dummy, *self.sizes, *(self._token_sizes if self._drafts else ())), self._vocab_size
             self._logits = torch.empty(shape, dtype=self._dtype, device=device)
         out = self._logits[:rows]
@@ -196,7 +211,9 @@ class CudaGraphs:
         return CapturedGraph(graph, plan, memory, static, logits, self._staging, slots.dummy, last_only)
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Captures what a function launches. Returns the graph and the tensor that it computes at each replay."""
+        """Captures what a function launches. Returns the graph and the tensor that it computes at
+        each replay.
+        """
         graph = torch.cuda.CUDAGraph()
         # Only the mode "relaxed" allows loading kernels that have not been launched before.
         with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
@@ -208,8 +225,9 @@ class CudaGraphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keeps Python's collector away from a capture: what it frees may have to wait for the device, as pinned memory of
-    another engine does, and a device that captures can't be waited for."""
+    """Prevents garbage collection during a capture. Freeing an object may wait for the device
+    (pinned memory of another engine does), and a device can't be waited for while it captures.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -226,14 +244,15 @@ class CapturedGraph:
     Attributes:
         graph: captured CUDA graph.
         plan: plan of the step; its slots and positions are those of the last run.
-        memory: int32, `static`, and behind it the data of shared prefixes, if rows share any.
-        static: int32 [4 or 7, tokens], padded: ids, slots and positions of the tokens, indices of rows' last tokens,
-            and the positions of `DevicePlan.rotary`, if the model has any.
+        memory: int32, `static` followed by the data of shared prefixes, if rows share any.
+        static: int32 [4 or 7, tokens], padded: ids, slots and positions of the tokens, indices of
+            rows' last tokens, and the positions of `DevicePlan.rotary`, if the model has any.
         logits: logits of the last run of any graph.
         staging: copies to the device.
         dummy: index of the dummy slot.
-        last_only: whether there are logits of each row's last token alone, or of all tokens.
-        draws: graphs that draw a token for each row, without and with masks; None if draws are not captured.
+        last_only: whether there are logits for only each row's last token, or for all tokens.
+        draws: graphs that draw a token for each row, without and with masks; None if draws are not
+            captured.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -250,12 +269,12 @@ class CapturedGraph:
     def run(
         self, inputs: GpuInputs, shared: SharedPrefixArrays | None, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Ints]:
-        """Launches the step. Returns logits [N, vocab_size], valid until any graph runs again, and int32 [rows], the
-        index of those of each row's last token.
+        """Launches the step. Returns logits [N, vocab_size], valid until any graph runs again, and
+        int32 [rows], the index of each row's last token in them.
 
         Args:
             inputs: inputs of the step, with at most as many tokens as were captured.
-            shared: prefixes that rows share; None if the graph was captured without.
+            shared: prefixes that rows share; None if the graph was captured without them.
             rows: `DevicePlan.rows` of the tokens; None to begin with embeddings.
         """
         (arrays, stride), real, count = self.static.shape, len(inputs.ids), len(inputs.last)
@@ -280,6 +299,6 @@ class CapturedGraph:
 
 
 def graph_sizes(max_rows: int) -> tuple[int, ...]:
-    """Returns the batch sizes that are worth a separate graph: padding costs at most an eighth."""
+    """Returns the batch sizes worth a separate graph. Padding costs at most an eighth."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
     return (*(size for size in sizes if size < max_rows), max_rows)

@@ -1,4 +1,6 @@
-"""Changes of the ranks that have experts: rank 0 counts what is chosen, and places them anew if that is not even."""
+"""Rebalances experts between ranks: rank 0 counts which are chosen and moves them if the load is
+uneven.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from sglang_lite.runtime.models.expert_moves import expert_counts
 from sglang_lite.runtime.models.spec import ExpertsSpec
 from sglang_lite.runtime.parallel.placement import balanced, heaviest
 
-_STEPS_A_LAYER = 8  # from the beginning of reading a layer's experts to their use
+_STEPS_A_LAYER = 8  # steps from starting to read a layer's experts to their use
 _Move: TypeAlias = tuple[int | None, tuple[int, ...]]  # arguments of `ExpertMoves.move`
-_GAIN = 0.95  # of the heaviest group's rows: a layer that would be left with more stays as it is
+_GAIN = 0.95  # a layer stays as it is unless its heaviest group's rows would fall below this fraction
 
 
 class ExpertBalance:
-    """Changes of a model's placement, a layer at a time.
+    """Changes a model's expert placement, one layer at a time.
 
     Args:
-        model: rank 0's model, which counts what is chosen.
+        model: rank 0's model, which counts the chosen experts.
         config: settings.
 
     Attributes:
-        moved: number of times that a layer has been placed anew.
+        moved: number of times that a layer's placement has changed.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig) -> None:
@@ -39,7 +41,9 @@ class ExpertBalance:
         self._steps = self.moved = 0
 
     def next_move(self) -> _Move | None:
-        """Arguments of `ExpertMoves.move` that come before the next step, or None; called before each."""
+        """Returns the arguments of the `ExpertMoves.move` due before the next step, or None. Must
+        be called before each step.
+        """
         self._steps += 1
         if self._found is not None and self._found.done():
             self._pending.extend(self._found.result())
@@ -56,10 +60,11 @@ class ExpertBalance:
         return self._pending.popleft()
 
     def _moves(self, loads: list[list[int]], placed: list[tuple[int, ...]]) -> list[_Move]:
-        """Moves that are worth it, and one behind them that takes the last experts into use; on a thread of its own.
+        """Returns the worthwhile moves, followed by one that puts the last moved experts into use.
+        Runs on its own thread.
 
         Args:
-            loads: rows that have chosen each expert of each layer.
+            loads: number of rows that chose each expert of each layer.
             placed: placement of each layer.
         """
         found: list[_Move] = []

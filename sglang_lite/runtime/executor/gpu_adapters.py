@@ -14,15 +14,17 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 
 class GpuAdapters:
-    """Adapters by number, an `AdapterMemory`. Their matrices lie in one tensor [pages, elements of a page]: a page has
-    RANKS ranks of each product of each layer, so that an adapter is written in one copy a page.
+    """Adapters by number; an `AdapterMemory`. Their matrices are in one tensor [pages, elements of
+    a page]. A page holds RANKS ranks of each product of each layer, so an adapter is written in one
+    copy per page.
 
     Args:
         spec: the model.
         size: number of adapters and of pages.
         dtype: the model's data type.
         device: device of the model.
-        zeros: function that makes the tensor of pages of its shape and data type; None for torch's.
+        zeros: function that creates the tensor of pages from a shape and data type; None for
+            torch's.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class GpuAdapters:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
-        self._written: dict[int, torch.cuda.Event] = {}  # events after writes that no step has waited for
+        self._written: dict[int, torch.cuda.Event] = {}  # events after writes that no step has waited for yet
 
     @property
     def bytes(self) -> int:
@@ -49,26 +51,31 @@ class GpuAdapters:
         return self._memory.nbytes
 
     def step(self, of_slot: torch.Tensor) -> LoraStep:
-        """Returns the adapters as plans have them, given each slot's number. They change as adapters are written."""
+        """Returns the adapters in the form that plans need, given each slot's adapter number. They
+        change as adapters are written.
+        """
         return LoraStep(of_slot, self._pages, self._ranks, _views(self._memory, self._shapes))
 
     def room(self, rank: int) -> AdapterRoom:
-        """Returns pages for an adapter of a rank, in pinned memory, and views of them. Any thread may call this."""
+        """Allocates pages for an adapter of a rank, in pinned memory, and returns them with views
+        of them. Any thread may call this.
+        """
         shape = (rank // RANKS, self._memory.shape[1])
         pages = torch.zeros(shape, dtype=self._memory.dtype, pin_memory=self._stream is not None)
         return pages, _views(pages, self._shapes)
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
-        """Makes an adapter the one of a number, beside steps that run. The first step that uses it waits.
+        """Stores an adapter under a number while steps keep running. The first step that uses it
+        waits.
 
         Args:
             slot: the number, which no running request uses.
-            pages: pages for the adapter, which none uses either.
+            pages: pages for the adapter, which no running request uses either.
             adapter: adapter that was read into `room`.
         """
         assert adapter.pages is not None, "not in pages"
         table = torch.tensor([*pages, adapter.rank], dtype=torch.int32, pin_memory=self._stream is not None)
-        if self._stream is not None:  # steps may still run that have used these pages
+        if self._stream is not None:  # earlier steps that use these pages may still be running
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for page, source in zip(pages, adapter.pages):
@@ -79,10 +86,10 @@ class GpuAdapters:
             self._written[slot] = self._stream.record_event()
 
     def clear(self, slot: int) -> None:
-        """Does nothing, as a number that no slot has is not read."""
+        """Does nothing, since a number that no slot has is never read."""
 
     def wait_for(self, slots: Ints) -> None:
-        """Lets the next step wait until the adapters of these numbers are written."""
+        """Makes the next step wait until the adapters with these numbers are written."""
         for slot in self._written.keys() & set(slots.tolist()):
             torch.cuda.current_stream(self._device).wait_event(self._written.pop(slot))
 
@@ -100,12 +107,13 @@ def _page_elements(shapes: _Shapes) -> int:
 
 
 def _width(shape: ProductShape) -> int:
-    """Elements of a rank in a product."""
+    """Returns the number of elements that a product has per rank."""
     return len(shape.outputs) * shape.inputs + sum(shape.outputs)
 
 
 def _views(pages: torch.Tensor, shapes: _Shapes) -> tuple[Mapping[str, LoraWeights], ...]:
-    """Matrices of each layer by product, as views of pages [pages, elements of a page]."""
+    """Returns the matrices of each layer by product, as views of pages [pages, elements of a page].
+    """
     at, layers = 0, []
     for layer in shapes:
         products = {}

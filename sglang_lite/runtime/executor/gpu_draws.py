@@ -1,4 +1,6 @@
-"""Draws of next tokens on a GPU: in one captured launch if it can be, else with what requests ask of their logits."""
+"""Draws the next tokens on a GPU: in one captured launch if possible, else with everything that
+requests require of their logits.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,16 @@ class GpuPendingTokens:
     """Tokens that are being drawn and copied to the host.
 
     Attributes:
-        tokens: int32 [R], on the host once `done` has come.
+        tokens: int32 [R], on the host once `done` has occurred.
         done: event after the draws; None if the device is not a GPU.
         positions: positions [R] of the drawn tokens.
         adjustments, masks: arguments of `sample`.
         logprobs: log-probabilities [V] on the device, by row.
-        errors: reason that a row has no valid token, by row.
-        waiting: events at the start and the end of the device's wait for masks; None if that is not measured.
-        scores: float32 [2, R], as in `Sampled`, on the host once `done` has come; None if none were requested.
+        errors: reason why a row has no valid token, by row.
+        waiting: events at the start and the end of the device's wait for masks; None if it is not
+            measured.
+        scores: float32 [2, R], as in `Sampled`, on the host once `done` has occurred; None if none
+            were requested.
     """
 
     tokens: torch.Tensor
@@ -64,7 +68,7 @@ class GpuPendingTokens:
                 continue
             if token == draws.NOT_FINITE:
                 errors[i] = not_finite(int(self.positions[i]))
-            elif self.masks is None or self.masks.rows[i] < 0:  # the error of a grammar explains that better
+            elif self.masks is None or self.masks.rows[i] < 0:  # otherwise the grammar's error explains it better
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
         logprobs = {i: token_logprob(row, tokens[i], self.adjustments[i].params) for i, row in self.logprobs.items()}
@@ -73,18 +77,20 @@ class GpuPendingTokens:
 
 
 class GpuDraws:
-    """Draws of a runner, whose results the next step reads on the device.
+    """Draws tokens for a runner. The next step reads the results on the device.
 
     Args:
-        slots: state of slots on the device: their parameters, and their last tokens, which draws replace.
+        slots: state of slots on the device: their parameters, and their last tokens, which draws
+            replace.
         staging: copies to and from the device.
         device: device of the logits.
-        graphs: graphs of the runner, which capture their draws, too.
+        graphs: graphs of the runner, which also capture their draws.
         original_logprobs: as for `GpuRunner`.
-        alike: whether to draw from float32 logits in every step, as in one with adjustments, so that a draw does not
-            depend on the other rows' options.
-        parts: how ranks share the logits; None if there is one rank. All ranks draw the same tokens: in their parts, or
-            from gathered logits if a row has a filter or is scored. Rows with adjustments are drawn by rank 0.
+        alike: whether to draw from float32 logits in every step, not only with adjustments, so that
+            a draw does not depend on the other rows' options.
+        parts: how ranks share the logits; None if there is one rank. All ranks draw the same
+            tokens, in their parts or from gathered logits if a row has a filter or is scored. Rank
+            0 draws rows with adjustments.
     """
 
     def __init__(
@@ -101,14 +107,17 @@ class GpuDraws:
         )
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        """Allocates pinned int32 [rows, words] for the token masks of a step: see `DeviceMasks`. Draws that were
-        captured before must be captured again."""
+        """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`.
+        Draws captured before must be captured again.
+        """
         self._masks = DeviceMasks(self._device, rows, words)
         return self._masks.words
 
     @torch.inference_mode()
     def capture(self, graph: CapturedGraph, softcap: float | None) -> None:
-        """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
+        """Captures the draws of a graph with few rows, since their kernels could take longer to
+        launch than to run.
+        """
         plan, rows, parts = graph.plan, len(graph.logits), self._parts
         if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
             return
@@ -133,7 +142,9 @@ class GpuDraws:
         )
 
     def can_replay(self, graph: CapturedGraph, slots: Ints) -> bool:
-        """True if the draws of all rows of the graph, which are of these slots, are captured."""
+        """Returns True if the draws of all rows of the graph, which belong to these slots, are
+        captured.
+        """
         captured = graph.plan.separate and graph.draws is not None
         return captured and (self._parts is None or not self._slots.filtered(slots))
 
@@ -141,7 +152,8 @@ class GpuDraws:
         self, graph: CapturedGraph, positions: Ints, masks: Masks | None, softcap: float | None,
         waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None, *, scored: bool = False,
     ) -> GpuPendingTokens:  # fmt: skip
-        """Launches the captured draws of a graph that has run; arguments as for `draw`."""
+        """Launches the captured draws of a graph that has run. Takes the same arguments as `draw`.
+        """
         assert graph.draws is not None
         if masks is not None:
             self._masks.send(masks, len(graph.logits))
@@ -208,7 +220,8 @@ class GpuDraws:
         return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores)
 
     def draw_as_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
-        """Takes part in a draw of rank 0 with adjustments, which other ranks don't know. Its tokens stay on the device.
+        """Takes part in a draw by rank 0 with adjustments that other ranks don't know. Its tokens
+        stay on the device.
 
         Args:
             logits: logits [R, tokens] of this rank's part of the vocabulary.
@@ -220,7 +233,7 @@ class GpuDraws:
         return Sampled((), {})
 
     def _take_drawn(self, parts: LogitParts, slots: torch.Tensor) -> None:
-        """Makes rank 0's last tokens of slots those of all ranks."""
+        """Copies rank 0's last tokens of some slots to all ranks."""
         last_tokens = self._slots.last_tokens
         last_tokens[slots] = parts.ranks.stack(last_tokens[slots])[0]
 
@@ -228,7 +241,9 @@ class GpuDraws:
         self, parts: LogitParts, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
         tokens: torch.Tensor, masks: TokenMasks | None, softcap: float | None,
     ) -> None:  # fmt: skip
-        """Launches draws of rows without filters: each rank's winners, of which all ranks pick the same ones."""
+        """Launches draws of rows without filters: each rank finds the winners of its part, and all
+        ranks pick the same one.
+        """
         found = draw_part(
             logits, slots, positions, self._slots.sampling, parts.first, parts.blocks,
             masks=masks and TokenMasks(parts.words(masks.words), masks.rows), softcap=softcap,
@@ -239,8 +254,9 @@ class GpuDraws:
     def _scores(
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
     ) -> torch.Tensor:
-        """Launches the scoring of the tokens that rows have drawn from logits that were not adjusted yet. Returns
-        float32 [2, R], as in `Sampled`."""
+        """Launches the scoring of the drawn tokens by logits that have not been adjusted. Returns
+        float32 [2, R], as in `Sampled`.
+        """
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)
         device_masks = None if masks is None else self._masks.of(rows)
@@ -250,18 +266,18 @@ class GpuDraws:
     def warm_up(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, softcap: float | None
     ) -> None:
-        """Compiles the kernels of draws, from the logits of one row of the dummy slot."""
+        """Compiles the kernels of draws, using the logits of one row of the dummy slot."""
         tokens, parts = torch.zeros(1, dtype=torch.int32, device=self._device), self._parts
         if parts is not None:
             ones = torch.full((1, cdiv(sum(parts.sizes), 32)), -1, dtype=torch.int32, device=self._device)
             for mask in (None, TokenMasks(ones, torch.zeros_like(tokens))):
                 self._draw_parts(parts, logits, slots, positions, tokens, mask, softcap)
-            for rows in (4, 2, 1):  # whose parts are exchanged by kernels of their own
+            for rows in (4, 2, 1):  # separate kernels exchange the parts of each number of rows
                 whole = parts.whole(logits.expand(rows, -1))
             logits = whole
         masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
         scores = torch.zeros((2, 1), device=self._device)
-        # The forms that `draw` has: logits as computed, and float32 logits with the softcap applied.
+        # The forms of `draw`: logits as computed, and float32 logits with the softcap applied.
         for one, cap in ((logits, softcap), (logits.float(), None)):
             for mask in (None, TokenMasks(masks, torch.zeros_like(tokens))):
                 draw(
@@ -279,8 +295,9 @@ def _adjustable(logits: torch.Tensor, softcap: float | None) -> tuple[torch.Tens
 
 
 def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
-    """Sets the logits [V] of tokens to -inf whose bits in the int32 words [ceil(V / 32)] are 0, as the kernel of draws
-    does."""
+    """Sets the logits [V] of tokens to -inf if their bit in the int32 words [ceil(V / 32)] is 0,
+    like the kernel of draws.
+    """
     bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
@@ -289,8 +306,8 @@ _MAX_ROWS_READ_FROM_HOST = 4  # most rows whose draws read masks from host memor
 
 
 class DeviceMasks:
-    """Token masks, sent on a separate stream while the forward before the draws runs. For few rows they stay on the
-    host, where kernels read them.
+    """Token masks, sent on a separate stream while the preceding forward runs. For few rows they
+    stay on the host, where kernels read them.
 
     Only one step's masks exist at a time: new ones may be written only after the tokens of the step have been read.
 
@@ -320,10 +337,10 @@ class DeviceMasks:
         return TokenMasks(self._masks, self._rows[:rows])
 
     def send(self, masks: Masks, rows: int) -> None:
-        """Starts sending masks, the first ones of `words`; kernels launched afterwards see them.
+        """Starts sending masks, the first ones of `words`. Kernels launched afterwards see them.
 
         Args:
-            masks: number of masks, and the mask of each row.
+            masks: their number, and the mask of each row.
             rows: number of rows that draw; those beyond `masks.rows` have no mask.
         """
         count, real = len(masks.words), len(masks.rows)

@@ -40,11 +40,13 @@ class GpuInputs:
 
     @property
     def three_positions(self) -> Ints:
-        """Time, row and column that rotate each token, int32 [3, T]."""
+        """Time, row and column positions for rotating each token, int32 [3, T]."""
         return self.rotary if self.rotary.size else np.broadcast_to(self.positions, (3, len(self.positions)))
 
     def arrays(self, threefold: bool) -> tuple[Ints, ...]:
-        """Ids, slots, positions and flattened blocks; then `three_positions`, if they are wanted."""
+        """Returns ids, slots, positions and flattened blocks, followed by `three_positions` if
+        `threefold`.
+        """
         whole = self.ids, self.slots, self.positions, self.blocks.reshape(-1)
         return (*whole, *self.three_positions) if threefold else whole
 
@@ -52,21 +54,23 @@ class GpuInputs:
 def build_gpu_inputs(
     record: StepRecord, max_decoded_tokens: int, *, max_token_reads: int, queries_per_read: int
 ) -> GpuInputs:
-    """Returns the inputs of a step: decoded tokens first, then the tokens of all other rows in blocks.
+    """Returns the inputs of a step: decoded tokens first, then the tokens of all other rows in
+    blocks.
 
-    A row with several tokens (a short prompt, or tokens that a grammar forces) can be computed as that many decoding
-    rows of one slot: all keys and values of a layer are stored before attention, and no token sees beyond its own
-    position. A step of decoding rows alone can run as a captured graph that includes the draws, and the tokens before a
-    few new ones are read by more programs than in blocks.
+    A row with several tokens (a short prompt, or tokens that a grammar forces) can be computed as
+    that many decoding rows of one slot: all keys and values of a layer are stored before attention,
+    and no token sees beyond its own position. A step with only decoding rows can run as a captured
+    graph that includes the draws, and the tokens before a few new ones are read by more programs
+    than in blocks.
 
     Args:
         record: the step.
-        max_decoded_tokens: maximum number of tokens decoded in one step; twice as many if no row has more than
-            MAX_DECODED_ROW_TOKENS, and their token reads are few.
-        max_token_reads: maximum number of token reads by decoded rows with several tokens; 0 if the step can't be
-            captured.
-        queries_per_read: number of tokens of a row with more than MAX_DECODED_ROW_TOKENS tokens that read the tokens
-            before them at once.
+        max_decoded_tokens: maximum number of tokens decoded in one step, or twice as many if no row
+            has more than MAX_DECODED_ROW_TOKENS, and their token reads are few.
+        max_token_reads: maximum number of token reads by decoded rows with several tokens; 0 if the
+            step can't be captured.
+        queries_per_read: number of tokens of a row with more than MAX_DECODED_ROW_TOKENS tokens
+            that read the tokens before them together.
     """
     counts, last = record.ends - record.starts, record.last
     tokens = record.ids, record.token_slots, record.positions, record.rotary, record.limits
@@ -79,7 +83,7 @@ def build_gpu_inputs(
         len(record.ids) <= (2 * max_decoded_tokens if few else max_tokens)
         and _token_reads(record, queries_per_read) <= max_token_reads
     )
-    if decoded and not record.limits.size:  # decoded tokens see none of the later ones
+    if decoded and not record.limits.size:  # decoded tokens can't see later ones
         return GpuInputs(*tokens, _NO_BLOCKS, BLOCK_SIZES[0], last, len(record.ids))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
@@ -91,15 +95,16 @@ def build_gpu_inputs(
             int(record.starts[i]),
         )
         blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
-    blocks.sort(key=lambda b: -b[3])  # blocks that read most tokens first
+    blocks.sort(key=lambda b: -b[3])  # blocks that read the most tokens first
     longest_uncached = 0 if record.starts[record.singles :].any() else longest
     return GpuInputs(*tokens, np.array(blocks, dtype=np.int32), size, last, record.singles, longest_uncached)
 
 
 def _token_reads(record: StepRecord, queries_per_read: int) -> int:
-    """Returns the number of token reads if rows with several tokens are decoded: each token reads its row's new
-    tokens up to itself, and all tokens before these, which a row with more than MAX_DECODED_ROW_TOKENS tokens reads
-    once for `queries_per_read` tokens."""
+    """Returns the number of token reads if rows with several tokens are decoded. Each token reads
+    its row's new tokens up to itself and all tokens before these; a row with more than
+    MAX_DECODED_ROW_TOKENS tokens reads the latter once per `queries_per_read` tokens.
+    """
     starts, ends = record.starts[record.singles :].astype(np.int64), record.ends[record.singles :]
     counts = ends - starts
     before = np.where(counts > MAX_DECODED_ROW_TOKENS, -(-counts // queries_per_read), counts) * starts
@@ -110,8 +115,8 @@ MAX_DECODED_ROW_TOKENS = (
     16  # tokens of a row up to which decoding is cheaper, though each reads the row's keys and values
 )
 # Most tokens of the longest row for which a step is decoded up to `max_decoded_tokens` tokens, and most tokens of a
-# decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a row of 256 tokens, and 4.7 ms behind
-# 8,000 cached ones; in blocks of a captured graph 2.9 and 5.9 ms. For 400 tokens these are 4.2 and 6.4 ms, in blocks
+# decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a row of 256 tokens, and 4.7 ms after
+# 8,000 cached ones. In blocks of a captured graph, it takes 2.9 and 5.9 ms. For 400 tokens: 4.2 and 6.4 ms, in blocks
 # 3.3 and 6.2 ms.
 _SHORT_ROW_TOKENS, _MAX_LONG_ROW_TOKENS = 64, 256
 MAX_TOKEN_READS = 1 << 20  # token reads times KV heads that rows with several tokens may need in a decoded step

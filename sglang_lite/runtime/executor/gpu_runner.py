@@ -1,5 +1,5 @@
-"""Runner on a GPU: the state of slots stays on the device, a step copies one small buffer, and decoding runs as
-captured CUDA graphs.
+"""GPU runner: the state of slots stays on the device, a step copies one small buffer, and decoding
+runs as captured CUDA graphs.
 
 The tokens of a step stay on the device, where the next step reads them; the host reads them one step later. All work is
 launched on one stream, so a reused page is written only after all reads that were launched before.
@@ -58,7 +58,7 @@ _EVERY_OPTION = SamplingParams(
     repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias=((0, 0.0),),
     return_logprob=True, top_logprobs_num=2, token_ids_logprob=(0,),
 )  # fmt: skip
-_DRAFTED_TOKENS = 128  # decoded tokens of a step that drafts may take an engine of few rows to
+_DRAFTED_TOKENS = 128  # decoded tokens that a step with drafts may reach in an engine with few rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,14 @@ class GpuForward:
 
     Attributes:
         record: step that the forward computes.
-        hidden: what the model returned for tokens [T, hidden_size]; none if a captured graph computed the logits. With
-            several stages, valid until the next forward.
+        hidden: the model's output for tokens [T, hidden_size]; empty if a captured graph computed
+            the logits. With several stages, valid until the next forward.
         logits: logits [N, vocab_size]; None if no captured graph computed them.
         last: int32 [rows], index of each row's last token in `hidden` or `logits`.
         scored: log-probabilities of prompt tokens, by row of the step.
         graph: captured decoding graph that ran, or None.
-        done: event after the forward, or None. Recorded only in some steps whose draws may wait for masks.
+        done: event after the forward, or None. Recorded only in some steps whose draws may wait for
+            masks.
         token_slots: int64 [T], slots of the tokens in the cache; None if they are not needed.
     """
 
@@ -88,20 +89,21 @@ class GpuForward:
 
 
 class GpuRunner:
-    """Runner of steps by fused kernels, a `ModelRunner`.
+    """Runs steps with fused kernels; a `ModelRunner`.
 
     Args:
         model: model to run.
-        slot_pages: pages of the slots, of which there are none yet.
+        slot_pages: pages of the slots, still empty.
         pages: number of pages in the KV pool; the cache has one more, the dummy page for padding.
         step_tokens: maximum number of tokens in a step.
         attention: name of the attention backend, or "auto".
-        graphs: numbers of rows to capture CUDA graphs for; ignored if the model or the attention backend can't be
-            captured.
+        graphs: numbers of rows to capture CUDA graphs for; ignored if the model or the attention
+            backend can't be captured.
         draft_tokens: maximum number of guesses in a draft; 0 if no drafts are checked.
-        original_logprobs: whether log-probabilities are those before adjustments of the logits, as in
-            `executor.sampler.sample`.
-        window_pages: number of pages in the layers with a window, apart from a dummy page; 0 if they have `pages`.
+        original_logprobs: whether log-probabilities are computed before the logits are adjusted, as
+            in `executor.sampler.sample`.
+        window_pages: number of pages in the layers with a window, excluding a dummy page; 0 if they
+            have `pages`.
         adapters: adapters that requests may have; None if none may.
 
     Raises:
@@ -166,14 +168,16 @@ class GpuRunner:
         return self._model
 
     def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
-        """Waits for the forwards so far, and returns what the cache has recorded of the tokens in slots, int32 [N]."""
+        """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
+        slots, int32 [N].
+        """
         return read_records(self._cache, token_slots, names)
 
     def page_memory(self, slots: int) -> GpuPageMemory:
         """Allocates host memory for copies of `slots` pages of the KV cache.
 
         Raises:
-            ModelError: so much memory can't be pinned.
+            ModelError: this much memory can't be pinned.
         """
         return GpuPageMemory(self._cache.planes, self._slot_pages.page_size, slots)
 
@@ -188,7 +192,7 @@ class GpuRunner:
         self.prompts.clear()
 
     def capture_graphs(self) -> None:
-        """Captures the graphs of decoding again; those of prompts are captured when they are needed."""
+        """Captures the graphs of decoding again. Those of prompts are captured when needed."""
         self.graphs.capture_all(self._compute, self._sharing, (None, *filter(None, (self._lora, self._own))))
 
     def close(self) -> None:
@@ -207,7 +211,7 @@ class GpuRunner:
 
         Args:
             record: the step.
-            rows: [T, hidden_size] of the stage before; None to begin with embeddings.
+            rows: [T, hidden_size] from the previous stage; None to begin with embeddings.
         """
         captured, prefixes = self.graphs.can_run(record), self._prefixes
         inputs = build_gpu_inputs(
@@ -216,7 +220,7 @@ class GpuRunner:
         )  # fmt: skip
         for copy, slots in ((self._copy, record.copies), (self._window_copy, record.window_copies)):
             if slots.shape[1]:
-                # Each in a tensor of its own: the kernel is compiled for addresses that are multiples of 16.
+                # Each in a separate tensor: the kernel is compiled for addresses that are multiples of 16.
                 copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in slots))
         self._slots.update(record)
         lora = self._lora if record.lora else None
@@ -231,7 +235,7 @@ class GpuRunner:
         decoded = self._own if pays(record.lora, len(inputs.ids)) else lora
         with self._model.steps.begin(len(inputs.ids), self.graphs.size_of(inputs) if captured else 0) as size:
             if size:
-                if size > self._max_decoded_tokens:  # as another replica has so many
+                if size > self._max_decoded_tokens:  # because another replica has this many
                     shared = None
                 graph = self.graphs.find(self._compute, inputs, size, shared is not None, decoded)
                 logits, last = graph.run(inputs, shared, rows)
@@ -252,18 +256,19 @@ class GpuRunner:
         return GpuForward(record, hidden, None, last, scored, None, self._events.after_forward(record))
 
     def _in_stage(self, record: StepRecord, rows: torch.Tensor, last: Ints, plan: DevicePlan) -> GpuForward:
-        """Forward of one stage."""
+        """Returns the forward of one stage."""
         at = None if self._cache.hidden is None else plan.token_slots[: len(record.ids)]
         return GpuForward(record, rows, None, last, {}, None, self._events.after_forward(record), at)
 
     @torch.inference_mode()
     def end(self, forward: GpuForward, rows: torch.Tensor) -> None:
-        """Records and scores the tokens of a step that has passed all stages, if it has such tokens. All ranks do so at
-        the same time.
+        """Records and scores the tokens of a step that has passed all stages, as far as needed. All
+        ranks do this at the same time.
 
         Args:
             forward: forward of the step.
-            rows: [T, hidden_size] behind the last stage on its ranks; on others, anything of this shape.
+            rows: [T, hidden_size] after the last stage, on its ranks; on other ranks, anything of
+                this shape.
         """
         record = forward.record
         if forward.token_slots is not None:
@@ -291,8 +296,9 @@ class GpuRunner:
         )  # fmt: skip
 
     def _logits_of(self, forward: GpuForward, at: Ints) -> torch.Tensor:
-        """Returns the logits at some indices: a view if a graph computed them and these are the first, else a new
-        tensor."""
+        """Returns the logits at some indices: a view if a graph computed them and the indices are
+        the first ones, else a new tensor.
+        """
         if forward.logits is not None and np.array_equal(at, np.arange(len(at))):
             return forward.logits[: len(at)]
         where = self._staging.send(at)
@@ -319,7 +325,9 @@ class GpuRunner:
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
-        """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for these."""
+        """Compiles every kernel, captures the graphs and runs first steps, so that no request has
+        to wait for these.
+        """
         for count in _doubled(2 * self._max_decoded_tokens):
             for shared in self._sharing if 1 < count <= self._max_decoded_tokens else (False,):
                 self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
@@ -331,7 +339,7 @@ class GpuRunner:
         last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
         update_pages(page_table, last, page_table.view(-1)[-1:].clone())
         # Blocks come last, as their kernels take longest to compile.
-        longest = self._longest  # learned position embeddings end there
+        longest = self._longest  # learned position embeddings end here
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._warm_up_step(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
@@ -340,8 +348,10 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _run_first_steps(self) -> None:
-        """Runs a prompt and one token after it, drawn both plainly and with every option of a request: torch loads the
-        kernel of an operator when it first runs. Uses slot 0 and page 0, which no request has yet."""
+        """Runs a prompt and one token after it, drawn both plainly and with every option of a
+        request, since torch loads an operator's kernel when it first runs. Uses slot 0 and page 0,
+        which no request has yet.
+        """
         slots, row, count = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64), min(FIRST_ROWS, self._longest)
         tokens = np.zeros(count, dtype=np.int32)
         options = resolve_params(_EVERY_OPTION, self._model.vocab_size)
@@ -368,7 +378,7 @@ class GpuRunner:
         block_size: int,
         shares: bool = False,
     ) -> None:
-        """Runs a step on tokens of the dummy slot, so that its kernels are compiled.
+        """Runs a step on tokens of the dummy slot to compile its kernels.
 
         Args:
             count: number of tokens.
@@ -416,7 +426,7 @@ class GpuRunner:
 
 
 def empty_rows(model: DeviceModel, count: int) -> torch.Tensor:
-    """Returns memory for rows [count, hidden_size] of a model's layers."""
+    """Allocates memory for rows [count, hidden_size] of a model's layers."""
     assert model.spec is not None, "a decoder's layers"
     return torch.zeros((count, model.spec.hidden_size), dtype=model.precision.compute, device=model.device)
 
@@ -430,12 +440,13 @@ def _send_shared(staging: Staging, shared: SharedPrefixArrays, rows: int) -> Sha
 
 
 def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) -> ModelAttention:
-    """Attention of all layers of a model.
+    """Returns the attention of all layers of a model.
 
     Args:
         name: name of a backend, or "auto".
         model: the model.
-        max_decoded: maximum number of tokens decoded in one step whose rows share prefixes; half of the maximum.
+        max_decoded: maximum number of tokens decoded in one step with shared prefixes; half of the
+            overall maximum.
         longest: longest sequence in tokens.
     """
     precision = model.precision
@@ -456,7 +467,7 @@ def _attention(name: str, model: DeviceModel, max_decoded: int, longest: int) ->
 
 
 def _prefix_groups(model: DeviceModel, slot_pages: SlotPages, target_chunks: int) -> PrefixGroups:
-    """Groups of the size that the kernel for shared prefixes reads at once."""
+    """Returns prefix groups of the size that the kernel for shared prefixes reads at once."""
     heads, precision = model.attentions[0], model.precision
     group = heads.heads // heads.kv_heads
     queries = block_queries(group, precision.compute.itemsize)
@@ -487,13 +498,16 @@ def _one_row(slots: Ints, start: int, end: int) -> StepRecord:
 
 
 def _doubled(limit: int) -> list[int]:
-    """Returns 1, 2, 4 and so on, then `limit`: kernels are compiled for ranges of row counts between powers of two."""
+    """Returns 1, 2, 4 and so on, then `limit`. Kernels are compiled for ranges of row counts
+    between powers of two.
+    """
     return [*(1 << i for i in range((limit - 1).bit_length())), limit]
 
 
 def _own_matrices(step: LoraStep | None, adapters: GpuAdapters | None) -> LoraStep | None:
-    """Returns what a step reads whose rows mostly have adapters of their own, made of that of others; None if none has
-    so many."""
+    """Returns the LoRA step for rows that mostly have different adapters, or None if there are
+    never enough adapters for it to pay.
+    """
     if step is None or adapters is None or not pays(adapters.most, 1):
         return None
     return replace(step, own=True)

@@ -1,4 +1,4 @@
-"""State of slots on the device, as the records of steps change it."""
+"""State of slots on the device, updated by the records of steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 class GpuSlots:
     """Pages, last token, sampling parameters and adapter of each slot, on the device.
 
-    The last row is the dummy slot: rows that pad a graph read and write the dummy page.
+    The last row is the dummy slot: padding rows of a graph read and write its dummy page.
 
     Args:
-        pages: pages of the slots on the host, of which there are none yet.
+        pages: pages of the slots on the host, still empty.
         dummy_page: page of the dummy slot.
         staging: copies to the device.
         device: device of the state.
-        window_dummy: the same in the layers with a window, if they have pages of their own.
+        window_dummy: the dummy page in the layers with a window, if they have separate pages.
         memory: adapters that slots may have; None if none may.
         axes: `RotaryPositions.axes` of the model; None if its tokens have one position.
 
@@ -64,8 +64,9 @@ class GpuSlots:
         self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, rotary: torch.Tensor | None, *,
         decoding: int, blocks: torch.Tensor, block_size: int, shared: SharedPrefixes | None = None,
     ) -> DevicePlan:  # fmt: skip
-        """Plan of a step's tokens; arguments as of DevicePlan, with the positions [3, T] of `rotary`, which count if
-        the model has `axes`."""
+        """Returns the plan of a step's tokens. Takes the arguments of DevicePlan, except for
+        `rotary`, the positions [3, T] that are used if the model has `axes`.
+        """
         return DevicePlan(
             ids=ids, slots=slots, positions=positions, last_tokens=self.last_tokens, page_table=self.page_table,
             window_table=self.window_table, page_size=self._pages.page_size, decoding=decoding, shared=shared,
@@ -74,11 +75,11 @@ class GpuSlots:
         )  # fmt: skip
 
     def filtered(self, slots: Ints) -> bool:
-        """True if a filter applies to the draws of any of these slots."""
+        """Returns True if a filter applies to the draws of any of these slots."""
         return bool((self._sampling.filtered(slots) & self._sampling.drawn(slots)).any())
 
     def update(self, record: StepRecord) -> None:
-        """Takes over the changes of a record, on the host and on the device."""
+        """Applies the changes of a record, on the host and on the device."""
         if len(record.started) or len(record.adapted):
             self._sampling.set(record.started, record.sampling)
             self._adapters[record.adapted] = np.where(record.adapters < 0, self._no_adapter, record.adapters)
@@ -90,12 +91,13 @@ class GpuSlots:
             update_pages(self.window_table, *self._staging.send_all(record.window_indices, record.window_pages))
 
 
-_WORDS = SAMPLING.itemsize // 4  # of a slot's parameters: two of its seed, and one of each other
+_WORDS = SAMPLING.itemsize // 4  # words of a slot's parameters: two for its seed and one for each other
 
 
 def _packed(sampling: SamplingTable) -> Ints:
-    """Returns the sampling parameters of all slots and of the dummy slot in one int32 array, in the layout of
-    `_views`."""
+    """Returns the sampling parameters of all slots and of the dummy slot as one int32 array, in the
+    layout of `_view_parameters`.
+    """
     rows: Ints = sampling.rows.view(np.int32).reshape(-1, _WORDS)
     count = len(rows)
     packed = np.zeros((_WORDS, count + 1), dtype=np.int32)
@@ -105,7 +107,9 @@ def _packed(sampling: SamplingTable) -> Ints:
 
 
 def _views(packed: torch.Tensor, slots: int) -> DeviceSampling:
-    """Returns each parameter of all slots: the seeds, then one after the other, as in SAMPLING."""
+    """Returns each parameter of all slots as a view of the packed array: the seeds first, then one
+    after another, as in SAMPLING.
+    """
     views = {"seed": packed[: 2 * slots].view(torch.int64)}
     for i, name in enumerate((SAMPLING.names or ())[1:], 2):
         words = packed[i * slots : (i + 1) * slots]

@@ -17,16 +17,18 @@ from sglang_lite.runtime.parallel.layout import ALONE, Parallel
 from sglang_lite.runtime.scheduler.drafted_rows import max_drafted
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
-_CONTEXT = 640 << 20  # bytes that CUDA and the libraries' kernels take of a process, on a Hopper GPU
-# Most token slots of a pool with its dummy page: kernels index token slots with 32-bit integers.
+_CONTEXT = 640 << 20  # bytes that CUDA and the libraries' kernels take per process on a Hopper GPU
+# Most token slots of a pool including its dummy page: kernels index token slots with 32-bit integers.
 MAX_SLOTS = 2**31 - 1
-_TYPICAL = 2048  # tokens of a request, apart from twice its window, that the window pages are shared out for
+_TYPICAL = 2048  # tokens of a typical request, in addition to twice its window, for sizing the window pages
 
 
 def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> int:
-    """Returns the number of pages of a pool for layers with a window; 0 if they need as many as the others.
+    """Returns the number of pages of a pool for layers with a window, or 0 if they need as many as
+    the others.
 
-    They suffice for as many typical requests, running or cached, as fit the other pool, and for a step's prompts.
+    They suffice for as many typical requests, running or cached, as the other pool holds, and for a
+    step's prompts.
 
     Args:
         window: longest window, in tokens; None if no layer has one.
@@ -45,20 +47,22 @@ def window_pages(window: int | None, pages: int, sizes: Sizes, longest: int) -> 
 
 
 def pool_bytes(model: Model, pages: int, own_pages: int, page_size: int) -> int:
-    """Returns the bytes of a KV cache, of which layers with a window have `own_pages` unless that is 0."""
+    """Returns the bytes of a KV cache. Layers with a window have `own_pages` pages unless that is
+    0.
+    """
     tokens, own = pages * page_size, (own_pages or pages) * page_size
     return tokens * (model.token_bytes - model.window_bytes) + own * model.window_bytes
 
 
 def taken_bytes(device: torch.device) -> int:
-    """Returns the bytes of a GPU that are taken, by this process and others."""
+    """Returns the bytes of a GPU that are in use, by this process and others."""
     torch.cuda.empty_cache()  # returns memory of closed engines to the GPU
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
 
 def own_bytes(model: DeviceModel) -> int:
-    """Returns the bytes of a GPU that this process has taken, about."""
+    """Returns approximately how many bytes of a GPU this process uses."""
     torch.cuda.empty_cache()
     moved = model.weight_memory if isinstance(model, Decoder) else None
     return torch.cuda.memory_reserved(model.device) + (0 if moved is None else moved.nbytes) + _CONTEXT
@@ -77,25 +81,27 @@ def pool_tokens(
     processes: int = 1,
     layout: Parallel = ALONE,
 ) -> int:
-    """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
+    """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the
+    largest step.
 
     Args:
         model: loaded model, on a GPU.
         fraction: fraction of the GPU's memory that all allocations together may use.
         sizes: maximum numbers of rows and tokens of a step, and the page size.
-        context_length: longest sequence in tokens. The pool must hold one page more than the smaller of this and
-            1,024 tokens.
-        window: longest window of layers that have pages of their own, in tokens; None if none have.
+        context_length: longest sequence in tokens. The pool must hold one page more than the
+            smaller of this and 1,024 tokens.
+        window: longest window of layers with separate pages, in tokens; None if there are none.
         drafts: whether steps check drafts, so that a row may have several logits.
         images: bytes for the features of images and for encoding them.
-        taken: most bytes that are taken of another rank's GPU, which gets a pool of the same size.
-        processes: number of the engine's processes on this GPU: each gets its part of the fraction, whatever the others
-            have taken of theirs yet.
-        layout: layout of the processes that have parts of the model: replicas compute feed-forwards of one another's
-            rows, and a stage keeps the rows of a step at each of the others.
+        taken: most bytes in use on another rank's GPU, which gets a pool of the same size.
+        processes: number of the engine's processes on this GPU. Each gets its share of the
+            fraction, whatever the others have used of theirs so far.
+        layout: layout of the processes that hold parts of the model. Replicas compute feed-forwards
+            of one another's rows, and a stage keeps the rows of a step for each of the other
+            stages.
 
     Raises:
-        ModelError: the pool would be smaller than that minimum; the message has the numbers.
+        ModelError: the pool would be smaller than this minimum; the message contains the numbers.
     """
     from sglang_lite.runtime.executor.prefill_graphs import captured_tokens  # needs Triton
     from sglang_lite.runtime.kernels.invariant_attention import piece_borders
@@ -138,8 +144,9 @@ def pool_tokens(
 def more_tokens(
     model: DeviceModel, available: float, tokens: int, sizes: Sizes, context_length: int, window: int
 ) -> int:
-    """Returns the size of the pool, in tokens, if layers with a window have pages of their own: at least `tokens`,
-    which fit without, and at most four times as many."""
+    """Returns the size of the pool in tokens if layers with a window have separate pages: at least
+    `tokens`, which fit without separate pages, and at most four times as many.
+    """
 
     def fits(pages: int) -> bool:
         own = window_pages(window, pages, sizes, min(context_length, pages * sizes.page_size))

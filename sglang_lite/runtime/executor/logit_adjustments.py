@@ -1,4 +1,5 @@
-"""Adjustments of logits before a draw: penalties, biases, the caller's processors, tokens that may not be drawn.
+"""Adjusts logits before a draw: penalties, biases, the caller's processors, and tokens that may not
+be drawn.
 
 All rows of a step are adjusted together, on any device: a step of 256 penalised rows takes as many operations as one of
 a single row.
@@ -70,7 +71,8 @@ def adjust_logits(logits: torch.Tensor, adjustments: Mapping[int, DrawAdjustment
 
 
 def _positions(logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | Ints]]) -> torch.Tensor:
-    """Positions in the flattened logits of token ids, int64 [sum of their numbers], on the device of the logits.
+    """Returns the positions of token ids in the flattened logits, int64 [sum of their numbers], on
+    the device of the logits.
 
     Args:
         logits: logits [R, V].
@@ -81,15 +83,17 @@ def _positions(logits: torch.Tensor, ids: Sequence[tuple[int, Sequence[int] | In
 
 
 def _per_token(values: Sequence[float], tokens: Sequence[Ints], like: torch.Tensor) -> torch.Tensor:
-    """Float64 values of rows, repeated for each of a row's tokens."""
+    """Repeats one float64 value per row for each of the row's tokens."""
     return torch.from_numpy(np.repeat(np.array(values, dtype=np.float64), [len(each) for each in tokens])).to(
         like.device
     )
 
 
 def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
-    """Repetition penalty: divides positive logits of tokens in the prompt or output, multiplies others (Keskar et al.,
-    arXiv:1909.05858). A token that occurs twice is written twice with the same number."""
+    """Applies the repetition penalty: divides positive logits of tokens in the prompt or output and
+    multiplies others (Keskar et al., arXiv:1909.05858). A token that occurs twice is written twice
+    with the same number.
+    """
     if not rows:
         return
     tokens = [real_ids(row.tokens, logits.shape[1]) for _, row in rows]
@@ -100,7 +104,9 @@ def _divide_repeated(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustm
 
 
 def _subtract_counted(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
-    """Frequency penalty, for each occurrence of a token in the output, and presence penalty, for the first."""
+    """Applies the frequency penalty for each occurrence of a token in the output, and the presence
+    penalty once.
+    """
     outputs = [(i, row.tokens[row.prompt_len :]) for i, row in rows]
     if not any(len(output) for _, output in outputs):
         return

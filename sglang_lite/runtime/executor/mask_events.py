@@ -1,4 +1,4 @@
-"""Events of a GPU by which the time is measured that draws wait for masks."""
+"""GPU events that measure how long draws wait for masks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _MEASURE_EVERY = 8
 
 
 class MaskEvents:
-    """Events of a runner's steps; none off a GPU."""
+    """Events of a runner's steps. Has none if the device is not a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._ring = cycle([make_event(timed=True) for _ in range(_RING_SIZE * (device.type == "cuda"))])
         self._on_gpu, self._masked_steps = device.type == "cuda", 0  # number of steps whose draws may wait for masks
 
     def after_forward(self, record: StepRecord) -> torch.cuda.Event | None:
-        """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
-        as these may wait for masks. Returns None in all other steps."""
+        """Records an event after the forward in some of the steps that may wait for masks, because
+        the host must check a row's new tokens. Returns None in all other steps.
+        """
         if not self._on_gpu or not record.watched:
             return None
         self._masked_steps += 1

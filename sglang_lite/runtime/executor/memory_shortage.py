@@ -1,4 +1,4 @@
-"""Errors that mean that memory ran out, and the response to them."""
+"""Recognises errors caused by a lack of memory, and builds the errors to raise instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from sglang_lite.protocol import ModelError, OverloadedError
 
 
 def is_shortage(error: BaseException) -> bool:
-    """True if the error means that memory ran out: by its type, or by the message of a library below torch."""
+    """Returns True if the error means that memory ran out, judging by its type or by the message of
+    a library below torch.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError):
@@ -22,8 +24,9 @@ _SHORTAGE = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAIL
 
 
 def startup_error(error: BaseException) -> BaseException:
-    """Returns the error to raise if an engine can't start: a ModelError with advice if memory ran out, or `error`
-    itself."""
+    """Returns the error to raise if an engine can't start: a ModelError with advice if memory ran
+    out, else `error` itself.
+    """
     if not is_shortage(error):
         return error
     return ModelError(
@@ -34,7 +37,9 @@ def startup_error(error: BaseException) -> BaseException:
 
 
 def request_error(shortage: str, pieces: int) -> OverloadedError:
-    """Returns the error of a request that lacks memory, even alone and in pieces of so many tokens."""
+    """Returns the error for a request that lacks memory even when it runs by itself in pieces of
+    `pieces` tokens.
+    """
     return OverloadedError(
         f"not enough memory for the request, alone and in pieces of {pieces} tokens: {shortage}",
         hint="Lower mem_fraction or max_total_tokens, which leaves more beside the KV pool, or end what else takes "
@@ -43,6 +48,6 @@ def request_error(shortage: str, pieces: int) -> OverloadedError:
 
 
 def release_cached() -> None:
-    """Returns the GPU memory that torch caches for later allocations to the driver."""
+    """Returns GPU memory that torch caches for later allocations to the driver."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -45,15 +45,18 @@ class PendingTokens(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Model with its KV cache and the state of its slots. A step is two calls, `forward` and `sample`, so that a
-    forward can be launched before masks and other inputs of its draws are known."""
+    """Model with its KV cache and the state of its slots. A step takes two calls, `forward` and
+    `sample`, so that a forward can be launched before masks and other inputs of its draws are
+    known.
+    """
 
     @property
     def model(self) -> Model: ...
 
     def forward(self, record: StepRecord) -> LaunchedForward:
-        """Launches the forward of a step and stores the keys and values of its tokens. All that the runner knows about
-        slots are the records so far."""
+        """Launches the forward of a step and stores the keys and values of its tokens. Everything
+        the runner knows about slots comes from the records so far.
+        """
         ...
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
@@ -66,7 +69,9 @@ class ModelRunner(Protocol):
         ...
 
     def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
-        """Waits for the forwards so far, and returns what the cache has recorded of the tokens in slots, int32 [N]."""
+        """Waits for the forwards so far, and returns what the cache has recorded for the tokens in
+        slots, int32 [N].
+        """
         ...
 
     def page_memory(self, slots: int) -> PageMemory:
@@ -75,7 +80,7 @@ class ModelRunner(Protocol):
 
     @property
     def cache_memory(self) -> Arena | None:
-        """Memory of the KV cache, if it can be given back."""
+        """Memory of the KV cache, if it can be released."""
         ...
 
     def drop_graphs(self) -> None:

@@ -1,4 +1,6 @@
-"""Host memory for pages of the KV cache, and the one primitive that copies pages to it and back: all planes at once."""
+"""Host memory for pages of the KV cache, and the copy of pages to it and back, in which all planes
+are copied together.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ from sglang_lite.runtime.kernels.pinned_memory import pin_memory, unpin_memory
 from sglang_lite.runtime.kernels.reference.blocks import BlockCopy
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_ALIGNED = 4  # numbers, so that each row of them begins at an address that is a multiple of 16
-_MEASURED = 8  # newest measurement of a page's time counts as much as 1 in this many
+_ALIGNED = 4  # rows are padded to this many numbers, so that each begins at a multiple of 16 bytes
+_MEASURED = 8  # the newest measurement of a page's time has the weight 1 / 8
 
 
 def page_bytes(planes: Sequence[torch.Tensor], page_size: int) -> int:
-    """Bytes of a page in all planes [heads, slots, size]."""
+    """Returns the bytes of a page in all planes [heads, slots, size]."""
     return sum(plane.shape[0] * plane.shape[2] * plane.itemsize for plane in planes) * page_size
 
 
 class CpuPageMemory:
-    """Memory for the pages of a model on the CPU, a `PageMemory`. A copy has ended when its method returns.
+    """Memory for the pages of a model on the CPU; a `PageMemory`. Copies are finished when their
+    method returns.
 
     Args:
         planes: the model's keys and values, each [heads, slots, size].
@@ -47,7 +50,7 @@ class CpuPageMemory:
         self._copy = BlockCopy(planes, torch.from_numpy(memory), page_size)
 
     def completed(self) -> int:
-        """Number of copies that have completed: all."""
+        """Returns the number of completed copies, which is all of them."""
         return self.launched
 
     def read(self, pages: Ints, slots: Ints) -> None:
@@ -56,7 +59,7 @@ class CpuPageMemory:
         self._copy(torch.from_numpy(pages), torch.from_numpy(slots), to_host=True)
 
     def close(self) -> None:
-        """Does nothing: the memory goes with this."""
+        """Does nothing: the memory is freed with this object."""
 
     def write(self, slots: Ints, pages: Ints) -> None:
         """Copies slots of this memory, int32 [N], to pages."""
@@ -67,17 +70,17 @@ class CpuPageMemory:
 
 
 class GpuPageMemory:
-    """Pinned memory for the pages of a model on a GPU, a `PageMemory`. Copies run on a stream of their own, after
-    everything that was launched before on the current one.
+    """Pinned memory for the pages of a model on a GPU; a `PageMemory`. Copies run on a separate
+    stream, after everything launched before them on the current one.
 
-    Copies to the host, of which each end of a prompt and of an answer asks for one, are gathered until somebody asks
-    what has completed, as each plan does, and launched as one.
+    The end of each prompt and answer requests a copy to the host. These copies are gathered until
+    the number of completed ones is queried, as each plan does, and then launched as one.
 
     Args:
-        planes, page_size, slots: as of `CpuPageMemory`.
+        planes, page_size, slots: same as for `CpuPageMemory`.
 
     Raises:
-        ModelError: so much memory can't be pinned.
+        ModelError: this much memory can't be pinned.
     """
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int, slots: int) -> None:
@@ -85,7 +88,7 @@ class GpuPageMemory:
 
         device, size = planes[0].device, page_bytes(planes, page_size)
         try:
-            pinned = device.type == "cuda"  # else interpreted
+            pinned = device.type == "cuda"  # else kernels are interpreted
             self._memory = pin_memory(slots * size) if pinned else torch.empty(slots * size, dtype=torch.uint8)
             if pinned:
                 self._unpin = weakref.finalize(self, unpin_memory, self._memory.data_ptr())
@@ -98,20 +101,20 @@ class GpuPageMemory:
         self.rows: NDArray[np.uint8] = self._memory.numpy().reshape(slots, size)
         self.launched, self.page_s = 0, 0.0
         self._copy = BlockCopy(planes, self._memory, page_size)
-        cuda: Any = torch.cuda  # which leaves its types out
+        cuda: Any = torch.cuda  # which is untyped
         self._device, self._stream = device, cuda.Stream(device) if device.type == "cuda" else None
         self._running: deque[tuple[int, Any, Any, int]] = deque()  # number, events after and before it, pages to count
         self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
         if pinned:
-            # Compiles both kernels, so that no copy is timed with that. A page goes down and comes back.
+            # Compiles both kernels now, to keep this out of measured times. One page is copied out and back.
             place = torch.zeros(1, dtype=torch.int32, device=device)
             for to_host in (True, False):
                 self._copy(place, place, to_host=to_host)
             cuda.synchronize(device)
 
     def completed(self) -> int:
-        """Number of copies that have completed. Launches those that were gathered."""
+        """Launches the gathered copies, and returns the number of copies that have completed."""
         self._launch_gathered()
         while self._running and self._running[0][1].query():
             self._completed, ended, began, pages = self._running.popleft()
@@ -131,7 +134,7 @@ class GpuPageMemory:
         self._launch(pages, slots, to_host=False)
 
     def close(self) -> None:
-        """Unpins the memory when all copies have ended. None may be asked for afterwards."""
+        """Unpins the memory once all copies have finished. No copy may be requested afterwards."""
         if self._stream is not None:
             self._unpin()
 
@@ -142,7 +145,7 @@ class GpuPageMemory:
             self._launch(pages, slots, to_host=True)
 
     def _launch(self, pages: Ints, slots: Ints, *, to_host: bool) -> None:
-        """Launches a copy, whose number is that of the last one."""
+        """Launches a copy, numbered like the last requested one."""
         count = len(pages)
         both = np.zeros((2, -(-count // _ALIGNED) * _ALIGNED), dtype=np.int32)
         both[:, :count] = pages, slots

@@ -23,8 +23,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
 
-# Multiplications of a step that take an H200 12 ms, as long as its host needs to launch the kernels; padding costs more
-# beyond.
+# Multiplications of a step that take an H200 12 ms, as long as its host needs to launch the kernels. Beyond that,
+# padding costs more.
 _PRODUCTS = 36 * 10**11
 _LONGEST = 4096  # most tokens of a step, as the results of graphs take separate memory
 _BLOCK = BLOCK_SIZES[-1]
@@ -42,16 +42,16 @@ def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
 
 
 class PrefillGraphs:
-    """Captured graphs of prefill steps, by numbers of decoded and prefilled tokens, and whether rows have adapters.
-    Each is captured when a step first needs it.
+    """Captured graphs of prefill steps, by numbers of decoded and prefilled tokens and by whether
+    rows have adapters. Each is captured when a step first needs it.
 
     Args:
         max_tokens: maximum number of tokens in a captured step; 0 to capture none.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
-        record: function that captures what another function launches, and returns the graph and the tensor that the
-            function returned.
+        record: function that captures what another function launches. It returns the graph and the
+            tensor that the function returned.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PrefillGraphs:
         self.captured: dict[tuple[int, int, bool], _Captured] = {}
 
     def clear(self) -> None:
-        """Drops all graphs, as the model or the cache that they use has changed."""
+        """Drops all graphs, because the model or the cache that they use has changed."""
         self.captured.clear()
 
     def run(
@@ -112,12 +112,14 @@ class PrefillGraphs:
 
     @property
     def _reach(self) -> int:
-        """Maximum number of padding tokens in a block: all are of the dummy slot, whose pages hold this many
-        positions."""
+        """Maximum number of padding tokens in a block. All are in the dummy slot, whose pages hold
+        this many positions.
+        """
         return min(_BLOCK, self._slots.page_table.shape[1] * self._page_size)
 
     def _padding(self, decoding: int, tokens: int, prefilled: int) -> Ints:
-        """Returns blocks of the dummy slot for the tokens that only fill the graph, so that all results are defined.
+        """Returns blocks of the dummy slot for the padding tokens of the graph, so that all results
+        are defined.
 
         Args:
             decoding: decoded tokens of the graph.
@@ -147,8 +149,8 @@ class _Captured:
     """Captured step.
 
     Attributes:
-        static: int32 inputs: ids, slots and positions of the tokens, maybe `DevicePlan.rotary`, then their blocks
-            [blocks, 4], as in DevicePlan.
+        static: int32 inputs: ids, slots and positions of the tokens, possibly `DevicePlan.rotary`,
+            then their blocks [blocks, 4], as in DevicePlan.
         graph: captured CUDA graph.
         hidden: hidden states of the last run.
     """
@@ -159,8 +161,9 @@ class _Captured:
 
 
 def _parts(static: _Array, tokens: int, rows: int) -> tuple[_Array, _Array]:
-    """Returns views of a graph's inputs: ids, slots and positions of its tokens, and maybe those of `DevicePlan.rotary`
-    [rows, T], and their blocks [blocks, 4]."""
+    """Returns views of a graph's inputs: ids, slots and positions of its tokens, possibly with
+    `DevicePlan.rotary`, as [rows, T], and their blocks [blocks, 4].
+    """
     stride = aligned(tokens)
     return static[: rows * stride].reshape(rows, stride)[:, :tokens], static[rows * stride :].reshape(-1, 4)
 
@@ -171,8 +174,9 @@ def _padded_rows(rows: int) -> int:
 
 
 def _padded_tokens(tokens: int) -> int:
-    """Returns the number of prefilled tokens of the graph for `tokens` tokens: whole blocks; from 1,024 tokens on,
-    padding is at most an eighth."""
+    """Returns the number of prefilled tokens of the graph for `tokens` tokens, in whole blocks.
+    From 1,024 tokens on, padding is at most an eighth.
+    """
     step = max(_BLOCK, 1 << max((tokens - 1).bit_length() - 4, 0))
     return -(-tokens // step) * step
 

@@ -1,4 +1,6 @@
-"""Groups of decoding rows whose sequences begin in the same pages, so that attention can read these pages once."""
+"""Groups of decoding rows whose sequences begin with the same pages, so that attention can read
+these pages once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 # Minimum number of token reads that a group must save to pay for the extra kernel.
 MIN_SAVED_TOKENS = 4096
-# Factor on the above for latents: all heads read the same one, and rows that read the same latents find them in the L2
+# Factor on the above for latents: all heads share one latent, and rows that read the same latents find them in the L2
 # cache.
 LATENT_SAVING_FACTOR = 32
 MAX_CHUNKS = 16
@@ -28,7 +30,7 @@ class Group:
 
 
 def find_groups(pages: Ints, shareable_pages: Ints) -> list[Group]:
-    """Returns the groups of rows that save the most reads; each row is in at most one.
+    """Returns the groups of rows that save the most reads. Each row is in at most one group.
 
     Args:
         pages: int32 [rows, pages], pages of each row.
@@ -39,15 +41,16 @@ def find_groups(pages: Ints, shareable_pages: Ints) -> list[Group]:
 
 
 def _best(pages: Ints, shareable_pages: Ints, rows: Ints, matched: int) -> tuple[int, list[Group]]:
-    """Returns the number of page reads saved, and the groups that save them, for `rows`, whose first `matched` pages
-    are the same."""
+    """Returns the number of page reads saved, and the groups that save them, among `rows`, whose
+    first `matched` pages are the same.
+    """
     saved, groups = 0, list[Group]()
     rows = rows[shareable_pages[rows] > matched]
     if len(rows) < 2:
         return saved, groups
     first = pages[rows, matched]
     order = np.argsort(first, kind="stable")
-    bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1))  # of runs of equal pages
+    bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1))  # bounds of runs of equal pages
     for run in np.flatnonzero(np.diff(bounds) > 1):
         alike = rows[order[bounds[run] : bounds[run + 1]]]
         limit = int(shareable_pages[alike].min())
@@ -76,18 +79,22 @@ def split_shared_prefixes(
     pages: Ints, shareable_pages: Ints, slots: Ints, page_size: int, *, rows_per_block: int, max_items: int,
     target_chunks: int, min_saving_factor: int = 1, borders: Ints | None = None,
 ) -> SharedPrefixArrays | None:  # fmt: skip
-    """Cuts the shared prefixes of rows into chunks for programs of a kernel. Returns None if no prefix is worth it.
+    """Cuts the shared prefixes of rows into chunks for programs of a kernel. Returns None if no
+    prefix is worth it.
 
     Args:
-        pages, shareable_pages: as for `find_groups`; only pages that are full and no longer change may be shared.
+        pages, shareable_pages: same as for `find_groups`; only full pages that no longer change may
+            be shared.
         slots: slot of each row.
         page_size: tokens in a page.
         rows_per_block: maximum number of rows of a program.
         max_items: maximum number of items, at least the number of rows.
-        target_chunks: number of chunks that keep the device busy; more only increase the cost of merging.
-        min_saving_factor: factor on the number of token reads that a group must save; above 1 if reads are cheaper than
-            usual.
-        borders: ascending positions, from 0 on, at which alone prefixes and chunks may end; None for no such limit.
+        target_chunks: number of chunks that keep the device busy; more only increase the cost of
+            merging.
+        min_saving_factor: factor on the number of token reads that a group must save; above 1 if
+            reads are cheaper than usual.
+        borders: ascending positions, starting at 0, at which prefixes and chunks may end; None for
+            no restriction.
     """
     groups = [g for g in find_groups(pages, shareable_pages) if _pays(g, page_size, min_saving_factor)]
     return _split_groups(
@@ -102,12 +109,12 @@ def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupArrays:
-    """Groups as arrays, as a step with drafts has one for each row.
+    """Groups as arrays, since a step with drafts has one group per row.
 
     Attributes:
-        rows: int32 [N], rows of group after group.
+        rows: int32 [N], rows of all groups, one group after another.
         sizes: int64 [G], number of rows of each group.
-        pages: int64 [G], number of pages that they share.
+        pages: int64 [G], number of pages that the rows of each group share.
     """
 
     rows: Ints
@@ -121,11 +128,11 @@ class GroupArrays:
         return cls(rows, np.array(sizes, dtype=np.int64), np.array(pages, dtype=np.int64))
 
     def of_sharing(self, sharing: NDArray[np.bool_]) -> GroupArrays:
-        """Groups for which `sharing` [G] is True."""
+        """Returns the groups for which `sharing` [G] is True."""
         return GroupArrays(self.rows[np.repeat(sharing, self.sizes)], self.sizes[sharing], self.pages[sharing])
 
     def followed_by(self, others: GroupArrays) -> GroupArrays:
-        """Groups with others behind them."""
+        """Returns these groups followed by others."""
         rows: Ints = np.concatenate((self.rows, others.rows))
         sizes, pages = np.concatenate((self.sizes, others.sizes)), np.concatenate((self.pages, others.pages))
         return GroupArrays(rows, sizes, pages)
@@ -146,7 +153,7 @@ def _split_groups(
         return None
     if borders is not None:
         tokens = borders[np.searchsorted(borders, tokens, side="right") - 1].astype(np.int64)
-    at = np.cumsum(sizes) - sizes  # of each block of a group's rows in `groups.rows`
+    at = np.cumsum(sizes) - sizes  # index of each block of a group's rows in `groups.rows`
     owners = slots[groups.rows[at]]
     if (blocks := -(-sizes // rows_per_block)).max() > 1:
         group, block = _numbered(blocks)
@@ -166,7 +173,7 @@ def _split_groups(
         starts, ends = (
             borders[np.searchsorted(borders, -(-length * end // counts[block]))] for end in (chunk, chunk + 1)
         )
-    if not (kept := starts < ends).all():  # rounded, the ends of some are the same
+    if not (kept := starts < ends).all():  # rounding made some chunks empty
         starts, ends = starts[kept], ends[kept]
         counts = np.bincount(block[kept], minlength=len(counts))
         block, chunk = _numbered(counts)
@@ -181,7 +188,9 @@ def _split_groups(
 
 
 def _numbered(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Index into `counts` of each of as many things as they are in all, and its number among those of the same one."""
+    """Numbers the items that `counts` counts: returns each item's index into `counts`, and its
+    number among the items with that index.
+    """
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -209,14 +218,15 @@ class PrefixGroups:
     def find(
         self, record: StepRecord, padded_rows: Callable[[int], int], *, multi_token_rows: bool
     ) -> SharedPrefixArrays | None:
-        """Returns the work on prefixes that a step's decoding rows share, or None. Groups are searched again only if
-        the decoding rows have changed.
+        """Returns the work on prefixes that a step's decoding rows share, or None. Groups are
+        searched again only if the decoding rows have changed.
 
         Args:
             record: the step.
-            padded_rows: function that returns the number of rows of the graph that runs a given number.
-            multi_token_rows: whether rows with several tokens are decoded, too. The tokens of each share what precedes
-                them.
+            padded_rows: function that returns the number of rows of the graph that runs a given
+                number.
+            multi_token_rows: whether rows with several tokens are also decoded. The tokens of each
+                share what precedes them.
         """
         count = record.singles
         slots = record.slots[:count]
@@ -240,17 +250,19 @@ class PrefixGroups:
         )  # fmt: skip
 
     def _find_groups(self, slots: Ints, starts: Ints) -> list[Group]:
-        """Returns the groups of rows with one token that are worth it."""
+        """Returns the worthwhile groups of rows with one token."""
         table = self._table
         shareable_pages = starts // table.page_size
         first = table.pages[slots, 0][shareable_pages > 0]
-        if len(np.unique(first)) == len(first):  # mostly so where rows change at every step
+        if len(np.unique(first)) == len(first):  # usual if rows change at every step
             return []
         groups = find_groups(table.pages[slots, : int(shareable_pages.max())], shareable_pages)
         return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
 
     def _groups_of_rows(self, record: StepRecord) -> GroupArrays | None:
-        """Returns the tokens of each row with several as a group, or None if that is not worth it."""
+        """Returns the tokens of each row with several tokens as a group, or None if that is not
+        worth it.
+        """
         counts, size = (record.ends - record.starts).astype(np.int64), self._table.page_size
         pages = record.starts.astype(np.int64) // size
         if int(((counts - 1) * pages).sum()) * size < self._min_saving_factor * MIN_SAVED_TOKENS:

@@ -16,7 +16,7 @@ from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 MAX_LOGITS = 1 << 24  # most logits in memory at once; `kv_pool_size` reserves memory for them
-FIRST_ROWS = 64  # rows of the first piece, whose logits show the size of the vocabulary
+FIRST_ROWS = 64  # rows of the first piece, whose logits reveal the size of the vocabulary
 
 
 class HasLogits(Protocol):
@@ -24,15 +24,17 @@ class HasLogits(Protocol):
 
 
 class CopyToHost(Protocol):
-    """Function that starts copying a tensor to the host. Returns the copy and the event after which its data is valid,
-    or None if it is valid at once."""
+    """Function that starts copying a tensor to the host. Returns the copy and the event after which
+    its data is valid, or None if it is valid already.
+    """
 
     def __call__(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Prompt tokens of a row whose log-probabilities have been launched and may still be running.
+    """Log-probabilities of a row's prompt tokens, which have been launched and may still be
+    running.
 
     Attributes:
         first: position of the first token.
@@ -121,9 +123,9 @@ class TokensToScore:
 def score_rows(
     model: HasLogits, rows: Sequence[TokensToScore], tops: int, requested: tuple[int, ...], fetch: CopyToHost
 ) -> list[PromptLogprobs]:
-    """Scores tokens of rows in pieces, as the logits of thousands of positions take more memory than a model. A piece
-    has tokens of many rows, because each piece reads the head's weights: scoring eighty choices of one or two tokens
-    separately would read them eighty times.
+    """Scores tokens of rows in pieces, since the logits of thousands of positions take more memory
+    than a model. A piece has tokens of many rows, because each piece reads the head's weights:
+    scoring eighty choices of one or two tokens separately would read them eighty times.
 
     Args:
         model: model whose head computes the logits.
@@ -153,6 +155,6 @@ def score_rows(
 
 
 def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """Returns int64 ids on the device, without waiting for the copy."""
+    """Returns int64 ids on the device without waiting for the copy."""
     tensor = torch.from_numpy(np.array(ids, dtype=np.int64))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

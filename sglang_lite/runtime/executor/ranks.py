@@ -1,4 +1,4 @@
-"""Ranks that share a model: rank 0 tells the others each step, and each computes its part of it.
+"""Ranks that share a model: rank 0 sends each step to the others, and each computes its part of it.
 
 Everything that a rank knows is in these messages. Ranks execute them in the same order, so their collectives meet.
 """
@@ -35,7 +35,9 @@ _Runner = TypeVar("_Runner", bound=ModelRunner)
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """Notice that all ranks have loaded their parts, with the size of the KV cache: the runner is made."""
+    """Notice that all ranks have loaded their parts, with the size of the KV cache. Ranks then
+    create their runners.
+    """
 
     capacity: Capacity
 
@@ -47,19 +49,21 @@ class Forward(msgspec.Struct, frozen=True, tag="forward"):
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
-    """Logits of some rows of the last forward, as for `CpuRunner.logits`; rank 0 draws from them."""
+    """Request for the logits of some rows of the last forward, as in `CpuRunner.logits`. Rank 0
+    draws from them.
+    """
 
     rows: Ints
     behind: Ints | None
 
 
 class DrawParts(msgspec.Struct, frozen=True, tag="draw parts"):
-    """Draws of GPUs, each from its part of the vocabulary; arguments of `GpuRunner.sample`.
+    """Draws on GPUs, each from its part of the vocabulary; arguments of `GpuRunner.sample`.
 
     Attributes:
         step: number of the step.
-        rows, behind: as there.
-        adjusted: whether rows have adjustments, which rank 0 alone knows.
+        rows, behind: as in `Draws`.
+        adjusted: whether rows have adjustments, which only rank 0 knows.
         scored: whether a token is scored.
         words, mask_rows: masks, or None.
     """
@@ -93,7 +97,7 @@ _decoder = msgspec.msgpack.Decoder(RankMessage, dec_hook=array_of_data)
 
 
 def read_message(content: bytes | memoryview) -> RankMessage:
-    """Message of rank 0. Raises msgspec.MsgspecError if the content is none."""
+    """Decodes a message of rank 0. Raises msgspec.MsgspecError if the content is not a message."""
     message: RankMessage = _decoder.decode(content)
     return message
 
@@ -109,12 +113,12 @@ class RankLinks(Protocol):
     def collectives(self) -> Collectives: ...
 
     def states(self) -> list[dict[str, int]]:
-        """Rank and process id of every rank, for `Engine.stats`."""
+        """Returns the rank and process id of every rank, for `Engine.stats`."""
         ...
 
     def wait_loaded(self) -> int:
-        """Waits until the other ranks have loaded their parts of the model. Returns the most bytes that were taken of
-        one of their GPUs then, by anyone; 0 on CPUs.
+        """Waits until the other ranks have loaded their parts of the model. Returns the most bytes
+        in use on any of their GPUs at that point, by any process; 0 on CPUs.
 
         Raises:
             SglError: one of them has failed.
@@ -126,7 +130,8 @@ class RankLinks(Protocol):
         ...
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Ends all other ranks after an exception on rank 0, which may come of a rank that has ended.
+        """Ends all other ranks after an exception on rank 0, which may have been caused by a rank
+        that ended.
 
         Raises:
             SglError: names the rank that failed first.
@@ -139,13 +144,13 @@ class RankLinks(Protocol):
 
 
 class LeadRunner(Generic[_Runner]):
-    """Runner of rank 0, a `ModelRunner`: tells each step to the other ranks before it computes its part.
+    """Runner of rank 0, a `ModelRunner`. Sends each step to the other ranks before it computes its
+    own part.
 
     Args:
         runner: runner of this rank's part of the model.
         links: links to the other ranks.
-        balance: changes of the experts that the ranks have; None for none.
-
+        balance: rebalancing of experts between the ranks, or None.
     """
 
     cache_memory: Arena | None = None  # engines with ranks don't sleep, and keep their weights
@@ -158,26 +163,30 @@ class LeadRunner(Generic[_Runner]):
         return self._runner.model
 
     def stats(self) -> dict[str, Any]:  # numbers, and a list of them by rank
-        """Counts for `Engine.stats`."""
+        """Returns counts for `Engine.stats`."""
         moved = {} if self._balance is None else {"expert_layers_moved": self._balance.moved}
         return {"ranks": self._links.states(), **moved}
 
     def together(self, message: RankMessage, compute: Callable[[], _T]) -> _T:
-        """Result of what rank 0 computes while the other ranks compute what a message tells them."""
+        """Sends a message to the other ranks, computes rank 0's part meanwhile, and returns its
+        result.
+        """
         try:
             self._links.send(_encoder.encode(message))
             return compute()
-        except Exception as error:  # of any kind: the ranks are not in the same place any more
+        except Exception as error:  # any error, as the ranks are no longer in step
             self._links.fail(error)
 
     def tell_forward(self, record: StepRecord, compute: Callable[[StepRecord], _T]) -> _T:
-        """Forward of all ranks, behind a change of their experts that is due."""
+        """Runs a forward on all ranks, after any move of experts that is due."""
         if self._balance is not None and (move := self._balance.next_move()) is not None:
             self.together(MoveExperts(*move), partial(move_experts, self.model, *move))
         return self.together(Forward(record), partial(compute, record))
 
     def recorded(self, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
-        """Arrays of rank 0: all ranks route alike, and have the whole hidden state."""
+        """Returns the arrays of rank 0, since all ranks route alike and have the whole hidden
+        state.
+        """
         return self._runner.recorded(token_slots, names)
 
     def page_memory(self, slots: int) -> NoReturn:
@@ -211,7 +220,7 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
 
 
 class GpuLeadRunner(LeadRunner["GpuRunner"]):
-    """Runner of rank 0 on a GPU. The tokens that are drawn are on all GPUs, so ids of -1 stay."""
+    """Runner of rank 0 on a GPU. The drawn tokens are on all GPUs, so ids of -1 are kept."""
 
     def __init__(self, runner: GpuRunner, links: RankLinks, balance: ExpertBalance | None) -> None:
         super().__init__(runner, links, balance)
@@ -245,17 +254,19 @@ def _of_message(behind: Ints | None) -> Ints | None:
 
 
 def begin(links: RankLinks, capacity: Capacity) -> None:
-    """Makes the other ranks' runners, once they have loaded their parts. Raises as `RankLinks.wait_loaded`."""
+    """Makes the other ranks create their runners once they have loaded their parts. Raises the same
+    errors as `RankLinks.wait_loaded`.
+    """
     links.wait_loaded()
     links.send(_encoder.encode(Begin(capacity)))
 
 
 def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunner]) -> None:
-    """Computes a rank's part of what rank 0 tells, until no more messages come.
+    """Computes a rank's part of the work that rank 0 sends, until no more messages come.
 
     Args:
         messages: messages of rank 0.
-        make: makes the rank's runner.
+        make: creates the rank's runner.
     """
     runner: ModelRunner | None = None
     stages: Stages | None = None  # on a GPU
@@ -271,7 +282,7 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
             case Forward() if runner is not None:
                 forward = runner.forward(message.record)
             case Draw() if isinstance(runner, CpuRunner):
-                behind = None if message.behind is None else message.behind.copy()  # torch takes no array of a message
+                behind = None if message.behind is None else message.behind.copy()  # messages' arrays are read-only
                 runner.logits(forward, message.rows.astype(np.int64), behind)
             case MoveExperts() if runner is not None:
                 move_experts(runner.model, message.layer, message.slots)
@@ -282,7 +293,7 @@ def follow(messages: Iterable[RankMessage], make: Callable[[Capacity], ModelRunn
 
 
 def _stages(runner: GpuRunner) -> Stages:
-    """Steps of a rank's runner."""
+    """Returns the steps of a rank's runner."""
     from sglang_lite.runtime.executor.stages import Stages  # imports Triton
 
     parts = runner.model.parts
@@ -291,7 +302,7 @@ def _stages(runner: GpuRunner) -> Stages:
 
 
 def move_experts(model: Model, layer: int | None, slots: tuple[int, ...]) -> None:
-    """Changes the experts that a rank has; arguments as of `ExpertMoves.move`."""
+    """Changes the experts that a rank holds. Takes the same arguments as `ExpertMoves.move`."""
     moves = cast("Decoder", model).expert_moves
     assert moves is not None, "all ranks have the same settings"
     moves.move(layer, slots)
@@ -300,7 +311,8 @@ def move_experts(model: Model, layer: int | None, slots: tuple[int, ...]) -> Non
 def _drawn(
     runner: GpuRunner, forward: GpuForward, message: DrawParts, words: Ints, masked: GpuPendingTokens | None
 ) -> GpuPendingTokens | None:
-    """Draws as rank 0 does. Returns the last draws with masks, before whose end none may be written.
+    """Draws like rank 0. Returns the last draws with masks; no new masks may be written before
+    these end.
 
     Args:
         runner, forward: runner of this rank, and the forward to draw from.

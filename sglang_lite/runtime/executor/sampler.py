@@ -1,4 +1,4 @@
-"""Draws of the next tokens from logits.
+"""Draws the next tokens from logits.
 
 A draw depends on its row's logits, mask, parameters, seed and position, never on other rows.
 """
@@ -26,11 +26,11 @@ _TINY = 1e-30  # probability below which a sum in float32 is not exact
 
 
 class SamplingTable:
-    """Parameters that every draw needs, by slot, so that a batch without adjustments takes only a few tensor
-    operations.
+    """Parameters that every draw needs, by slot, so that a batch without adjustments takes only a
+    few tensor operations.
 
     Args:
-        slots: number of slots, greedy ones at first.
+        slots: number of slots, all of which are greedy at first.
 
     Attributes:
         rows: SAMPLING [slots].
@@ -45,11 +45,13 @@ class SamplingTable:
         self.rows[slots] = rows
 
     def drawn(self, slots: Ints) -> NDArray[np.bool_]:
-        """True for slots [S] whose tokens are drawn, which are not greedy."""
+        """Returns bool [S], True for slots whose tokens are sampled, not chosen greedily."""
         return np.asarray(self.rows["temperature"][slots] > 0)
 
     def filtered(self, slots: Ints) -> NDArray[np.bool_]:
-        """True for slots [S] with a filter, which greedy ones may have without effect."""
+        """Returns bool [S], True for slots with a filter. Greedy slots may have one, which has no
+        effect.
+        """
         rows = self.rows[slots]
         return np.asarray((rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["min_p"] > 0))
 
@@ -59,7 +61,8 @@ class Masks:
     """Token masks of a step's rows.
 
     Attributes:
-        words: int32 [M, ceil(V / 32)], a bit for each allowed token; the step loop overwrites it in the next step.
+        words: int32 [M, ceil(V / 32)], with a bit for each allowed token. The step loop overwrites
+            it in the next step.
         rows: int32 [R], index of each row's mask, -1 for none.
     """
 
@@ -67,23 +70,23 @@ class Masks:
     rows: Ints
 
     def allowed(self, row: int, vocab_size: int) -> NDArray[np.bool_]:
-        """Allowed tokens, bool [vocab_size], of a row that has a mask."""
+        """Returns the allowed tokens, bool [vocab_size], of a row that has a mask."""
         bits = np.unpackbits(self.words[self.rows[row]].view(np.uint8), count=vocab_size, bitorder="little")
         return bits.view(np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Draws of the next tokens of some rows of a step; several draws of a row follow drafts.
+    """Draws of the next tokens of some rows of a step. A row with drafts has several draws.
 
     Attributes:
         rows: indices [R] of rows of the step.
-        adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`; None on other
-            ranks than 0 if that has some, which draws then.
+        adjustments: adjustments of draws that the sampling table doesn't cover, by index into
+            `rows`. None on ranks other than 0 if rank 0 has some, since it draws then.
         masks: token masks of the rows that have a grammar; None if no row has one.
-        scored: True for rows [R] whose scores are to be reported, as in `Sampled`; None for no row.
-        behind: number [R] of the row's tokens that come behind the one whose logits are drawn from; None for none of
-            any row.
+        scored: bool [R], True for rows whose scores are reported, as in `Sampled`; None for no row.
+        behind: number [R] of the row's tokens after the one whose logits are drawn from; None for 0
+            in every row.
     """
 
     rows: NDArray[np.int64]
@@ -94,7 +97,7 @@ class Draws:
 
     @property
     def reports(self) -> bool:
-        """True if the scores of a row are to be reported."""
+        """True if the scores of any row are reported."""
         return self.scored is not None and bool(self.scored.any())
 
 
@@ -105,10 +108,11 @@ class Sampled:
     Attributes:
         tokens: id of each row's token.
         logprobs: requested log-probabilities, by row.
-        errors: reason that a row has no valid token, by row.
+        errors: reason why a row has no valid token, by row.
         waited: seconds that the device was idle before the draws; None if not measured.
-        scores: float32 [2, R], log-probability of each row's token and of all its allowed tokens, as in `TokenScores`;
-            None if none were requested. Rows for which none were requested have any value.
+        scores: float32 [2, R], log-probability of each row's token and of all its allowed tokens,
+            as in `TokenScores`; None if none were requested. Rows without a request have arbitrary
+            values.
     """
 
     tokens: Sequence[int]
@@ -122,7 +126,7 @@ class Sampled:
         return True
 
     def read(self) -> Sampled:
-        """Returns `self`: tokens drawn on the CPU are available at once."""
+        """Returns `self`, since tokens drawn on the CPU are available immediately."""
         return self
 
 
@@ -140,13 +144,14 @@ def sample(
     """Draws one token for each row.
 
     Args:
-        logits: float32 [R, V]; changed in place.
+        logits: float32 [R, V]; modified in place.
         table: sampling parameters by slot.
         slots, positions: slot and position of the drawn token of each row [R].
         adjustments: adjustments that the sampling table doesn't cover, by row.
         masks: token masks of the rows; None if no row has one.
-        scored: True for rows [R] whose scores are to be reported; None for no row.
-        original_logprobs: whether log-probabilities are those of `logits` as passed, or those of the adjusted logits.
+        scored: bool [R], True for rows whose scores are reported; None for no row.
+        original_logprobs: whether log-probabilities are those of `logits` as passed, not of the
+            adjusted logits.
     """
     reported = [i for i, row in adjustments.items() if row.params.return_logprob]
     logprobs = {i: logits[i].log_softmax(-1) for i in reported} if original_logprobs else {}
@@ -169,7 +174,7 @@ def sample(
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
         if float(highest[i]) != float("-inf"):
             errors.setdefault(i, not_finite(int(positions[i])))
-        elif i not in masked:  # the error of a grammar explains that better
+        elif i not in masked:  # otherwise the grammar's error explains it better
             errors.setdefault(i, ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."))
     drawn = table.drawn(slots)
     if drawn.any():
@@ -185,7 +190,7 @@ def sample(
 
 
 class _Scores:
-    """Scores of some rows' draws. Made row by row, so that a row stays in the core's cache.
+    """Scores of some rows' draws. Computed row by row, so that a row stays in the core's cache.
 
     Args:
         logits: float32 [R, V], not adjusted yet.
@@ -197,7 +202,7 @@ class _Scores:
         self, logits: torch.Tensor, rows: list[int], adjustments: Mapping[int, DrawAdjustments], masks: Masks | None
     ) -> None:
         self._logits = logits
-        # A mask leaves the logits of what can be drawn as they are; other adjustments need a copy.
+        # A mask leaves the logits of the allowed tokens as they are; other adjustments need a copy.
         self._copies = {i: logits[i].clone() for i in rows if _changes(adjustments.get(i))}
         self._totals, self._allowed = np.zeros((2, len(logits)), dtype=np.float32)
         found = torch.empty(logits.shape[1])
@@ -207,12 +212,13 @@ class _Scores:
             self._totals[i] = float(logits[i].amax()) - np.log(probs.max())
             if masks is not None and masks.rows[i] >= 0:
                 allowed = masks.allowed(i, len(probs))
-                mass = np.dot(probs, allowed.astype(np.float32))  # faster than to pick out what is allowed
+                mass = np.dot(probs, allowed.astype(np.float32))  # faster than selecting the allowed ones
                 self._allowed[i] = np.log(min(mass, 1)) if mass > _TINY else self._log_of_tiny(i, allowed)
 
     def _log_of_tiny(self, row: int, allowed: NDArray[np.bool_]) -> float:
-        """Log of the probability of a row's allowed tokens, bool [V], whose exponentials may be too small for
-        float32."""
+        """Returns the log-probability of a row's allowed tokens, bool [V], whose exponentials may
+        be too small for float32.
+        """
         return float(self._logits[row, torch.from_numpy(allowed)].logsumexp(0)) - float(self._totals[row])
 
     def of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
@@ -224,15 +230,15 @@ class _Scores:
 
 
 def _changes(adjustments: DrawAdjustments | None) -> bool:
-    """Returns True if a row's logits are changed by more than a mask."""
+    """Returns True if anything besides a mask changes a row's logits."""
     return adjustments is not None and not (adjustments.params.plain and adjustments.processor is None)
 
 
 def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
     """Returns the log-probabilities [V] of a draw before top-k, top-p and min-p.
 
-    As in SGLang, greedy rows have temperature 1, and a token that is ruled out has the lowest finite number instead of
-    -inf.
+    As in SGLang, greedy rows have temperature 1, and an excluded token has the lowest finite number
+    instead of -inf.
 
     Args:
         logits: logits [V] with penalties, biases and masks applied, but not the temperature.
@@ -245,7 +251,8 @@ def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     """Returns the log-probabilities of float32 logits [..., V].
 
-    On a GPU the order of torch's sum depends on whether a row begins at a multiple of 16 bytes, so all are made to.
+    On a GPU, the order of torch's sum depends on whether a row begins at a multiple of 16 bytes, so
+    rows are padded to.
     """
     missing = -logits.shape[-1] % 4
     if not missing or not logits.is_cuda:
@@ -286,11 +293,11 @@ def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: In
 
 
 def _filter(probs: NDArray[np.float32], row: np.void) -> None:
-    """Sets the probabilities [V] of a row that its filters drop to 0, in place: first top-k, then top-p of what all
-    tokens have, or of what top-k has left if it is sequential, then min-p. Of equal probabilities those with lower ids
-    are kept.
+    """Sets the probabilities [V] that a row's filters drop to 0, in place: first top-k; then top-p
+    of all tokens, or of those that top-k has kept if it is sequential; then min-p. Among equal
+    probabilities, those with lower ids are kept.
 
-    Without a sort of the vocabulary: top-k and top-p only need the least probability that they keep.
+    Doesn't sort the vocabulary: top-k and top-p only need the least probability that they keep.
     """
     top_k, top_p, sequential = int(row["top_k"]), row["top_p"], bool(row["sequential"])
     lowest = probs.max() * row["min_p"]
@@ -311,7 +318,7 @@ def _filter(probs: NDArray[np.float32], row: np.void) -> None:
 def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]:
     """Returns the probabilities that top-p keeps, in descending order.
 
-    Sorts the few largest first. Smaller ones are added as long as these don't have `top_p` together.
+    Sorts the few largest first, and more only if the sum of those is less than `top_p`.
     """
     likely = probs[(probs > (1 - top_p) / len(probs)).nonzero()[0]]  # all others have less than 1 - top_p together
     few = np.partition(likely, -_CANDIDATES)[-_CANDIDATES:] if len(likely) > _CANDIDATES else likely
@@ -324,7 +331,9 @@ def _top_p(probs: NDArray[np.float32], top_p: np.float32) -> NDArray[np.float32]
 
 
 def _nucleus(values: NDArray[np.float32], top_p: np.float32, mass: float = 1.0) -> int:
-    """Returns how many of the descending `values` top-p keeps: those behind no more than `top_p` of `mass`."""
+    """Returns how many of the descending `values` top-p keeps: those preceded by at most `top_p` of
+    `mass`.
+    """
     if top_p >= 1:
         return len(values)
     over = values.cumsum(dtype=np.float64).astype(np.float32) - values > np.float32(float(top_p) * mass)

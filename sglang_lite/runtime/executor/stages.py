@@ -1,13 +1,13 @@
-"""Steps on their way through a model's stages, as one rank on a GPU sees them.
+"""Steps passing through a model's stages, as seen by one rank on a GPU.
 
-Each stage computes another step at the same time. When one begins, the steps before it are handed on, up to the first
-stage that has none; when one has to end, all are. A step that is behind the last stage stays there until it is drawn
-from, as its rows are in the memory of the next one. All ranks have the same calls in the same order, so that their
-exchanges meet:
+Each stage computes a different step at the same time. When a step begins, the steps before it move
+on, up to the first empty stage; when a step has to end, all steps move on. A step after the last
+stage stays there until it is drawn from, since its rows are in the memory of the next step. All
+ranks make the same calls in the same order, so that their exchanges match:
 
-    calls     begin(0)   begin(1)   ended(0)   begin(2)   ended(1)   begin(3)   ended(2)
-    stage 0   0          1                     2                     3
-    stage 1              0                     1                     2
+    calls     begin_step(0)  begin_step(1)  finish_step(0)  begin_step(2)  finish_step(1)
+    stage 0   0              1                              2
+    stage 1                  0                              1
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from sglang_lite.runtime.models.gpu_ranks import GpuRanks
 
 @dataclass(slots=True)
 class _Step:
-    """A step that has begun, with its forward through this rank's stage, which may not have been launched yet."""
+    """Step that has begun, with its forward through this rank's stage, which may not have been
+    launched yet.
+    """
 
     record: StepRecord
     forward: GpuForward | None = None
 
 
 class Stages:
-    """Steps that have begun, each at another stage.
+    """Steps that have begun, each at a different stage.
 
     Args:
         runner: runner of this rank's stage.
@@ -48,7 +50,9 @@ class Stages:
         return step.forward
 
     def ended(self, number: int) -> GpuForward:
-        """Lets a step go on to the last stage, if it is not there. Returns its forward, to draw from at once."""
+        """Moves a step to the last stage if it is not there yet. Returns its forward, which must be
+        drawn from before the next call.
+        """
         while (step := self._steps[-1]) is None or step.record.step != number:
             assert any(self._steps), "only a step that has begun, and was not drawn from, can end"
             self._hand_on(None, len(self._steps) - 1)
@@ -57,8 +61,9 @@ class Stages:
         return step.forward
 
     def _hand_on(self, first: _Step | None, end: int) -> None:
-        """Hands the steps of the stages before `end` on by one, and lets another begin. The one at `end` must not be
-        needed any more."""
+        """Moves the steps of the stages before `end` on by one, and lets another step begin. The
+        step at `end` must no longer be needed.
+        """
         received: torch.Tensor | None = None
         for stage in reversed(range(end)):
             step = self._steps[stage]
@@ -77,7 +82,9 @@ class Stages:
                 self._runner.end(ending.forward, self._rows(ending, last))
 
     def _rows(self, step: _Step, stage: int) -> torch.Tensor:
-        """Rows [T, hidden_size] of a step behind a stage if that is this rank's, else memory for them."""
+        """Returns the rows [T, hidden_size] of a step after a stage if that is this rank's, else
+        memory for them.
+        """
         count = len(step.record.ids)
         if stage != self._own:
             return empty_rows(self._runner.model, count)

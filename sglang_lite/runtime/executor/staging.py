@@ -1,4 +1,4 @@
-"""Copies between host and device through pinned memory, without waits on the host."""
+"""Copies between host and device through pinned memory, without making the host wait."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _RING = 4  # buffers in the ring
 
 
 class Staging:
-    """Ring of pinned host buffers for copies of small arrays; a buffer is not overwritten while a copy from it is
-    running.
+    """Ring of pinned host buffers for copies of small arrays. A buffer is not overwritten while a
+    copy from it is running.
 
     Args:
         device: device to copy to and from.
@@ -48,8 +48,9 @@ class Staging:
         return target
 
     def send_all(self, *arrays: Ints) -> list[torch.Tensor]:
-        """Sends several arrays [N_i] in one copy, each aligned to 16 bytes so that Triton compiles one version of the
-        kernels that read them."""
+        """Sends several arrays [N_i] in one copy, each aligned to 16 bytes so that Triton compiles
+        only one version of the kernels that read them.
+        """
         starts = np.cumsum([0, *(aligned(len(array)) for array in arrays)])
         whole = np.zeros(int(starts[-1]), dtype=np.int32)
         for start, array in zip(starts.tolist(), arrays):
@@ -58,8 +59,9 @@ class Staging:
         return [sent[start : start + len(array)] for start, array in zip(starts.tolist(), arrays)]
 
     def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """Starts copying a tensor to the host. Returns the copy and the event after which its data is valid; None
-        instead of an event if the device is not a GPU."""
+        """Starts copying a tensor to the host. Returns the copy and the event after which its data
+        is valid, or no event if the device is not a GPU.
+        """
         if not self._cuda:
             return tensor, None
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -69,8 +71,10 @@ class Staging:
         return host, done
 
     def host_buffer(self, count: int) -> torch.Tensor:
-        """Returns pinned int32 [count] that a kernel may write and the host may read. The data is valid after an event
-        that `record_event` returns next; the memory is reused by the `_RING`-th call after this one."""
+        """Returns pinned int32 [count] that a kernel may write and the host may read. The data is
+        valid after the next event that `record_event` returns. The memory is reused by the
+        `_RING`-th call after this one.
+        """
         if not self._cuda:
             return torch.empty(count, dtype=torch.int32, device=self._device)
         self._host_buffer = (self._host_buffer + 1) % _RING
@@ -79,7 +83,9 @@ class Staging:
         return self._host_buffers[self._host_buffer][:count]
 
     def record_event(self) -> torch.cuda.Event | None:
-        """Records and returns an event after everything launched so far; returns None if the device is not a GPU."""
+        """Records and returns an event after everything launched so far. Returns None if the device
+        is not a GPU.
+        """
         if not self._cuda:
             return None
         done = make_event()
@@ -87,7 +93,7 @@ class Staging:
         return done
 
     def _next_buffer(self, count: int) -> None:
-        """Switches to the next buffer after all copies from it have ended."""
+        """Switches to the next buffer, waiting until all copies from it have finished."""
         self._events[self._now].record()
         self._now, self._at = (self._now + 1) % _RING, 0
         self._events[self._now].synchronize()

@@ -1,8 +1,8 @@
 """A step as a record: everything that a device needs for the forward of a step, as plain arrays.
 
-The step loop writes records from its slot table, and a runner executes them. A runner knows slots by records alone, so
-that the same records, executed in the same order, give the same state on any device: in another process, on several
-devices at once, or from a file.
+The step loop writes records from its slot table, and a runner executes them. A runner knows slots
+only from records, so the same records, executed in the same order, give the same state on any
+device: in another process, on several devices in parallel, or from a file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 _TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
 
-# Parameters that every draw needs, of one slot, in the order of `sampling_row`. A temperature of 0 is greedy. Those
-# behind the seed have four bytes each, as a device has them (`gpu_slots.py`): so a new one is named here, and by what
-# draws with it.
+# Parameters of one slot that every draw needs, in the order of `sampling_row`. A temperature of 0 is greedy. Those
+# after the seed have four bytes each, as on a device (`gpu_slots.py`). So a new one must be added only here and where
+# it is used in a draw.
 SAMPLING = np.dtype([
     ("seed", np.uint64), ("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32),
     ("sequential", np.int32),
@@ -44,7 +44,7 @@ _NO_COPIES: Ints = np.zeros((2, 0), dtype=np.int32)
 
 
 def sampling_row(params: ResolvedParams, seed: int) -> tuple[int, float, int, float, float, bool]:
-    """One element of an array of SAMPLING."""
+    """Returns one element of an array of SAMPLING."""
     temperature = 0.0 if params.greedy else params.temperature
     return seed % 2**64, temperature, max(params.top_k, 0), params.top_p, params.min_p, params.sequential
 
@@ -68,34 +68,40 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens. Its bytes lack the
-    defaults, which most steps have.
+    """Forward of one step. Rows are in the order of `Batch`: R rows with T tokens. Its serialised
+    form omits fields with default values, as most steps have them.
 
     Attributes:
         step: number of the step.
         slots: int32 [R], slot of each row.
         epochs: int32 [R], changed whenever a slot gets another sequence.
-        starts, ends: int32 [R], positions start … end-1 to compute, per row, those of drafts included.
+        starts, ends: int32 [R], positions start … end-1 to compute in each row, including those of
+            drafts.
         decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
-        ids: int32 [T], row after row; -1 for the token that was drawn last in the row's slot, -2 - r for row r of the
-            store of images' features.
+        ids: int32 [T], row by row; -1 for the token that was drawn last in the row's slot, -2 - r
+            for row r of the store of images' features.
         positions: int32 [T].
         copies: int32 [2, C], source and destination token slots to copy before anything else.
-        page_indices: int32 [K], places in the page table [slots, pages of a slot], flattened, that have changed.
-        pages: int32 [K], their pages.
+        page_indices: int32 [K], changed entries of the flattened page table [slots, pages of a
+            slot].
+        pages: int32 [K], the new pages of these entries.
         started: int32 [S], slots whose sampling parameters have changed.
         sampling: SAMPLING [S], these parameters.
         scores: prompt tokens to score.
         streams: number of decoding rows of requests that stream.
-        watched: True if the host looks at new tokens of a row, so that the draws may have to wait for its masks.
-        window_indices, window_pages: as `page_indices` and `pages`, in the page table of the layers with a window.
-        window_copies: as `copies`, in these layers.
+        watched: True if the host inspects new tokens of a row, so that the draws may have to wait
+            for its masks.
+        window_indices, window_pages: like `page_indices` and `pages`, in the page table of the
+            layers with a window.
+        window_copies: like `copies`, in these layers.
         adapted: int32 [A], slots whose adapter has changed.
         adapters: int32 [A], adapter slot of each; -1 for none.
         lora: number of different adapters that rows have.
-        rotary: int32 [3, T], time, row and column that rotate each token; [3, 0] if these are all its position.
-        limits: int32 [T], number of tokens that each token attends to; [0] if these are the ones up to itself.
+        rotary: int32 [3, T], time, row and column for rotating each token; [3, 0] if all three are
+            its position.
+        limits: int32 [T], number of tokens that each token attends to; [0] if each attends to those
+            up to itself.
     """
 
     step: int
@@ -131,7 +137,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def features(self) -> bool:
-        """True if a token stands for features of an image or a sound."""
+        """True if a token represents features of an image or a sound."""
         return self.decoding < len(self.slots) and int(self.ids.min()) < -1
 
     @property
@@ -141,18 +147,18 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SlotPages:
-    """Pages of each slot, as the records so far have given them.
+    """Pages of each slot, according to the records so far.
 
     Args:
         slots: maximum number of running requests.
         longest: longest sequence in tokens.
         page_size: tokens in a page.
-        windows: whether layers with a window have pages of their own.
+        windows: whether layers with a window have separate pages.
 
     Attributes:
-        longest, page_size: as the arguments.
+        longest, page_size: the arguments of these names.
         pages: int32 [slots, pages of longest + 1 tokens].
-        windows: the same for the layers with a window, or None.
+        windows: the pages of the layers with a window, or None.
     """
 
     def __init__(self, slots: int, longest: int, page_size: int, *, windows: bool = False) -> None:
@@ -161,42 +167,46 @@ class SlotPages:
         self.windows = SlotPages(slots, longest, page_size) if windows else None
 
     def update(self, record: StepRecord) -> None:
-        """Takes over the changes of a record."""
+        """Applies the changes of a record."""
         self.pages.reshape(-1)[record.page_indices] = record.pages
         if self.windows is not None:
             self.windows.pages.reshape(-1)[record.window_indices] = record.window_pages
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
-        """Token slots of positions start … end-1 in the KV cache."""
+        """Returns the token slots of positions start … end-1 in the KV cache."""
         positions = np.arange(start, end, dtype=np.int32)
         slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
         return slots
 
 
 class StepWriter:
-    """Writer of the records of successive steps; a record has only what has changed since the one before.
+    """Writes the records of successive steps. A record contains only what has changed since the
+    previous one.
 
     Args:
         table: slot table that batches refer to.
-        windows: pages of the layers with a window, if they have pages of their own.
-        file: file that each record is added to, so that the last is that of a step that failed; None for none.
+        windows: pages of the layers with a window, if they have separate pages.
+        file: file that each record is appended to, so that its last one is that of a step that
+            failed; None for no file.
     """
 
     def __init__(self, table: SlotTable, windows: WindowPages | None = None, file: Path | None = None) -> None:
         self._table, self._windows, self._file = table, windows, file
-        self._written: Ints = np.zeros_like(table.pages)  # pages as the records so far have given them
+        self._written: Ints = np.zeros_like(table.pages)  # pages according to the records so far
         self._windows_written = None if windows is None else np.zeros_like(table.pages)
         self._adapters: Ints = np.full(len(table.pages), -1, dtype=np.int32)  # adapter slots, likewise
 
     def forget(self) -> None:
-        """Makes the next records repeat all pages and adapters, as a record was not executed completely."""
+        """Makes the next records repeat all pages and adapters, because a record was not executed
+        completely.
+        """
         self._written.fill(-1)
         self._adapters.fill(_UNKNOWN)
         if self._windows_written is not None:
             self._windows_written.fill(-1)
 
     def write(self, batch: Batch) -> StepRecord:
-        """Record of a batch."""
+        """Returns the record of a batch."""
         table, slots, started = self._table, batch.slots, batch.started
         ends = batch.ends + batch.drafted if batch.drafts else batch.ends
         if batch.singles == len(slots):
@@ -253,7 +263,8 @@ class StepWriter:
         return record
 
     def _images(self, batch: Batch, ends: Ints, ids: Ints, positions: Ints) -> tuple[Ints, Ints]:
-        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`."""
+        """Replaces the virtual ids of images in a step. Returns `StepRecord.rotary` and `limits`.
+        """
         offsets, media = self._table.rope_offset[batch.slots], dict[int, RequestMedia]()
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.media is not None:
@@ -272,7 +283,9 @@ class StepWriter:
         return rotary, limits
 
     def _scores(self, batch: Batch) -> Iterator[PromptScores]:
-        """Prompt tokens to score that the step's hidden states predict. Rows that decode have none."""
+        """Yields the prompt tokens to score that the step's hidden states predict. Decoding rows
+        have none.
+        """
         for i, request in enumerate(batch.requests[batch.decoding :], batch.decoding):
             if request.score_from is not None:
                 first = max(request.score_from, int(batch.starts[i]) + 1)  # the state at p - 1 predicts the token at p
@@ -282,10 +295,11 @@ class StepWriter:
 
 
 def _changed(written: Ints, slots: Ints, now: Ints) -> tuple[Ints, Ints]:
-    """Places in a page table [slots, pages], flattened, that have changed, and their pages.
+    """Returns the entries of a flattened page table [slots, pages] that have changed, and their
+    pages.
 
     Args:
-        written: pages as the records so far have given them (updated).
+        written: pages according to the records so far; updated in place.
         slots: int32 [R], slots of the rows.
         now: int32 [R, pages], their first pages.
     """
@@ -311,17 +325,19 @@ def _scores(request: Request, row: int, first: int, tokens: Ints) -> PromptScore
 
 
 def append_step(file: Path, record: StepRecord | Capacity) -> None:
-    """Adds a step to a file of an engine's steps, which begins with its capacity. Raises OSError if it can't."""
+    """Appends a step to a file of an engine's steps, which begins with its capacity. Raises OSError
+    if the file can't be written.
+    """
     content = _ENCODER.encode(record)
     with file.open("ab") as steps:
         steps.write(len(content).to_bytes(_LENGTH, "big") + content)
 
 
 def read_steps(path: Path) -> tuple[Capacity, list[StepRecord]]:
-    """Capacity and steps of an engine that wrote them to a file, without a last one that it began to write.
+    """Reads an engine's capacity and steps from a file, without an incomplete last step.
 
     Raises:
-        ParameterError: it is no such file, or can't be read.
+        ParameterError: the file has another format or can't be read.
     """
     try:
         content, parts, at = path.read_bytes(), list[bytes](), _LENGTH
@@ -339,14 +355,14 @@ def read_steps(path: Path) -> tuple[Capacity, list[StepRecord]]:
 
 
 def array_as_data(array: object) -> object:
-    """Array of int32 or SAMPLING in a form that msgspec writes."""
+    """Converts an array of int32 or SAMPLING to a form that msgspec can serialise."""
     assert isinstance(array, np.ndarray)
     sampling = array.dtype == SAMPLING
     return sampling, array.shape, array.tobytes()
 
 
 def array_of_data(_: type, data: tuple[bool, list[int], bytes]) -> NDArray[np.generic]:
-    """Array of the data that `array_as_data` gave."""
+    """Restores an array from the data that `array_to_data` returned."""
     sampling, shape, content = data
     return np.frombuffer(content, dtype=SAMPLING if sampling else np.int32).reshape(shape)
 

@@ -1,5 +1,6 @@
-"""Experts and hidden states of tokens, which an engine records beside their keys and values in the KV cache: there they
-are as long as its pages are, for every request that reads the tokens from the cache."""
+"""Experts and hidden states of tokens, recorded next to their keys and values in the KV cache. They
+live as long as its pages, for every request that reads the tokens from the cache.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def record_tokens(model: Model, config: EngineConfig) -> None:
-    """Lets later caches of a model record what the configuration asks for.
+    """Makes later caches of a model record what the configuration asks for.
 
     Raises:
         ParameterError: the model has no experts, or transformers' code runs it.
@@ -46,7 +47,7 @@ def record_tokens(model: Model, config: EngineConfig) -> None:
 
 
 def read_records(cache: KVCache, token_slots: Ints, names: Iterable[RecordName]) -> dict[str, TokenArray]:
-    """Arrays that a cache has of the tokens in slots, int32 [N], by name."""
+    """Returns what a cache has recorded for the tokens in slots, int32 [N], as arrays by name."""
     planes = {"routed_experts": cache.experts, "hidden_states": cache.hidden}
     found: dict[str, TokenArray] = {}
     for name in names:

@@ -1,1 +1,3 @@
-"""The machine and process that an engine runs in: threads, sockets, packages, the terminal. Knows no model."""
+"""The machine and process an engine runs in: threads, sockets, packages, the terminal. Independent
+of models.
+"""

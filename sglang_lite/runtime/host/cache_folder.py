@@ -1,4 +1,4 @@
-"""Folder of this user's machine that models and other artefacts are kept in."""
+"""Folder of this user's machine where models and other artefacts are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Cache folder of models and other artefacts: $SGLANG_LITE_CACHE, or `sglang_lite` in the XDG cache folder."""
+    """Returns the cache folder of models and other artefacts: $SGLANG_LITE_CACHE, or `sglang_lite`
+    in the XDG cache folder.
+    """
     override = os.environ.get("SGLANG_LITE_CACHE")
     if override:
         return Path(override).expanduser()

@@ -1,7 +1,9 @@
-"""Child processes: the start of one that runs a module of this package, connected by a socket, and what one prints.
+"""Child processes: starts one that runs a module of this package, connected by a socket, and reads
+its output.
 
-The process isn't forked, because this process has threads, and isn't started by `multiprocessing`, which would run the
-caller's main module again. The connection has no path or port that other programs could find.
+The process isn't forked, because this process has threads, and isn't started by `multiprocessing`,
+which would run the caller's main module again. The connection has no path or port that other
+programs could find.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, Final
 
 from sglang_lite.import_paths import import_paths
 
-KEPT_LINES: Final = 20  # of the last lines that a process prints, to be shown if it fails
+KEPT_LINES: Final = 20  # number of a process's last printed lines, shown if it fails
 _LONGEST_LINE = 10_000  # bytes; the rest of a longer line counts as the next line
 _FIRST = 3  # first descriptor after standard input, output and error
 
@@ -25,12 +27,14 @@ _FIRST = 3  # first descriptor after standard input, output and error
 def start_child(
     module: str, *arguments: int | str | None, nice: int = 0, **settings: Any
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:  # each of `Popen`'s arguments has its own type
-    """Starts a process that runs `main(descriptor, *arguments)` of a module, with this process's `sys.path`,
-    environment and working directory, and without standard input. Ctrl-C is left to this process.
+    """Starts a process that runs `main(descriptor, *arguments)` of a module.
+
+    It has this process's `sys.path`, environment and working directory, and no standard input.
+    Ctrl-C is left to this process.
 
     Args:
         module: name of the module.
-        arguments: what follows the file descriptor of the process's end of the socket.
+        arguments: arguments after the file descriptor of the process's end of the socket.
         nice: by how much its priority is lower than this process's, from the first import on.
         settings: other arguments of `subprocess.Popen`.
 
@@ -70,14 +74,18 @@ def printed_lines(process: subprocess.Popen[bytes], logger: logging.Logger) -> I
 
 
 def last_output(lines: Iterable[str]) -> str:
-    """Sentence for an error with the last lines that a process has printed; "" if there are none."""
+    """Formats the last lines that a process has printed as a sentence for an error; "" if there are
+    none.
+    """
     printed = [line for line in list(lines) if line]
     return " Its last output:\n" + "\n".join(printed) if printed else ""
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Makes two connected blocking sockets, regardless of `socket.setdefaulttimeout`. Neither uses descriptor 0, 1 or
-    2, even if those are closed: printed output would go into the socket, and the child process replaces them.
+    """Creates two connected blocking sockets, regardless of `socket.setdefaulttimeout`.
+
+    Neither uses descriptor 0, 1 or 2, even if those are closed: printed output would go into the
+    socket, and the child process replaces them.
 
     Raises:
         OSError: no descriptor is free.
@@ -92,7 +100,7 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _waiting(end: socket.socket) -> socket.socket:
-    import fcntl  # which Windows lacks
+    import fcntl  # not on Windows
 
     if end.fileno() < _FIRST:
         moved = socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST))

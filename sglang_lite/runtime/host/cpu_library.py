@@ -18,7 +18,7 @@ from pathlib import Path
 
 logger = logging.getLogger("sglang_lite")
 
-# Sums may be reordered, so that they can be vectorised; NaN and infinity keep their meaning.
+# Sums may be reordered to vectorise them; NaN and infinity keep their meaning.
 _FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
     "-fassociative-math", "-shared", "-fPIC",
@@ -28,12 +28,14 @@ _TIMEOUT_S = 60
 
 @functools.cache
 def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
-    """Returns the library of a C++ file, compiled at first use on this machine, by `CXX` or the compiler that is found.
+    """Returns the library of a C++ file, compiled at first use on this machine by `CXX` or the
+    first compiler found.
 
     Args:
         source: C++ file.
-        folder: folder that libraries are kept in.
-        kind: class of the library; `PyDLL` for functions so short that they should keep Python's lock.
+        folder: folder where libraries are kept.
+        kind: class of the library; `PyDLL` for functions so short that they should keep Python's
+            lock.
 
     Returns:
         The library, or None if no compiler is installed or compilation fails, which is logged.
@@ -68,7 +70,7 @@ def warn_without_compiler() -> None:
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
-    """Writes the library, completely or not at all."""
+    """Compiles the library, writing it atomically."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         command = [compiler, *_FLAGS, os.fspath(source), "-o", os.fspath(made)]
@@ -77,7 +79,9 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _processor() -> str:
-    """Returns the processor's instruction sets as reported by Linux, as a library for others would not run."""
+    """Returns the processor's instruction sets as reported by Linux, because a library compiled for
+    others would not run.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,6 @@
-"""Checks for what only an engine needs: its operating systems, and the packages that the extra `local` installs."""
+"""Checks for the requirements of an engine: its operating systems, and the packages that the extra
+`local` installs.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,10 @@ def check_installed(what: str) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Returns True if a package can be imported."""
+    """Returns whether a package can be imported."""
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # an import hook refuses it, or the module has no spec
+    except (ImportError, ValueError):  # an import hook rejects it, or the module has no spec
         return False
 
 

@@ -1,4 +1,4 @@
-"""Folders of files that together have at most so many bytes."""
+"""Limits the total size of the files in a folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 
 def drop_oldest(files: Iterable[Path], most: float) -> int:
-    """Removes the least recently used of some files until the others have at most `most` bytes together. Returns their
-    bytes."""
+    """Removes the least recently used files until the others total at most `most` bytes. Returns
+    their total.
+    """
     found = []
     for path in files:
-        with contextlib.suppress(OSError):  # another process may remove files, too
+        with contextlib.suppress(OSError):  # another process may also remove files
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
                 found.append((status.st_mtime, status.st_size, path))

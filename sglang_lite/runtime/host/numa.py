@@ -1,4 +1,6 @@
-"""Cores near a device: memory of a machine with several sockets is near to the cores of one of them."""
+"""Binds threads to cores near a device. On a machine with several sockets, each part of the memory
+is near the cores of one of them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,12 @@ _DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_near(address: str, devices: Path = _DEVICES) -> None:
-    """Lets this thread, and those that it starts, run on the cores near a device alone. Does nothing where Linux tells
-    none of them that the thread may use.
+    """Restricts this thread, and those it starts, to the cores near a device.
+
+    Does nothing if Linux doesn't report any such core that the thread may use.
 
     Args:
-        address: address of the device on its bus, as "0000:3b:00.0".
+        address: address of the device on its bus, such as "0000:3b:00.0".
         devices: folder in which Linux describes devices.
     """
     if sys.platform != "linux":
@@ -28,7 +31,7 @@ def bind_near(address: str, devices: Path = _DEVICES) -> None:
 
 
 def _numbers(text: str) -> set[int]:
-    """Numbers of a list like "0-3,8"."""
+    """Parses a list of numbers like "0-3,8"."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -19,8 +19,10 @@ _SIZES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's o
 
 @functools.cache
 def bound_caches() -> None:
-    """Limits both caches to `PRODUCTS` entries, unless the user has set their sizes. Must be called before the first
-    product of the process, when both libraries read the environment; the environment is restored afterwards."""
+    """Limits both caches to `PRODUCTS` entries, unless the user has set their sizes. Must be called
+    before the first product of the process, when both libraries read the environment, which is
+    restored afterwards.
+    """
     unset = [name for name in _SIZES if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, str(PRODUCTS)))
     try:

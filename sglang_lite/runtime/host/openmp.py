@@ -25,15 +25,16 @@ USERS_OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def bound_spinning() -> bool:
-    """Loads torch's GNU OpenMP with a spin count of `SPINS`, unless the user has configured how its threads wait.
-    Returns False if torch is already loaded, with its default."""
+    """Loads torch's GNU OpenMP with a spin count of `SPINS`, unless the user has configured how its
+    threads wait. Returns False if torch is already loaded with its default.
+    """
     if any(name in os.environ for name in USERS_OWN):
         return True
     if "torch" in sys.modules:
         return False
     try:
         torch = importlib.util.find_spec("torch")
-    except ImportError:  # an import hook of the caller refuses it
+    except ImportError:  # an import hook of the caller rejects it
         torch = None
     if torch is not None and torch.origin is not None:
         folder = Path(torch.origin).parent
@@ -61,10 +62,11 @@ IS_BOUNDED = bound_spinning()
 
 
 def share_threads(threads: int | None, processes: int, replicas: int = 1) -> None:
-    """Sets the number of torch's threads in one of some processes that compute together.
+    """Sets the number of torch's threads in one of several processes that compute together.
 
     Args:
-        threads: threads of all of them; None for torch's own number, which is left as it is for one process.
+        threads: threads of all of them; None for torch's own number, which is unchanged for one
+            process.
         processes: number of processes.
         replicas: number of engines that share torch's own number.
     """

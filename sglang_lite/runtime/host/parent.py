@@ -1,4 +1,4 @@
-"""End of a child process with its parent, however that ends."""
+"""Ends a child process when its parent ends, however that happens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 def end_with_parent(parent: int, look: Callable[[], object] = lambda: None, every_s: float = 0.5) -> None:
-    """Watches the parent on a thread, and ends this process when that is gone, even if a forked copy of the parent
-    keeps its connections open.
+    """Watches the parent on a thread and ends this process when the parent is gone, even if a
+    forked copy of it keeps its connections open.
 
     Args:
         parent: process id.
-        look: called at each look at the parent; an OSError, of a connection to it, ends this process, too.
-        every_s: time between two looks, in seconds.
+        look: called at each check of the parent; an OSError, from a connection to it, also ends
+            this process.
+        every_s: time between two checks, in seconds.
     """
 
     def watch() -> None:
@@ -35,7 +36,8 @@ def end_with_parent(parent: int, look: Callable[[], object] = lambda: None, ever
 
 
 def be_killed_with_parent() -> None:
-    """Makes the system kill this process when the thread that started it ends, even if this process is stopped or runs
-    code that lets no Python thread run. Only on Linux."""
+    """Makes the system kill this process when the thread that started it ends, even if this process
+    is stopped or runs code that blocks all Python threads. Only on Linux.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,10 +1,10 @@
-"""The name of a process, by which `ps -o comm` and `top` tell a server's processes apart."""
+"""Sets the name of a process, which tells a server's processes apart in `ps -o comm` and `top`."""
 
 import contextlib
 from pathlib import Path
 
 
 def name_process(name: str) -> None:
-    """Names this process, of up to 15 characters; does nothing where the system has no such file (it is Linux's)."""
+    """Sets this process's name, up to 15 characters. Does nothing on systems other than Linux."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)

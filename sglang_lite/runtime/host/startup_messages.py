@@ -1,7 +1,9 @@
-"""Messages of an engine that is starting: a progress bar while weights are read, and one line when it is ready.
+"""Messages of a starting engine: a progress bar while weights are read, and one line when it is
+ready.
 
-Both go to standard error if it is a terminal, or below the cell of a notebook, unless `log_level` is "warning" or
-above; the line becomes a log message of level "info" if the logger shows that level. So does a line of advice, once.
+Both go to standard error if it is a terminal, or below the cell of a notebook, unless `log_level`
+is "warning" or above. The line becomes a log message of level "info" if the logger shows that
+level. The same applies to a line of advice, shown once.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
 
 
 def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
-    """Updates the progress bar of parts that another process loads; makes a bar if `bar` is None, and closes it when
-    all parts are done."""
+    """Updates the progress bar of parts that another process loads. Creates a bar if `bar` is None,
+    and closes it when all parts are done.
+    """
     if bar is None and done < total:
         bar = _bar(level, total=total)
     if bar is not None:
@@ -55,8 +58,9 @@ def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
 
 
 def announce(line: str, level: str | None) -> None:
-    """Logs one line about the engine at level "info", or prints it to standard error (in a notebook to standard output)
-    if that level is not logged."""
+    """Logs one line about the engine at level "info", or prints it to standard error (in a
+    notebook, to standard output) if that level is not logged.
+    """
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)
     elif _is_shown(level):
@@ -64,8 +68,10 @@ def announce(line: str, level: str | None) -> None:
 
 
 def suggest(line: str, level: str | None) -> None:
-    """Logs one line of advice at level "info", or prints it to standard error if that level is not logged and it is a
-    terminal. Only the first call of the process does; nothing is ever printed to standard output."""
+    """Logs one line of advice at level "info", or prints it to standard error if that level is not
+    logged and it is a terminal. Only the first call of the process has an effect. Nothing is ever
+    printed to standard output.
+    """
     if not line or not _suggested.acquire(blocking=False):
         return
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():

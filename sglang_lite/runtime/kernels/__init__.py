@@ -1,1 +1,3 @@
-"""Kernels, a file each: in Triton for GPUs, in C++ for CPUs. Know plans and tensors, but no models and no requests."""
+"""Kernels, one file each: in Triton for GPUs, in C++ for CPUs. They deal in plans and tensors, not
+in models or requests.
+"""

@@ -84,7 +84,8 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
 
 
 def gated_eight(gate_up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
-    """Returns the result of `gated` in an 8-bit type; a program computes a whole row."""
+    """Returns act(gate) * up of gate_up [T, 2 I] in an 8-bit type. A program computes a whole row.
+    """
     return _launch_eight(gate_up, gate_up.shape[1] // 2, activation, scales, kind)
 
 
@@ -93,14 +94,14 @@ def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> 
 
     Args:
         up: [T, I].
-        activation: as for `gated`, or "relu2".
+        activation: as for `apply_gated`, or "relu2".
         scales: scales of up if it is an 8-bit product, or None.
     """
     return _launch(up, up.shape[1], activation, scales)
 
 
 def ungated_eight(up: torch.Tensor, activation: str, scales: Scales | None, kind: torch.dtype) -> EightBitRows:
-    """Returns the result of `ungated` in an 8-bit type; a program computes a whole row."""
+    """Returns act(up) of up [T, I] in an 8-bit type. A program computes a whole row."""
     return _launch_eight(up, up.shape[1], activation, scales, kind)
 
 

@@ -1,15 +1,16 @@
-"""Exchanges of few numbers between ranks, by stores into each other's memory: sums of rows, numbers gathered, and sums
-of which each rank gets a part.
+"""Exchanges of a few numbers between ranks, by stores into each other's memory: sums of rows,
+gathered numbers, and sums that are scattered over the ranks.
 
-    out = x_0 + x_1 + … + x_(n-1)            in this order on every rank, in float32: all have the same bits
+    out = x_0 + … + x_(n-1)     in this order on every rank, in float32: all have the same bits
 
-A 64-bit word carries 32 bits of numbers and the epoch of the exchange, and is stored and loaded as a whole. So a number
-has come as soon as its epoch has: one trip over the link, without flags or fences (NCCL's protocol LL). Epochs are
-counted on the device, so captured exchanges can be replayed.
+A 64-bit word carries 32 bits of numbers and the epoch of the exchange, and is stored and loaded as
+a whole. So a number has arrived as soon as its epoch has: one trip over the link, without flags or
+fences (NCCL's protocol LL). Epochs are counted on the device, so captured exchanges can be
+replayed.
 
-Memory of a rank, int64: [2, senders, channels, words]. A program uses the channel of its number, and by turns the first
-and the second half: whoever sends exchange e + 2 of a channel has received e + 1 of it, which its reader sent after it
-had read e.
+Memory of a rank, int64: [2, senders, channels, words]. A program uses the channel of its number,
+and alternates between the two halves. A rank that sends exchange e + 2 of a channel has received e
++ 1 of it, which its reader sent only after reading e.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-CHANNELS = 256  # programs of one exchange
+CHANNELS = 256  # programs in one exchange
 _CHUNK = 256  # fewest words of a program
 _WORDS_PER_WARP = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Memory through which ranks exchange numbers, as one of them sees it.
+    """Memory through which ranks exchange numbers, from one rank's point of view.
 
     Attributes:
         rank, count: this rank's number, and the number of ranks.
         words: words of a channel, a power of two.
-        addresses: int64 [count], address of each rank's memory, int64 [2, count, CHANNELS, words], zero at first.
+        addresses: int64 [count], address of each rank's memory, int64 [2, count, CHANNELS, words],
+            zero at first.
         epochs: int32 [CHANNELS], number of exchanges of each channel so far.
-        memories: memories that this process has as tensors: its own; in tests, all of them.
+        memories: the ranks' memories that this process holds as tensors: its own; in tests, all of
+            them.
     """
 
     rank: int
@@ -51,12 +54,12 @@ class Peers:
 
     @staticmethod
     def of(rank: int, addresses: Sequence[int], *memories: torch.Tensor) -> Peers:
-        """Makes the record of a rank before its first exchange.
+        """Creates a rank's record before its first exchange.
 
         Args:
             rank: this rank's number.
             addresses: address of each rank's memory, as this rank sees it.
-            memories: as of Peers.
+            memories: as for Peers.
         """
         device = memories[0].device
         return Peers(
@@ -66,11 +69,11 @@ class Peers:
 
     @property
     def max_bytes(self) -> int:
-        """Most bytes of one exchange."""
+        """Largest size of one exchange."""
         return 4 * self.words * CHANNELS
 
     def takes_rows(self, rows: int, row_bytes: int) -> bool:
-        """True if rows of this size can be exchanged, each by one program."""
+        """Returns whether rows of this size can be exchanged, one program for each row."""
         return rows <= CHANNELS and row_bytes <= 4 * self.words and row_bytes % 4 == 0
 
 
@@ -80,7 +83,9 @@ def memory_shape(ranks: int, row_bytes: int) -> tuple[int, int, int, int]:
 
 
 def chunk_of(words: int) -> int:
-    """Returns the words of a program of `sum_ranks` and `gather_ranks`: few, as each waits for its part alone."""
+    """Returns the number of words per program of `sum_ranks` and `gather_ranks`: few, since each
+    program waits for its own part only.
+    """
     return power_of_2(max(_CHUNK, cdiv(words, CHANNELS)))
 
 
@@ -222,7 +227,7 @@ def _reduce_scatter(
 
 
 def sum_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
-    """Returns the sum of all ranks' x, which all call this in the same order of exchanges.
+    """Returns the sum of all ranks' x. All ranks must call this in the same order of exchanges.
 
     Args:
         x: contiguous, at most `peers.max_bytes`, and a multiple of 4 bytes.
@@ -249,7 +254,8 @@ def gather_ranks(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
-    """Returns the sum of all ranks' x[r], where r is this rank: a rank sends 1 / ranks of what it does for `sum_ranks`.
+    """Returns the sum of all ranks' x[r], where r is this rank. A rank sends 1 / ranks of what it
+    sends for `sum_ranks`.
 
     Args:
         x: [ranks, ...], contiguous; x[0] has at most `peers.max_bytes`, and a multiple of 4 bytes.

@@ -1,5 +1,6 @@
-"""Memory that can be given back and taken again while its tensors stay: at reserved addresses of a GPU, which captured
-graphs have, or as maps of a CPU's memory."""
+"""Memory that can be released and restored while its tensors stay: at reserved GPU addresses, which
+captured graphs hold, or as memory maps on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +21,25 @@ _DEVICE, _PINNED, _READ_WRITE = 1, 1, 3  # CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_A
 
 
 class Arena(Protocol):
-    """Memory of some tensors."""
+    """Allocator of tensors whose memory can be released and restored together."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor of zeros, in memory of its own."""
+        """Returns a tensor of zeros in newly allocated memory."""
         ...
 
     def release(self) -> None:
-        """Gives the memory back. The tensors may not be used until it is restored."""
+        """Releases the memory. The tensors must not be used until it is restored."""
         ...
 
     def restore(self) -> None:
-        """Takes memory again; what the tensors have then is undefined on a GPU, and zeros on a CPU."""
+        """Allocates the memory again. The tensors' values are undefined on a GPU, and zeros on a
+        CPU.
+        """
         ...
 
 
 class HostArena:
-    """Memory of a CPU, whose pages are mapped when they are first touched."""
+    """Arena of CPU memory, whose pages are mapped when they are first touched."""
 
     def __init__(self) -> None:
         self._maps: list[mmap] = []
@@ -73,25 +76,25 @@ class _Access(ctypes.Structure):  # CUmemAccessDesc
 
 @dataclass(slots=True)
 class _Region:
-    """Range of addresses, and the memory behind it.
+    """Range of addresses, and the memory mapped to it.
 
     Attributes:
         address, size: first address, and bytes.
-        handle: its memory; None while there is none.
+        handle: driver's handle of its memory; None while it has none.
     """
 
     address: int
     size: int
     handle: int | None
 
-    def __del__(self) -> None:  # when neither its arena nor a tensor is left
+    def __del__(self) -> None:  # when neither its arena nor any tensor refers to it
         with contextlib.suppress(Exception):  # the process may be ending
             torch.cuda.synchronize()
             self.unmap()
             call_driver("cuMemAddressFree", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
 
     def unmap(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory, but keeps the addresses reserved."""
         if self.handle is not None:
             call_driver("cuMemUnmap", ctypes.c_uint64(self.address), ctypes.c_size_t(self.size))
             call_driver("cuMemRelease", ctypes.c_uint64(self.handle))
@@ -103,7 +106,7 @@ class _Region:
 
 
 class DeviceArena:
-    """Memory of a GPU behind addresses that are reserved once.
+    """Arena of GPU memory at addresses that are reserved once.
 
     Args:
         device: the GPU.
@@ -126,7 +129,7 @@ class DeviceArena:
         self._regions: list[_Region] = []
 
     def empty(self, size: int) -> torch.Tensor:
-        """Bytes of undefined values."""
+        """Returns `size` bytes with undefined values."""
         whole = -(-size // self._granularity) * self._granularity
         address = ctypes.c_uint64()
         call_driver("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(whole), ctypes.c_size_t(0),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRules:
-    """Rules by which a layer's attention weighs positions.
+    """How a layer's attention weighs positions.
 
     Attributes:
         scale: factor of the scores.
@@ -115,7 +115,8 @@ class DecodeWork:
 
 @dataclass(frozen=True, slots=True)
 class RotaryPositions:
-    """Positions that rotate a step's tokens, apart from those in the cache.
+    """Positions for the rotary embedding of a step's tokens, which differ from their positions in
+    the cache.
 
     Attributes:
         at: int32 [3, T], time, row and column of each token; contiguous in T.
@@ -131,29 +132,32 @@ class DevicePlan:
     """Batch of a step, as tensors on the device.
 
     Attributes:
-        ids: int32 [T]; -1 if the previous step draws the token, which is then `last_tokens[slot]`; -2 - r for row r of
-            images' features.
+        ids: int32 [T]; -1 if the previous step draws the token, which is then `last_tokens[slot]`;
+            -2 - r for row r of images' features.
         slots: int32 [T], slot of each token.
         positions: int32 [T], position of each token in its sequence.
         last_tokens: int32 [slots], last drawn token of each slot.
-        page_table: int32 [slots, pages], copy of the slot table's pages, and a row of the dummy page for padding.
+        page_table: int32 [slots, pages], copy of the slot table's pages, and a row of the dummy
+            page for padding.
         page_size: tokens in a page.
         decoding: number of decoded tokens, the first ones of the batch.
         shared: prefixes that are read once for several rows, or None.
-        blocks: int32 [blocks, 4], for the remaining tokens: first token in the batch, number of tokens, slot, first
-            position.
+        blocks: int32 [blocks, 4], for the remaining tokens: first token in the batch, number of
+            tokens, slot, first position.
         block_size: maximum number of tokens in a block.
-        separate: True if no two decoding tokens are of the same slot, except the dummy slot.
-        longest_uncached: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they
-            see no cached tokens; else 0.
-        window_table: page table of the layers with a window, if they have pages of their own: pages behind the window
-            are any valid ones.
+        separate: True if no two decoding tokens share a slot, except the dummy slot.
+        longest_uncached: maximum number of tokens of a row in blocks if all these rows begin in
+            this step, so that they see no cached tokens; else 0.
+        window_table: page table of the layers with a window, if they have their own pages: pages
+            outside the window are any valid ones.
         lora: adapters of the slots; None if no token has one.
-        rotary: positions that rotate queries and keys, of a model that has three a token; None if `positions` do.
-        limits: int32 [T], number of tokens that each token in blocks sees; None if it sees those up to itself.
+        rotary: positions that rotate queries and keys, of a model that has three a token; None if
+            `positions` do.
+        limits: int32 [T], number of tokens that each token in blocks sees; None if it sees those up
+            to itself.
         features: whether a token may stand for features.
-        rows: [T, hidden_size] behind the layers of other ranks, which come before this one's and are overwritten; None
-            to begin with embeddings.
+        rows: [T, hidden_size] output of the layers before this rank's, which other ranks computed;
+            overwritten. None to begin with embeddings.
     """
 
     ids: torch.Tensor
@@ -177,13 +181,13 @@ class DevicePlan:
 
     @property
     def token_slots(self) -> torch.Tensor:
-        """Slot in the KV cache of each token, int64 [T]; of padding in the dummy page."""
+        """Slot in the KV cache of each token, int64 [T]. Padding has slots in the dummy page."""
         at = self.positions.long()
         pages = self.page_table[self.slots.long(), at // self.page_size].long()
         return pages * self.page_size + at % self.page_size
 
     def in_layer(self, window: int | None) -> DevicePlan:
-        """The plan with the page table of layers with this window."""
+        """Returns the plan for layers with this window, with their page table."""
         if window is None or self.window_table is None:
             return self
         return replace(self, page_table=self.window_table, window_table=None)
@@ -223,10 +227,11 @@ class ExtendRow:
 
     Attributes:
         start, end: range of the tokens in the batch.
-        read_at: token slots [length] of the whole sequence, or a slice if they are contiguous and in order, so that
-            reading them makes no copy.
-        limits: int64 [end - start], number of positions that each token sees; None if it sees those up to itself.
-        behind: number of positions that are read behind the last new token.
+        read_at: token slots [length] of the whole sequence, or a slice if they are contiguous and
+            in order, so that reading them makes no copy.
+        limits: int64 [end - start], number of positions that each token sees; None if it sees those
+            up to itself.
+        behind: number of positions after the last new token that are also read.
     """
 
     start: int
@@ -278,7 +283,7 @@ class ExtendGroup:
 
     @classmethod
     def of(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
-        """Returns the group of rows that share `length` tokens."""
+        """Builds the group of rows that share their first `length` tokens."""
         counts = torch.tensor([row.end - row.start for row in rows])
         lengths = torch.tensor([row.length - length for row in rows])
         max_new, longest = int(counts.max()), int(lengths.max())
@@ -298,8 +303,9 @@ class ExtendGroup:
 
     @property
     def single(self) -> DecodeGroup | None:
-        """Rows with one new token as a group of decoding rows, or None if no row has one; for layers that can't read
-        the shared tokens once."""
+        """The rows with one new token as a group of decoding rows, or None if no row has one. For
+        layers that can't read the shared tokens just once.
+        """
         at = [i for i, row in enumerate(self.rows) if row.end - row.start == 1]
         if not at:
             return None
@@ -312,17 +318,17 @@ class ExtendGroup:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Reads and writes of a step in the KV cache, the same for every layer.
+    """A step's reads and writes in the KV cache, the same for every layer.
 
     Attributes:
         store_at: int64 [T], token slot of each new token.
         decode: groups of rows with one new token that are computed together.
         extends: all other rows.
         groups: groups of `extends` that share a prefix, where reading it once saves time.
-        windowed: the same with the token slots of layers with a window, if they have pages of their own: slots behind
-            the window are any valid ones.
+        windowed: the same plan with the token slots of layers with a window, if they have pages of
+            their own: slots outside the window are any valid ones.
         lora: adapters of the step's tokens, or None if none has one.
-        both_ways: whether some tokens see later ones.
+        both_ways: whether some tokens see later tokens.
     """
 
     store_at: torch.Tensor
@@ -334,5 +340,5 @@ class AttentionPlan:
     both_ways: bool = False
 
     def in_layer(self, window: int | None) -> AttentionPlan:
-        """The plan of layers with this window."""
+        """Returns the plan for layers with this window."""
         return self if window is None or self.windowed is None else self.windowed

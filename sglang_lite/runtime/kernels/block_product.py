@@ -1,8 +1,8 @@
-"""Products with quantised matrices in a checkpoint's own blocks on a CPU, compiled from `block_product.cpp`. The twin
-is torch's product with the decoded matrix.
+"""CPU products with matrices quantised in a checkpoint's own blocks, compiled from
+`block_product.cpp`. The reference is torch's product with the decoded matrix.
 
-Activations are rounded to 16-bit integers with a scale for each 32 of a row, which loses a hundredth of what bfloat16
-loses. The result of a row doesn't depend on the other rows.
+Activations are rounded to 16-bit integers with a scale for each 32 of a row, which loses a
+hundredth of what bfloat16 loses. The result of a row doesn't depend on the other rows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from sglang_lite.runtime.kernels.huge_pages import empty_bytes
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-_OUTPUTS = 16  # outputs in a register, of which a matrix must have a multiple
+_OUTPUTS = 16  # outputs in a register; the outputs of a matrix must be a multiple
 BLOCK = 32  # columns of a block
 
 
 def is_supported() -> bool:
-    """True if the processor has the necessary instructions."""
+    """Returns whether the processor has the necessary instructions."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def fits(outputs: int, inputs: int) -> bool:
-    """True if matrices [outputs, inputs] can be multiplied."""
+    """Returns whether matrices [outputs, inputs] can be multiplied: outputs must be a multiple of
+    16, inputs of 32.
+    """
     return outputs % _OUTPUTS == 0 and inputs % BLOCK == 0
 
 
@@ -41,7 +43,7 @@ class Matrix(ctypes.Structure):
     ]
 
 
-# Bytes that 32 numbers take by the kind of their blocks: the numbers, and 2 for each scale and minimum.
+# Bytes that 32 numbers take in each kind of blocks: the numbers, and 2 for each scale and minimum.
 KIND_BYTES = {"4": 20, "8": 34, "8_minimum": 36, "8_halves": 36}
 
 
@@ -62,7 +64,7 @@ class PackedBlocks:
 
     @classmethod
     def empty(cls, kind: str, outputs: int, inputs: int) -> PackedBlocks:
-        """Matrix whose blocks are still to be written."""
+        """Returns a matrix whose blocks are still to be written."""
         size = outputs * inputs // BLOCK * KIND_BYTES[kind]
         return cls(kind, empty_bytes(size), outputs, inputs)
 

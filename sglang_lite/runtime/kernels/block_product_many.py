@@ -1,7 +1,9 @@
-"""Products of many rows of bfloat16 with quantised matrices in a checkpoint's own blocks, compiled from
-`block_product_many.cpp` for CPUs with AVX512_BF16. The twin is torch's product with the decoded matrix.
+"""CPU products of many bfloat16 rows with matrices quantised in a checkpoint's own blocks, compiled
+from `block_product_many.cpp` for AVX512_BF16. The reference is torch's product with the decoded
+matrix.
 
-Weights are rounded to bfloat16, and sums are float32. The result of a row doesn't depend on the other rows.
+Weights are rounded to bfloat16, and sums are float32. The result of a row doesn't depend on the
+other rows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 
 
 def has_products(library: ctypes.CDLL) -> bool:
-    """Returns True if the library was compiled for a processor with AVX512_BF16."""
+    """Returns whether the library was compiled for a processor with AVX512_BF16."""
     return hasattr(library, "product_4")
 
 

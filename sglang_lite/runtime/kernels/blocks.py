@@ -1,8 +1,10 @@
-"""Copies between pages of the KV cache and blocks of pinned host memory; all planes of a shape and type in one launch.
+"""Copies between pages of the KV cache and blocks of pinned host memory. All planes of the same
+shape and type are copied in one launch.
 
-A block has all planes of a page, one after the other, and of each its heads. In a plane, the tokens of a page are
-contiguous for each head. So a program copies `CHUNK` words, contiguous on both sides, and goes on with the next: few
-programs keep the bus busy, and leave the other processors to the steps that run meanwhile.
+A block holds all planes of a page, one after the other, head by head. In a plane, the tokens of a
+page are contiguous for each head. So a program copies `CHUNK` words, contiguous on both sides, and
+moves on to the next. A few programs keep the bus busy and leave the other multiprocessors to the
+steps that run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-# Enough bytes under way for a bus of 64 GB/s. Stores don't wait for it, so that they take fewer multiprocessors.
+# Enough bytes in flight for a bus of 64 GB/s. Stores don't wait for it, so they need fewer multiprocessors.
 PROGRAMS, PROGRAMS_TO_HOST = 64, 16
 
 
@@ -43,7 +45,7 @@ def _copy(
 
 
 class BlockCopy:
-    """Function that copies pages of one cache to blocks of one memory, and back.
+    """Function that copies pages of one cache to blocks of pinned memory, and back.
 
     Args:
         planes: keys and values, and what is recorded beside them, each [heads, slots, size].

@@ -1,5 +1,5 @@
-"""Folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`, by default ~/.triton/cache), checked before
-use.
+"""Folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`, by default
+~/.triton/cache). It is checked before use.
 
 Kernels of other versions of Triton, other sources or other kinds of GPU are never read: Triton's names depend on all
 of these.
@@ -27,9 +27,10 @@ _AT_SECTIONS = 58
 
 
 def prepare_cache() -> Path:
-    """Returns the folder, once kernels can be read and written there. Removes damaged kernels. If the folder isn't
-    writable, returns a folder for the user among the temporary files instead, with links to the existing kernels, and
-    sets `TRITON_CACHE_DIR`. Logs a warning in both cases."""
+    """Returns the cache folder once kernels can be read and written there, and removes damaged
+    kernels. If the folder isn't writable, falls back to a per-user folder among the temporary files
+    with links to the existing kernels, and sets `TRITON_CACHE_DIR`. Logs a warning in both cases.
+    """
     folder = Path(triton.knobs.cache.dir)
     damaged = _damaged(folder)
     try:
@@ -52,8 +53,10 @@ def prepare_cache() -> Path:
 
 
 def _users_folder() -> Path:
-    """Returns a folder that only this user can read and write. It is the same at each start, so an engine's process,
-    which may be killed, need not remove it; if another user owns that name, a new one is made."""
+    """Returns a folder that only this user can read and write. It is the same at each start, so an
+    engine's process, which may be killed, need not remove it. If another user owns that name,
+    creates a new folder.
+    """
     folder = Path(tempfile.gettempdir(), f"sglang_lite-kernels-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -64,7 +67,7 @@ def _users_folder() -> Path:
 
 
 def _link(entries: set[Path], own: Path) -> None:
-    """Links `entries` into `own`, and removes links of an earlier start whose targets are gone."""
+    """Links the entries into `own`, and removes dangling links of an earlier start."""
     for link in list(own.iterdir()):
         if link.is_symlink() and not link.exists():
             link.unlink(missing_ok=True)
@@ -90,7 +93,9 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_damaged(entry: Path) -> bool:
-    """True if a file of the kernel is truncated, as by a full disk or a power failure."""
+    """Returns whether a file of the kernel is truncated, for example by a full disk or a power
+    failure.
+    """
     try:
         for file in entry.iterdir():
             if file.suffix == ".json":
@@ -105,7 +110,7 @@ def _is_damaged(entry: Path) -> bool:
 
 
 def _is_cut(cubin: Path) -> bool:
-    """True if a file is not an ELF file with a complete section table."""
+    """Returns whether a file is not an ELF file with a complete section table."""
     with cubin.open("rb") as file:
         head = file.read(64)
         size = os.fstat(file.fileno()).st_size

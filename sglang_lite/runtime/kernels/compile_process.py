@@ -1,5 +1,6 @@
-"""Handle of the process that compiles GPU kernels. Imports little: if the kernel cache is empty, the process is started
-before torch is imported, so that both processes import torch in parallel."""
+"""Handle of the process that compiles GPU kernels. It imports little: if the kernel cache is empty,
+the process is started before torch is imported, so that both processes import torch in parallel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ PATIENCE_S = 60.0  # longest wait for the next kernel
 
 
 class CompileProcess:
-    """Process that compiles kernels into the cache, and reports each one by its digest.
+    """Process that compiles kernels into the cache, and reports the digest of each one.
 
     Raises:
         OSError: the process can't be started.
@@ -47,8 +48,9 @@ class CompileProcess:
             self._line.shutdown(socket.SHUT_WR)
 
     def wait_for(self, kernel: str) -> None:
-        """Waits until the kernel with this digest is in the cache, or the process has ended or stopped responding
-        (logged)."""
+        """Returns once the kernel with this digest is in the cache, or the process has ended or
+        stopped responding, which is logged.
+        """
         while self._line is not None and kernel.encode() not in self._compiled:
             try:
                 data = self._line.recv(1 << 16)
@@ -75,7 +77,7 @@ class CompileProcess:
         self.end()
 
     def end(self) -> None:
-        """Kills the process and its children, if they still run."""
+        """Kills the process and its children if they are still running."""
         if self._line is None:
             return
         self._line.close()
@@ -100,7 +102,8 @@ def start_early(model: str, device: str, processes: int | None) -> CompileProces
 
 
 def mark_of(model: str) -> Path:
-    """Path of the marker file for a model's cached kernels, computed from the model's name alone.
+    """Returns the path of the marker file for a model's cached kernels, which depends only on the
+    model's name.
 
     Reimplements Triton's rules for its cache folder, as importing Triton would take the time that starting early saves.
     """

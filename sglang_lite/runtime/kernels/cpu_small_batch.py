@@ -1,6 +1,6 @@
-"""Small operators for few tokens on a CPU, each a call of `cpu_small_batch.cpp`. A call of a torch operator takes some
-microseconds, and a layer has twenty: together as long as the products of a small model. The twins are torch's operators
-in `Decoder`.
+"""CPU operators for few tokens, each a single call of `cpu_small_batch.cpp`. A call of a torch
+operator takes some microseconds, and a layer has twenty: as long in total as the products of a
+small model. The references are torch's operators in `Decoder`.
 
 Tensors are [T, …], contiguous and in the data type of activations, unless noted.
 """
@@ -51,7 +51,7 @@ class ReadSlots:
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> ReadSlots:
-        """Returns the reads of a plan, which must have no groups of rows that share a prefix."""
+        """Collects the reads of a plan, which must have no groups of rows that share a prefix."""
         count = len(plan.store_at)
         addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
         tensors = []
@@ -149,8 +149,10 @@ class SmallBatchOps:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention [T, heads, head_dim] of queries q, as `rope_store` returns them, over the slots that each token
-        reads; with a window, over only the last `window` of them."""
+        """Returns attention [T, heads, head_dim] of queries q, as `rope_store` returns them, over
+        the slots that each token reads. With a window, a token reads only the last `window` of
+        them.
+        """
         return call_attention(self._attend, q, keys, values, reads, window, scale)
 
 
@@ -164,8 +166,9 @@ def call_attention(
     scale: float,
     *threads: int,
 ) -> torch.Tensor:
-    """Implements `SmallBatchOps.attend` by a function with the arguments `ATTENTION`, followed by the number of
-    threads if it takes one."""
+    """Implements `attend` with a C function that takes the arguments `ATTENTION`, followed by the
+    number of threads if there is one.
+    """
     count, heads, size = q.shape
     kv_heads, slots, _ = keys.shape
     out = q.new_empty((count, heads, size))

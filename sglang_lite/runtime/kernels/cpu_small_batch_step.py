@@ -1,5 +1,7 @@
-"""All layers of a decoder for few tokens on a CPU, with matrices in quantised blocks, in one call of
-`cpu_small_batch_step.cpp`; and attention alone. The twins are torch's operators in `Decoder`."""
+"""All layers of a decoder for few tokens on a CPU, with matrices in quantised blocks, in one call
+of `cpu_small_batch_step.cpp`; also multithreaded attention. The references are torch's operators in
+`Decoder`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from sglang_lite.runtime.kernels.cpu_small_batch import ATTENTION, ReadSlots, ca
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-PARTS = 3  # most matrices that a product is split into
+PARTS = 3  # maximum number of matrices that a product is split into
 BLOCK = 32  # divisor of a head's size
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -42,7 +44,7 @@ class StepLayer(ctypes.Structure):
         table: int,
         scale: float,
     ) -> StepLayer:
-        """Returns the structure of a layer.
+        """Builds the structure of a layer.
 
         Args:
             products: products for queries, keys and values; for attention's output; for gates and ups; and for down.
@@ -61,8 +63,9 @@ PRODUCTS = ("qkv", "output", "gate_up", "down")  # that adapters may change
 
 
 class AdapterDelta(ctypes.Structure):
-    """C structure of an adapter's part in a product: A [parts, rank, inputs] and B [rank, outputs], contiguous, in the
-    data type of activations; all zero if it has none."""
+    """C structure of an adapter's part in a product: A [parts, rank, inputs] and B [rank, outputs],
+    contiguous, in the data type of activations. All fields are zero if it has none.
+    """
 
     _fields_ = [("a", _POINTER), ("b", _POINTER), ("rank", _LONG)]
 
@@ -149,7 +152,7 @@ class ThreadedSmallBatchOps:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention, as `SmallBatchOps.attend`."""
+        """Returns what `SmallBatchOps.attend` does, computed on all threads."""
         return call_attention(self._attend, q, keys, values, reads, window, scale, torch.get_num_threads())
 
     def run(

@@ -2,9 +2,10 @@
 
     out[row, h] = sum over the row's tokens t of softmax(q[row, h] · k[t] * scale) v[t]
 
-Work is split by tokens, not by rows: each row's tokens are divided among programs so that every program of a batch,
-however ragged, reads about as many. The split is computed on the device, so that a captured graph stays valid while
-rows grow. The last program of a row to finish merges the partial results.
+Work is split by tokens, not by rows: each row's tokens are divided among programs so that every
+program reads about as many, however ragged the batch. The split is computed on the device, so a
+captured graph stays valid while rows grow. The last program of a row to finish merges the partial
+results.
 """
 
 from __future__ import annotations
@@ -195,8 +196,8 @@ def store_or_merge(
 
 
 def merge_options(launch: Launch, group: int, dim: int) -> dict[str, int]:
-    """Returns keyword arguments for kernels that call `store_or_merge`, including the number of parts merged at once,
-    which is limited by registers.
+    """Returns keyword arguments for kernels that call `store_or_merge`, including the number of
+    parts merged together, which is limited by registers.
 
     Args:
         launch: launch parameters of the kernel.
@@ -275,7 +276,7 @@ def decode_attention(
     out: torch.Tensor,
     rules: AttentionRules,
 ) -> None:
-    """Attention of the plan's decoding rows.
+    """Computes the attention of the plan's decoding rows.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them, of which the first `plan.decoding` are used; the

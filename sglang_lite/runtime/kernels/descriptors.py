@@ -13,8 +13,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True, slots=True)
 class _TensorAddress:
-    """Properties of a tensor that a descriptor needs, without keeping its memory alive: another tensor of the same
-    shape at the same address has the same descriptor."""
+    """What a descriptor needs to know of a tensor, without keeping its memory alive: another tensor
+    of the same shape at the same address has the same descriptor.
+    """
 
     address: int
     dtype: torch.dtype

@@ -1,4 +1,6 @@
-"""GPU from the point of view of launches: resources of a program, and number of programs that run at once."""
+"""Properties of a GPU that launches depend on: resources of a program, and number of concurrent
+programs.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ def properties_of(device: torch.device) -> DeviceProperties:
 
 @contextmanager
 def assume_device(properties: DeviceProperties) -> Iterator[None]:
-    """Context in which tensors without memory (device "meta") stand for tensors on a GPU, so that launches for it can
-    be determined on other machines."""
+    """Lets tensors without memory (device "meta") stand for tensors on a GPU within a `with` block,
+    so that launches for it can be determined on other machines.
+    """
     token = _assumed.set(properties)
     try:
         yield

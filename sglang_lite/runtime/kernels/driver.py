@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver, of functions that torch has no name for."""
+"""Calls of CUDA driver functions that torch doesn't expose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
-def call_driver(name: str, *args: Any) -> None:  # of types of ctypes
+def call_driver(name: str, *args: Any) -> None:  # ctypes values
     """Calls a function of the driver.
 
     Raises:
@@ -26,7 +26,9 @@ def call_driver(name: str, *args: Any) -> None:  # of types of ctypes
 
 
 def bus_address(index: int) -> str:
-    """Address of a GPU on its bus, as "0000:3b:00.0". Raises as `call_driver`."""
+    """Returns a GPU's address on its bus, such as "0000:3b:00.0". Raises the same errors as
+    `call_driver`.
+    """
     device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
     call_driver("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
     call_driver("cuDeviceGetPCIBusId", text, ctypes.c_int(len(text)), device)

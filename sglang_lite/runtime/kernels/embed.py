@@ -33,8 +33,10 @@ def _embed(
 
 
 def embed(plan: DevicePlan, table: torch.Tensor, scale: float, features: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns the rows of table [V, H] for the plan's tokens, times `scale`, or those of features [R, H] for ids below
-    -1, of which the first H elements are taken: [T, H]. Moves 2 T H elements."""
+    """Returns the embeddings [T, H] of the plan's tokens: rows of table [V, H] times `scale`. For
+    ids below -1, returns the first H elements of rows of features [R, …] instead. Moves 2 T H
+    elements.
+    """
     size = table.shape[1]
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
     block, rows = min(1024, power_of_2(size)), table if features is None else features
@@ -61,8 +63,9 @@ def _add_features(ids, features, features_stride, out, size, BLOCK: tl.constexpr
 
 
 def add_features(plan: DevicePlan, features: torch.Tensor, plane: int, out: torch.Tensor) -> None:
-    """Adds to hidden states out [T, H] of images' tokens their elements plane H … of features [R, …]. Moves at most
-    3 T H elements."""
+    """Adds elements plane * H … of features [R, …] to the hidden states out [T, H] of images'
+    tokens. Moves at most 3 T H elements.
+    """
     size = out.shape[1]
     block = min(1024, power_of_2(size))
     _add_features[(len(out), cdiv(size, block))](

@@ -1,4 +1,5 @@
-"""Experts of a mixture-of-experts layer, by the kernels that are fastest for the number of tokens.
+"""Experts of a mixture-of-experts layer, computed by the kernels that are fastest for the number of
+tokens.
 
 out[t] = base[t] + sum over the token's experts e of weights[t, e] * down[e] (act(gate[e] x[t]) * (up[e] x[t]))
 """
@@ -24,7 +25,7 @@ from sglang_lite.runtime.kernels.experts_tiled import (
 )
 from sglang_lite.runtime.kernels.packed_weight import PackedWeight
 
-MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
+MAX_PAIRWISE_TOKENS = 8  # maximum number of tokens that are computed pair by pair
 MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
 MAX_PAIRWISE_TOKENS_4_BIT = 1  # and for 4-bit weights, but two where matrices are small
 SMALL_MATRIX = 1 << 22  # numbers; on an H200 1.6 million were faster pair by pair, 6.3 million in blocks
@@ -32,7 +33,8 @@ SMALL_MATRIX = 1 << 22  # numbers; on an H200 1.6 million were faster pair by pa
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """Weights of a layer's experts, or of those that a rank has, contiguous. E experts, hidden size H, inner size I.
+    """Contiguous weights of a layer's experts, or of those that a rank holds. E experts, hidden
+    size H, inner size I.
 
     Attributes:
         gate_up: [E, 2 I, H], gates first; in 4 bits [E * 2 I, H].
@@ -41,7 +43,7 @@ class ExpertMatrices:
         down_bias: [E, H] or None.
         gate_up_scales: float32 [E, 2 I / 128, H / 128] for 8-bit weights (e4m3), else None.
         down_scales: float32 [E, H / 128, I / 128] for 8-bit weights, else None.
-        of: number of experts of which these are some, others being on other ranks; None if they are all.
+        of: number of experts in total, if other ranks hold some of them; None if these are all.
     """
 
     gate_up: torch.Tensor | PackedWeight
@@ -54,7 +56,7 @@ class ExpertMatrices:
 
     @property
     def partial(self) -> bool:
-        """True if other ranks have other experts."""
+        """True if other ranks hold further experts."""
         return self.of is not None
 
 
@@ -71,8 +73,8 @@ def apply_experts(
     quantised: EightBitRows | None = None,
     parts: bool = False,
 ) -> torch.Tensor:
-    """Returns the layer's output [T, H]. Only launches kernels, with grids that depend only on T, so a CUDA graph can
-    contain it.
+    """Returns the layer's output [T, H]. Only launches kernels, with grids that depend only on T,
+    so it can be part of a CUDA graph.
 
     Args:
         x: [T, H], contiguous.
@@ -115,8 +117,9 @@ def apply_experts(
 
 
 def _out(y: torch.Tensor, own: ExpertMatrices, base: torch.Tensor | None, *, parts: bool) -> torch.Tensor:
-    """Output of the experts' parts [top, T, H]; those of a rank lack the base, as it may not have a token's first
-    expert."""
+    """Returns the output of the experts' parts [top, T, H], summed unless `parts`. Adds the base to
+    a rank's parts, which lack it because the rank may not hold a token's first expert.
+    """
     if own.partial and base is not None:
         y[0] += base
     return y if parts else experts_sum(y)
@@ -132,7 +135,9 @@ def _packed(
     limit: float,
     base: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Output [T, H] by matrices in 4 bits, or parts of it [top, T, H]; arguments of `apply_experts`."""
+    """Returns the output [T, H] of experts with 4-bit matrices, or parts of it [top, T, H].
+    Arguments as for `apply_experts`.
+    """
     assert isinstance(own.gate_up, PackedWeight)
     assert isinstance(own.down, PackedWeight)
     top, experts = ids.shape[1], own.gate_up.shape[0] // (2 * own.down.inputs)

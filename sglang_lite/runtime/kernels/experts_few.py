@@ -1,11 +1,13 @@
-"""Products of a few tokens with the matrices of their experts, pair by pair, bound by reading the weights.
+"""Products of a few tokens with the matrices of their experts, pair by pair, bound by reading the
+weights.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
 
-A pair is token * top + j, as in `experts_order`. Programs of tokens that chose the same expert run next to each other,
-so that most of its weights are read from memory once. Sums are in float32 and always in the same order. Experts that
-another rank has, with the number E, count as zeros, of which nothing is read.
+A pair is token * top + j, as in `experts_order`. Programs of tokens that chose the same expert run
+next to each other, so most of its weights are read from memory once. Sums are in float32 and always
+in the same order. Experts that another rank holds have the number E and count as zeros; nothing is
+read for them.
 
 Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128.
 """
@@ -223,8 +225,10 @@ def experts_down_few(
 
 
 def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Returns BLOCK_N, BLOCK_K and warps of `_gate_up`. Measured on an H200 with the shapes of Qwen3-30B-A3B, of
-    Qwen3-235B-A22B, each also cut for two and four ranks, and of Mixtral-8x7B."""
+    """Returns BLOCK_N, BLOCK_K and warps of `_gate_up`. Measured on an H200 with the shapes of
+    Qwen3-30B-A3B and Qwen3-235B-A22B, each also sharded over two and four ranks, and of
+    Mixtral-8x7B.
+    """
     columns = power_of_2(weight.shape[2])
     if weight.element_size() == 1:
         return 4, min(512, columns), 2
@@ -232,7 +236,7 @@ def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Returns launch parameters of `_down`, as `_gate_up_launch`."""
+    """Returns launch parameters of `_down`, in the order of `_gate_up_launch`."""
     columns = min(1024, power_of_2(weight.shape[2]))
     if weight.element_size() == 1:
         return (4, columns, 2) if columns == 1024 else (2, columns, 1)

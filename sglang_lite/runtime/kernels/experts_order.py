@@ -1,4 +1,5 @@
-"""Sorting of tokens by expert, so that products of an expert have contiguous rows. Nothing waits for the host.
+"""Sorting of tokens by expert, so that each expert's products have contiguous rows. Nothing waits
+for the host.
 
 A pair is a token and one of its experts: token * top + index among the token's experts. The pairs of an expert, in
 order, fill blocks of rows that contain no other expert; the rest of its last block is padding.
@@ -16,7 +17,7 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-_CHUNK = 4096  # pairs that a program looks at together
+_CHUNK = 4096  # pairs that a program processes together
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
-MAX_BLOCK = 64  # most rows of a block
+MAX_BLOCK = 64  # maximum number of rows in a block
 
 
 @cached_launch
@@ -174,7 +174,7 @@ def packed_down(
 
 
 def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict[str, object]:
-    """Constants and options that both kernels have."""
+    """Returns the constants and options that both kernels share."""
     assert blocks.size <= MAX_BLOCK
     rows = _rows(x, blocks)
     stage = weight.slice * (rows * 2 + SLICES * blocks.size * x.element_size())  # bytes of words, and of inputs
@@ -187,6 +187,8 @@ def _launch(weight: PackedWeight, x: torch.Tensor, blocks: ExpertBlocks) -> dict
 
 
 def _rows(x: torch.Tensor, blocks: ExpertBlocks) -> int:
-    """Rows of a matrix that a program multiplies. With 128, products of many tokens overflow the registers, and before
-    Hopper, where these hold operands, too, all do."""
+    """Returns the number of matrix rows that a program multiplies. With 128, products of many
+    tokens overflow the registers. Before Hopper, where registers also hold the operands, all
+    products do.
+    """
     return 128 if blocks.size <= 16 and properties_of(x.device).has_tma else 64

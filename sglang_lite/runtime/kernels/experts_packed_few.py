@@ -1,10 +1,11 @@
-"""Products of a few tokens with the 4-bit matrices of their experts, pair by pair, bound by reading the weights.
+"""Products of a few tokens with the 4-bit matrices of their experts, pair by pair, bound by reading
+the weights.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
 
-Numbers are multiplied as for a single row (packed_row.py), whose quads of words those of a token's experts are, one
-behind another. Moves N K / 2 bytes of each chosen matrix [N, K], and its scales.
+Numbers are multiplied as for a single row (packed_row.py), with the quads of words of a token's
+experts one after the other. Moves N K / 2 bytes of each chosen matrix [N, K], and its scales.
 """
 
 from __future__ import annotations
@@ -170,13 +171,15 @@ def packed_down_few(
 
 
 def _down_launch(quads: int) -> tuple[int, int]:
-    """Returns BLOCK_N and warps of `_down` by the quads of a token's experts. The fastest of twelve on an H200 with the
-    sizes of Qwen3-30B-A3B and Qwen3-235B-A22B; Mixtral-8x7B's, which are more, are faster by the other."""
+    """Returns BLOCK_N and warps of `_down` by the quads of a token's experts: the fastest of twelve
+    on an H200 with the sizes of Qwen3-30B-A3B and Qwen3-235B-A22B (few quads) and of Mixtral-8x7B
+    (many).
+    """
     return (2, max(1, quads // 256)) if quads <= 512 else (4, min(16, quads // 64))
 
 
 def _constants(weight: PackedWeight) -> dict[str, object]:
-    """Constants of both kernels that a matrix decides."""
+    """Returns the constants of both kernels that depend on the matrix."""
     assert weight.table is None
     return {
         **constants_of(weight), "TOGETHER": math.gcd(weight.group // weight.slice, SLICES),

@@ -19,7 +19,7 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-LOWEST = tl.constexpr(-0x80000000)  # below what `_ordered` gives for any number
+LOWEST = tl.constexpr(-0x80000000)  # lower than any result of `_ordered`
 
 
 @triton.jit

@@ -1,17 +1,18 @@
-"""Products of experts with tokens in blocks (`experts_order`), for which the copy engine loads tiles of weights (TMA).
+"""Products of experts with tokens in blocks (`experts_order`), where the copy engine loads tiles of
+weights (TMA).
 
-    hidden[row] = act(gate[e] x[t]) * (up[e] x[t])          e: the expert of the row's block, t: the token of its pair
-    y[j, t] = weights[pair] * (down[e] hidden[row])         j: the index of the expert among the token's experts;
-                                                            plus base[t] if j is 0
+    hidden[row] = act(gate[e] x[t]) * (up[e] x[t])    e: the row's expert, t: token of its pair
+    y[j, t] = weights[pair] * (down[e] hidden[row])   j: index of the expert among the token's;
+                                                      plus base[t] if j is 0
     out[t] = sum over j of y[j, t]
 
-An expert's matrix is read once for each of its blocks, by neighbouring programs. The grid covers the maximum number of
-blocks; programs of unused blocks end at once. Products are transposed, with rows as columns, so that even a few fill
-the tensor cores' tiles of 64 (weights) by 8. Products are summed in float32 and stored in the data type of x; `out` is
-summed in the order of j.
+An expert's matrix is read once for each of its blocks, by neighbouring programs. The grid covers
+the maximum number of blocks; programs of unused blocks return immediately. Products are transposed,
+with rows as columns, so that even a few fill the tensor cores' tiles of 64 (weights) by 8. Products
+are summed in float32 and stored in the data type of x; `out` is summed in the order of j.
 
-Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128; tokens are then in 8 bits, too, with a scale
-each.
+Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128. Tokens are then in 8
+bits, too, with one scale each.
 """
 
 from __future__ import annotations
@@ -146,12 +147,16 @@ def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
 
 
 def can_tile_experts(weight: torch.Tensor) -> bool:
-    """True if matrices of experts can be multiplied in tiles: their rows are a multiple of 16 bytes."""
+    """Returns whether matrices of experts can be multiplied in tiles: their rows must be a multiple
+    of 16 bytes.
+    """
     return weight.shape[2] * weight.element_size() % 16 == 0
 
 
 def block_rows(tokens: int, top: int, experts: int) -> int:
-    """Returns the number of rows of a block with which few experts need two blocks and few rows have no token."""
+    """Returns a number of rows per block with which few experts need two blocks and few rows are
+    padding.
+    """
     mean = tokens * top / experts
     return next((size for size in (16, 32, 64) if mean + 2.5 * mean**0.5 <= size), 128)
 
@@ -277,7 +282,7 @@ def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[
 
 
 def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
-    """Returns launch parameters of `_down`, as `gate_up_launch`."""
+    """Returns launch parameters of `_down`, in the order of `gate_up_launch`."""
     if item > 2:
         block_n, block_k, max_stages = 32, 32, 2
     elif item == 1:

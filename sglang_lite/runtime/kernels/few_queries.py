@@ -1,8 +1,9 @@
-"""Attention of the few queries of one token, over one block of tokens after another: `softmax` with transposed
-products.
+"""Attention of the few queries of one token, one block of tokens at a time: `softmax` with
+transposed products.
 
-Matrix units take sixteen rows, but eight columns. So queries are columns here, which halves the work and the registers
-of a group of up to eight heads: a multiprocessor fits more programs, and while some wait, others work.
+Matrix units need at least sixteen rows, but only eight columns. So queries are columns here, which
+halves the work and the registers of a group of up to eight heads: a multiprocessor fits more
+programs, and while some wait, others work.
 """
 
 from __future__ import annotations

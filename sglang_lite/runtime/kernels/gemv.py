@@ -19,7 +19,7 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MAX_ROWS = 32  # above this, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # most outputs of a matrix whose products are split along K
-HEAD = 1 << 16  # number of outputs from which on a matrix is most likely a model's head
+HEAD = 1 << 16  # a matrix with at least this many outputs is most likely a model's head
 SMALL = 1 << 24  # most elements of a matrix that gets the launch of small ones
 _TINY = 1 << 24  # most bytes of a small matrix for which the next kernel is set up early
 
@@ -147,15 +147,16 @@ def linear_single_row(
     eps: float = 0.0,
     gate: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes weight @ x for a single row x [1, K], with the operations before and after it fused in.
+    """Computes weight @ x for a single row x [1, K], fused with the operations before and after it.
 
-        total = x + residual;  y = norm(total) @ weight.T * scales + bias;  with `gate`: y = act(gates) * ups
+        total = x + residual
+        y = norm(total) @ weight.T * scales + bias      with `gate`: y = act(gates) * ups
 
     Args:
         x: [1, K].
         weight: [N, K]; with `gate` [2 N, K], gates first.
         bias: [N], with `gate` [2 N]; or None.
-        scales: float32, one for each row of an 8-bit weight, which it is multiplied by; or None.
+        scales: float32, one for each row of an 8-bit weight, which is multiplied by it; or None.
         residual: [1, K], added to x first, or None.
         norm: [K], weight of the RMS norm of that sum, or None.
         eps: epsilon of the norm.
@@ -185,10 +186,11 @@ class _Launch:
     """Launch parameters of `_gemv`.
 
     Attributes:
-        outputs, inputs: tile of a program in one iteration of its loop; for a gated pair, the outputs of each half.
+        outputs, inputs: tile of a program in one iteration of its loop; for a gated pair, the
+            outputs of each half.
         warps: warps of a program.
         prefetch: True if the first weights are loaded before the previous kernels finish.
-        early: True if the next kernel is set up before that, too.
+        early: True if the next kernel is also set up before that.
     """
 
     outputs: int
@@ -223,7 +225,7 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, without_norm: 
         return _Launch(4, 512, 1 if outputs > 4096 else 4)
     if whole == inputs <= 4096:
         return _Launch(1 if without_norm else 2, whole, max(1, whole // 512), prefetch=True, early=not without_norm)
-    if 7168 <= inputs <= 8192 and (gated or without_norm):  # a whole row at once, of which few lanes have nothing
+    if 7168 <= inputs <= 8192 and (gated or without_norm):  # a whole row in one iteration, with few idle lanes
         return _Launch(1, whole, 8 if without_norm else 4, prefetch=True, early=True)
     return _Launch(2, 1024, 4, prefetch=True, early=True) if without_norm else _Launch(2, 512, 2, prefetch=True)
 
@@ -241,7 +243,8 @@ def _small(outputs: int, inputs: int, element_size: int, *, without_norm: bool) 
 
 
 class SmallBatchLinear:
-    """Products of 2 to MAX_ROWS rows. Holds a buffer for partial sums, which is shared by all products on one stream.
+    """Products of 2 to MAX_ROWS rows. Holds a buffer for partial sums that all products on one
+    stream share.
 
     Args:
         device: device of the tensors.

@@ -1,7 +1,8 @@
-"""Packs matrices of GGUF files for `BlockProduct` straight from the file's bytes, compiled from `gguf_packing.cpp`.
+"""Packs matrices of GGUF files for `BlockProduct` straight from the file's bytes, compiled from
+`gguf_packing.cpp`.
 
-The twin is `block_product.pack` of what `weights/gguf_blocks.py` reads, which gives the same bits in 10 to 25 times the
-time.
+The reference is `block_product.pack` of what `weights/gguf_blocks.py` reads, which gives the same
+bits in 10 to 25 times the time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PACKED_KINDS = {
 
 
 def pack_gguf(library: ctypes.CDLL, matrices: Sequence[tuple[str, torch.Tensor]], inputs: int) -> PackedBlocks:
-    """Packs matrices whose types have one kind of packed blocks, stacked along their outputs.
+    """Packs matrices whose types share one kind of packed blocks, stacked along their outputs.
 
     Args:
         library: compiled `gguf_packing.cpp`.

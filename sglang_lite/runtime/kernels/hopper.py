@@ -1,5 +1,6 @@
-"""Access to kernels that only Hopper GPUs can run, each in a separate module. They are written in Gluon, Triton's
-language for explicit layouts and barriers."""
+"""Access to kernels that only run on Hopper GPUs, each in a separate module. They are written in
+Gluon, Triton's language for explicit layouts and barriers.
+"""
 
 from __future__ import annotations
 

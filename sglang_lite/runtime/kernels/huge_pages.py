@@ -1,8 +1,9 @@
-"""Memory of the host in pages of 2 MiB, for weights that each step reads from one end to the other.
+"""Host memory in pages of 2 MiB, for weights that each step reads from one end to the other.
 
-The processor's prefetchers stop at the end of a page, and each page of 4 KiB needs an entry of its own in the
-translation tables. On virtual machines a lookup there takes two walks, so a long read from huge pages is 10 to 20 %
-faster. Linux alone; elsewhere, and where the system has none, ordinary pages serve.
+The processor's prefetchers stop at the end of a page, and each page of 4 KiB needs an entry of its
+own in the translation tables. On virtual machines a lookup there takes two walks, so a long read
+from huge pages is 10 to 20 % faster. Only Linux has them; elsewhere, and on systems without any,
+ordinary pages are used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HUGE = 2 << 20
 
 
 def empty_bytes(size: int) -> torch.Tensor:
-    """Returns uint8 [size] without values, whose memory is in huge pages as far as whole ones fit.
+    """Returns an uninitialised uint8 [size] tensor in huge pages, as far as whole ones fit.
 
     The rest is in ordinary pages, so that the tensor takes no more memory than its size.
     """

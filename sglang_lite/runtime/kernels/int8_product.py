@@ -22,8 +22,8 @@ from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
-MAX_SPLIT_ROWS = 64  # most rows of a product whose sums are split
-_STEP = 128  # inputs, of which a part of a sum has a multiple
+MAX_SPLIT_ROWS = 64  # maximum number of rows of a product whose sums are split
+_STEP = 128  # the inputs of a part of a sum are a multiple of this
 
 
 @cached_launch
@@ -75,12 +75,13 @@ def int8_linear(
 
 
 def int8_parts(x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, parts: int) -> torch.Tensor:
-    """Returns `int8_linear` without a bias as partial sums float32 [parts, M, N], which the caller must add up.
+    """Returns the result of `int8_linear` without a bias, as partial sums float32 [parts, M, N]
+    that the caller must add up.
 
     Args:
         x: up to MAX_SPLIT_ROWS rows.
-        weight, scales: as of `int8_linear`.
-        parts: number of parts, more than one, as `int8_parts_of` has it.
+        weight, scales: as for `int8_linear`.
+        parts: number of parts, more than one, as returned by `int8_parts_of`.
     """
     y = torch.empty((parts, x.rows, len(weight)), dtype=torch.float32, device=weight.device)
     _launch(x, weight, scales, None, y, parts=parts)
@@ -88,8 +89,9 @@ def int8_parts(x: EightBitRows, weight: torch.Tensor, scales: torch.Tensor, part
 
 
 def int8_parts_of(weight: torch.Tensor) -> int:
-    """Number of parts that the sums of few rows with a matrix should be split into: as many as there are idle
-    multiprocessors for, at most four."""
+    """Returns the number of parts to split the sums of few rows with a matrix into: as many as
+    there are idle multiprocessors for, at most four.
+    """
     outputs, inputs = weight.shape
     most = properties_of(weight.device).multiprocessors // cdiv(outputs, 64)
     return next((n for n in (4, 2) if n <= most and inputs % (n * _STEP) == 0), 1)
@@ -116,9 +118,11 @@ def _launch(
 
 
 def _tile(rows: int, outputs: int, inputs: int, properties: DeviceProperties) -> tuple[int, int, int, int]:
-    """Rows, outputs and inputs of a tile, and warps of a program. Few rows, whose programs wait for weights, get long
-    tiles if every program has a multiprocessor; many rows the smallest tile with which every program has one. Without
-    TMA, registers hold the operands, too, and larger tiles overflow them."""
+    """Returns the rows, outputs and inputs of a tile, and the warps of a program. Few rows, whose
+    programs wait for weights, get long tiles if every program has a multiprocessor. Many rows get
+    the smallest tile with which every program has one. Without TMA, registers also hold the
+    operands, and larger tiles would overflow them.
+    """
     few, programs = min(MAX_SPLIT_ROWS, max(16, power_of_2(rows))), cdiv(outputs, 64)
     if not properties.has_tma:
         return few, 64, 64, 4

@@ -1,15 +1,18 @@
-"""Causal attention over paged keys and values in which a token's bits do not depend on the batch: on other rows, on the
-chunk that the token is computed in, or on whether rows read a shared prefix together.
+"""Causal attention over paged keys and values in which a token's bits do not depend on the batch:
+neither on other rows, nor on the chunk that the token is computed in, nor on whether rows read a
+shared prefix together.
 
     out[t, h] = sum over the tokens s <= t of its row of softmax(q[t, h] · k[s] * scale) v[s]
 
-Tokens are divided at fixed positions into pieces (`_piece_start`). The result of a piece starts from nothing, and
-results are merged from left to right. So it does not matter which program computes a piece: that of a decoding row,
-that of all rows that share the piece, or that of a block of a prompt, which merges in registers.
+Tokens are divided at fixed positions into pieces (`_piece_start`). Each piece is computed
+independently, and results are merged from left to right. So it does not matter which program
+computes a piece: that of a decoding row, that of all rows that share the piece, or that of a block
+of a prompt, which merges in registers.
 
-Sums over tokens are matrix products, also that of the weights, as Hopper's matrix units add up in the same order
-whatever the shape, the layout and the number of warps of a product (measured on an H200). All else is done element by
-element, so programs of few queries have them as columns, as in `few_queries`, and those of many as rows.
+Sums over tokens, including the sum of weights, are matrix products, because Hopper's matrix units
+add up in the same order whatever the shape, the layout and the number of warps of a product
+(measured on an H200). Everything else is done element by element, so programs with few queries can
+have them as columns, as in `few_queries`, and those with many as rows.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def _pieces_of(length):
 
 
 def piece_borders(tokens: int) -> NDArray[np.int32]:
-    """Returns the first tokens of the pieces of a row of `tokens` tokens, int32, and the end of the last piece."""
+    """Returns the first token of each piece of a row of `tokens` tokens, int32, followed by the end
+    of the last piece.
+    """
     starts = [512 * i for i in range(17)]
     while starts[-1] < tokens:
         starts += [starts[-1] + (starts[-1] >> 3) * i for i in range(1, 9)]
@@ -346,8 +351,9 @@ class InvariantWork:
 
 
 def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
-    """Distributes the pieces of the plan's decoding rows, without those of shared prefixes, among `work.items`. With as
-    many items as rows, none is divided."""
+    """Distributes the pieces of the plan's decoding rows, except those of shared prefixes, among
+    `work.items`. With as many items as rows, no row is divided.
+    """
     rows, items = plan.decoding, len(work.items)
     shared = plan.positions if plan.shared is None else plan.shared.lengths
     _plan[(cdiv(items, _ITEMS),)](
@@ -357,7 +363,9 @@ def plan_pieces(plan: DevicePlan, work: InvariantWork) -> None:
 
 
 def wide_queries(dim: int) -> int:
-    """Returns the number of queries of a program of prompts and shared prefixes, over all tokens and query heads."""
+    """Returns the number of queries of a program for prompts and shared prefixes, over all tokens
+    and query heads.
+    """
     return 64 if dim <= 128 else 32
 
 
@@ -370,7 +378,7 @@ def invariant_attention(
     out: torch.Tensor,
     rules: AttentionRules,
 ) -> None:
-    """Attention of all tokens of the plan.
+    """Computes the attention of all tokens of the plan.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.

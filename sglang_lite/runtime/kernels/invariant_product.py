@@ -23,7 +23,7 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 from sglang_lite.runtime.kernels.tile_order import tile_of_program
 
 _BLOCK_K = 128  # inputs of a step of the sum
-_OUTPUTS = 64  # fewest outputs of a program
+_OUTPUTS = 64  # minimum number of outputs of a program
 _MAX_SPLIT_ROWS = 256
 _PROGRAMS = 132  # programs that a product of few rows should have, whatever the GPU
 
@@ -109,7 +109,7 @@ def invariant_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _parts_of(weight: torch.Tensor) -> int:
-    """Returns the number of parts that the sums of a matrix have."""
+    """Returns the number of parts that the sums of a product with this matrix have."""
     outputs, inputs = weight.shape
     most = _PROGRAMS // cdiv(outputs, _OUTPUTS)
     return next((n for n in (8, 4, 2) if n <= most and inputs % (n * _BLOCK_K) == 0), 1)
@@ -133,7 +133,9 @@ def _launch(
 
 
 def _tile(rows: int, *, split: bool) -> tuple[int, int, int, int]:
-    """Returns the rows, outputs and inputs of a tile, and the warps of a program, which change no bit."""
+    """Returns the rows, outputs and inputs of a tile, and the warps of a program. None of them
+    changes any bit of the result.
+    """
     if rows <= 64:
         return max(16, power_of_2(rows)), _OUTPUTS, _BLOCK_K, 4
     if rows <= 128 or split:

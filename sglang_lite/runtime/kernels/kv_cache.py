@@ -37,16 +37,17 @@ class KVCache:
     """Keys and values of every layer by token slot.
 
     Attributes:
-        k, v: [heads, slots, size] for each layer, sized by its planes in the `KVLayout`. The slots of a head are
-            contiguous, so reading a sequence is one gather of rows that yields a batch of matrices. For a layer with a
-            single plane, both are the same tensor.
+        k, v: [heads, slots, size] for each layer, sized by its planes in the `KVLayout`. The slots
+            of a head are contiguous, so reading a sequence is one gather of rows that yields a
+            batch of matrices. For a layer with a single plane, both are the same tensor.
         scales: scales of 8-bit keys and values; None if they are stored unscaled.
-        windowed: True for each layer whose token slots are of pages for layers with a window; empty if those are the
-            same for all layers.
-        memory: memory of the tensors, if that can be given back.
-        experts: int32 [layers, slots, top_k], experts that each token passed through in each layer, 0 in layers without
-            any; None if they are not recorded.
-        hidden: [1, slots, hidden_size], hidden state of each token after the last norm; None if it is not recorded.
+        windowed: True for each layer whose token slots are of pages for layers with a window; empty
+            if those are the same for all layers.
+        memory: memory of the tensors, if it can be released.
+        experts: int32 [layers, slots, top_k], experts that each token passed through in each layer,
+            0 in layers without any; None if they are not recorded.
+        hidden: [1, slots, hidden_size], hidden state of each token after the last norm; None if it
+            is not recorded.
     """
 
     k: tuple[torch.Tensor, ...]
@@ -58,8 +59,9 @@ class KVCache:
     hidden: torch.Tensor | None = None
 
     def of_kind(self, *, windowed: bool) -> KVCache:
-        """The layers that have the same token slots, without scales; with what is recorded of all tokens, unless
-        `windowed`."""
+        """Returns the cache of the layers with or without a window, which share token slots,
+        without scales. Recorded tensors are included unless `windowed`.
+        """
         kinds = self.windowed or (False,) * len(self.k)
         layers = [i for i, kind in enumerate(kinds) if kind is windowed]
         k, v = (tuple(side[i] for i in layers) for side in (self.k, self.v))
@@ -67,17 +69,21 @@ class KVCache:
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """All tensors of the cache, each once."""
+        """All tensors of the cache, each of them once."""
         recorded = (each for each in (self.experts, self.hidden) if each is not None)
         return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k), *recorded)
 
     def record_experts(self, layer: int, at: torch.Tensor, chosen: torch.Tensor) -> None:
-        """Records the experts, integers [T, top_k], of the tokens in slots `at`, int64 [T], if they are recorded."""
+        """Records the experts, integers [T, top_k], of the tokens in slots `at`, int64 [T], if the
+        cache records them.
+        """
         if self.experts is not None:
             self.experts[layer, :, : chosen.shape[1]].index_copy_(0, at, chosen.int())
 
     def record_hidden(self, at: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Records the hidden states [T, hidden_size] of the tokens in slots `at`, int64 [T], if they are recorded."""
+        """Records the hidden states [T, hidden_size] of the tokens in slots `at`, int64 [T], if the
+        cache records them.
+        """
         if self.hidden is not None:
             self.hidden[0].index_copy_(0, at, hidden)
 
@@ -92,7 +98,8 @@ class KVCache:
         arena: Arena | None = None,
         recorded: Mapping[str, tuple[int, int, torch.dtype]] = NOTHING_RECORDED,
     ) -> KVCache:
-        """Returns a cache of zeros: padding reads slots that were never written, and 0 x NaN would be NaN.
+        """Allocates a cache of zeros: padding reads slots that were never written, and 0 x NaN
+        would be NaN.
 
         Args:
             layout: planes of a token.
@@ -100,8 +107,9 @@ class KVCache:
             dtype, device: data type and device of the tensors.
             scales: as the attribute.
             window_slots: number of token slots in the layers that have a window; 0 for `slots`.
-            arena: memory for the tensors; None for that of torch, or on a CPU for a new `HostArena`.
-            recorded: heads, size and data type of what is recorded of each token, by attribute.
+            arena: memory for the tensors; None for that of torch, or on a CPU for a new
+                `HostArena`.
+            recorded: heads, size and data type of what is recorded for each token, by attribute.
         """
         if arena is None and device.type == "cpu":
             arena = HostArena()
@@ -138,7 +146,7 @@ def apply_latent_scales(x: torch.Tensor, scales: torch.Tensor, rank: int) -> tor
 
 
 def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the keys or values of token slots `at`, converted to `dtype`."""
+    """Returns the keys or values in token slots `at`, converted to `dtype`."""
     if cache.dtype == dtype:
         return cache.index_select(1, at)
     return indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)

@@ -1,4 +1,6 @@
-"""Copies of keys and values between token slots; all planes of the same shape and type in one launch."""
+"""Copies of keys and values between token slots. All planes of the same shape and type are copied
+in one launch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def _copy(pointers, like, source, target, head_stride, DIM: tl.constexpr, BLOCK_
 
 
 class KVCopy:
-    """Function that copies token slots of one cache.
+    """Function that copies token slots within one cache.
 
     Args:
         cache: cache whose slots are copied.

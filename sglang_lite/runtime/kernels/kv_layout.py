@@ -43,15 +43,16 @@ class KVLayout:
         return sum(plane.heads * plane.size for planes in self.layers for plane in planes)
 
 
-_WHOLE_PAGES = 64  # a sound takes a multiple of so many tokens, so that text begins with a page of any common size
+_WHOLE_PAGES = 64  # a sound takes a multiple of this, so text begins with a page of any common size
 
 
 class SoundPrefix(NamedTuple):
-    """First tokens of each sequence, whose keys and values are a sound's: text attends to them by cross attention.
+    """Leading tokens of each sequence that hold the keys and values of a sound, to which text
+    attends by cross attention.
 
     Attributes:
-        frames: number of those that are attended to.
-        tokens: their number with the padding behind them.
+        frames: number of tokens that are attended to.
+        tokens: number of tokens including the padding after them.
     """
 
     frames: int

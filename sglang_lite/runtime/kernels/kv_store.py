@@ -1,4 +1,4 @@
-"""Store of a step's keys and values in the cache, both in one launch."""
+"""Stores a step's keys and values in the cache, both in one launch."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Latent attention of new tokens over paged latents. Queries are absorbed, so that all heads read a single plane.
+"""Latent attention of new tokens over paged latents. Queries are absorbed, so all heads read a
+single plane.
 
     score = (absorbed[h, :rank] · latent + absorbed[h, rank:] · rotary part) * scale
     out[h] = sum of softmax(score) latent
 
-A token's latent is also its value and is read once for both. Decoding is split by tokens as in `decode_attention`,
-whose `split_work` gives each program a part of a row for a block of heads. For blocks of several new tokens, a program
-computes pairs of a token and a head.
+A token's latent is also its value and is read once for both. Decoding is split by tokens as in
+`decode_attention`, whose `split_work` gives each program a part of a row for a block of heads. For
+blocks of several new tokens, a program computes pairs of a token and a head.
 
-Matrix units multiply 64 rows at a time by few or many columns. So if a program has fewer than 64 queries, its products
-are transposed (TRANSPOSED): tokens and latent elements are the rows, queries the columns, and big operands stay in
-shared memory.
+Matrix units multiply 64 rows at a time by few or many columns. So if a program has fewer than 64
+queries, its products are transposed (TRANSPOSED): tokens and latent elements are the rows, queries
+the columns, and large operands stay in shared memory.
 
 Hopper GPUs have separate kernels for latents of DeepSeek's size (`latent_attention_hopper`).
 """
@@ -364,7 +365,7 @@ def latent_decode(
     rank: int,
     scale: float,
 ) -> None:
-    """Attention of the plan's decoding rows over latents.
+    """Computes the attention of the plan's decoding rows over latents.
 
     Args:
         q: absorbed queries [T, heads, rank + rotary size], contiguous, of which the first `plan.decoding` are used.
@@ -435,7 +436,9 @@ def latent_prefill(
     rank: int,
     scale: float,
 ) -> None:
-    """Causal attention of the plan's blocks of new tokens over latents. Arguments as for `latent_decode`."""
+    """Computes the causal attention of the plan's blocks of new tokens over latents. Arguments as
+    for `latent_decode`.
+    """
     heads, size = q.shape[1:]
     hopper = hopper_module(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:

@@ -39,8 +39,8 @@ _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 _BY_TOKEN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 _BY_COLUMN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
 _BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # for tiles of _COLUMNS columns
-_MERGED_QUERIES = gl.constexpr(16)  # queries whose parts are merged at once
-_TOGETHER = gl.constexpr(4)  # parts that are loaded at once
+_MERGED_QUERIES = gl.constexpr(16)  # queries whose parts are merged together
+_TOGETHER = gl.constexpr(4)  # parts that are loaded together
 _MERGED = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 # Names that changed between Triton 3.6 and 3.9.
 _sync = getattr(gl, "thread_barrier", None) or gl.barrier
@@ -478,7 +478,9 @@ def latent_prefill_kernel(
 
 
 def supports(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
-    """True if the kernels support latents of `rank` of `size` elements in pages of `page` tokens."""
+    """Returns whether the kernels support latents of `size` elements, `rank` of them without the
+    rotary part, in pages of `page` tokens.
+    """
     sizes = (rank, size) == (2 * _HALF.value, _SIZE.value)
     return sizes and page % 8 == 0 and _TOKENS.value % page == 0 and dtype in (torch.bfloat16, torch.float16)
 
@@ -494,7 +496,8 @@ def latent_decode_hopper(
     rank: int,
     scale: float,
 ) -> None:
-    """Attention of the plan's decoding rows. Arguments as for `latent_decode`; items must start at a page boundary.
+    """Computes the attention of the plan's decoding rows. Arguments as for `latent_decode`; items
+    must start at a page boundary.
 
     Reads each latent once per 64 heads. Uses 225 KB of shared memory.
     """
@@ -514,8 +517,9 @@ def latent_decode_hopper(
 def latent_prefix_hopper(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
-    """Contribution of the plan's shared prefixes to its decoding rows. Arguments as for `latent_prefix`; pieces must
-    start at a page boundary and have at most 64 queries."""
+    """Computes the contribution of the plan's shared prefixes to its decoding rows. Arguments as
+    for `latent_prefix`; pieces must start at a page boundary and have at most 64 queries.
+    """
     heads, shared, partials = q.shape[1], plan.shared, work.partials
     assert shared is not None
     assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
@@ -536,7 +540,9 @@ def latent_prefill_hopper(
     rank: int,
     scale: float,
 ) -> None:
-    """Causal attention of the plan's blocks of new tokens. Arguments as for `latent_prefill`."""
+    """Computes the causal attention of the plan's blocks of new tokens. Arguments as for
+    `latent_prefill`.
+    """
     heads = q.shape[1]
     parts = cdiv(plan.block_size * heads, _QUERIES.value)
     latent_prefill_kernel[(len(plan.blocks) * parts,)](

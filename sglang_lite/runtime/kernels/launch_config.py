@@ -14,9 +14,9 @@ Kernel = Literal["decode", "prefill", "prefix"]
 _MIN_TILE = 16  # minimum number of queries, or of tokens in a block, that matrix units take
 _THREADS = 32  # threads of a warp
 _OWN_REGISTERS = 255  # maximum number of registers of a thread
-# Most elements of a matrix whose products get smaller tiles, which keep more multiprocessors busy.
+# Matrices up to this many elements get smaller tiles, which keep more multiprocessors busy.
 _SMALL = 1 << 23
-_MIN_STAGES = 3  # fewer tiles on their way don't hide how long memory takes
+_MIN_STAGES = 3  # fewer tiles in flight don't hide the latency of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Launch:
         queries: queries of a program.
         tokens: tokens whose keys and values a program reads in one iteration.
         warps: warps of a program.
-        stages: blocks of tokens that are being loaded or computed at once.
+        stages: blocks of tokens that are being loaded or computed at the same time.
         exclusive: True if a program of "decode" has a multiprocessor to itself.
     """
 
@@ -76,12 +76,13 @@ def attention_launch(
 
 @functools.cache
 def latent_launch(properties: DeviceProperties, *, size: int, item: int, queries: int) -> Launch | None:
-    """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit the GPU.
+    """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit
+    the GPU.
 
-    On an H200, 64 tokens in 2 stages would be a tenth slower for many long rows of 16 heads and a quarter faster for
-    few. But ptxas 12.8, which Triton 3.6 includes, optimises the products of the last block wrongly: they leave out
-    tokens from the 17th on, or read outside of shared memory. The PTX is right: with DISABLE_PTXAS_OPT=1 so are the
-    results.
+    On an H200, 64 tokens in 2 stages would be a tenth slower for many long rows of 16 heads and a
+    quarter faster for few. But ptxas 12.8, which Triton 3.6 includes, miscompiles the products of
+    the last block: they leave out tokens from the 17th on, or read outside of shared memory. The
+    PTX is correct, and with DISABLE_PTXAS_OPT=1 so are the results.
 
     Args:
         properties: properties of the GPU that the kernel runs on.
@@ -91,12 +92,12 @@ def latent_launch(properties: DeviceProperties, *, size: int, item: int, queries
     """
     if item == 4:
         fastest = Launch(_MIN_TILE, 16, 4, 2)
-    elif not properties.has_tma:  # nor products with operands in shared memory: larger tiles overflow registers
+    elif not properties.has_tma:  # operands are in registers, too: larger tiles overflow them
         fastest = Launch(min(queries, 32), 32, 8, 2)
     else:
         fastest = Launch(queries, 32, 4, 3) if queries < 64 else Launch(queries, 32, 8, 3)
     for launch in _smaller(fastest, divisible=True):
-        weights = 256 * launch.queries  # and all else whose layout changes between two products
+        weights = 256 * launch.queries  # and all else whose layout changes between products
         if (
             _shared_memory(launch, size, item, planes=1) + weights <= properties.shared_memory
             and _registers(launch) <= properties.registers
@@ -115,7 +116,7 @@ def _fastest(
     properties: DeviceProperties, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int,
     heads: int, shared: bool, product: bool,
 ) -> Launch:  # fmt: skip
-    """Returns the launch parameters that were fastest on an H200."""
+    """Returns the launch parameters that were fastest on an H200, whether or not they fit."""
     if item == 4:  # float32 products don't use matrix units, and are unrolled
         return Launch(_MIN_TILE if kernel == "prefill" else queries, 16, 4, 2)
     wide = dim > 128  # the launches for smaller heads overflow registers
@@ -143,7 +144,7 @@ def _fastest(
 
 
 def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
-    """Returns a launch and those with smaller tiles, fastest first."""
+    """Returns a launch and variants of it with smaller tiles, fastest first."""
     queries, tokens = launch.queries, launch.tokens
     tried = [launch]
     while tokens > _MIN_TILE:
@@ -157,8 +158,9 @@ def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
 
 
 def _shared_memory(launch: Launch, dim: int, item: int, planes: int = 2) -> int:
-    """Returns an upper bound of the shared memory in bytes; tests/runtime/kernels/test_compiled.py checks it against
-    compiled kernels."""
+    """Returns an upper bound of the shared memory in bytes. tests/runtime/kernels/test_compiled.py
+    checks it against compiled kernels.
+    """
     return (planes * launch.stages * launch.tokens + launch.queries) * dim * item
 
 
@@ -176,7 +178,7 @@ def tile_stages(properties: DeviceProperties, rows: int, outputs: int, inputs: i
         outputs: weight rows in a tile, of all matrices together.
         inputs: columns of a tile.
         item: bytes of an element.
-        max_stages: maximum number that is worth it.
+        max_stages: largest number that is worthwhile.
     """
     return max(1, min(max_stages, properties.shared_memory // ((rows + outputs) * inputs * item)))
 
@@ -202,15 +204,15 @@ def product_tile(
 ) -> ProductTile:
     """Returns the tile of a program of `kernels.tiled`.
 
-    A multiprocessor that has one program at a time is idle while a program ends and the next one begins. So where more
-    programs than multiprocessors are needed, two or three share one.
+    A multiprocessor that has one program at a time is idle while a program ends and the next one
+    begins. So where more programs than multiprocessors are needed, two or three share one.
 
     Args:
         properties: properties of the GPU that the kernel runs on.
         rows: activation rows of a tile.
         shape: shape of the weight; with `gated`, of both matrices together.
         gated: whether a program multiplies both matrices of a gated pair.
-        beside: whether adapters are added, whose kernel has tiles of its own in the same memory.
+        beside: whether products of adapters are added, whose tiles take part of the same memory.
     """
     outputs = product_outputs(shape[0] * shape[1])
     matrices, max_stages = (2, 4) if gated else (1, 6)
@@ -226,5 +228,7 @@ def product_tile(
 
 
 def product_outputs(elements: int) -> int:
-    """Returns the number of outputs of a program of `kernels.tiled`, for a weight of so many elements."""
+    """Returns the number of outputs per program of `kernels.tiled`, for a weight of this many
+    elements.
+    """
     return 32 if elements <= _SMALL else 64

@@ -1,12 +1,13 @@
 """Launches of kernels at little cost for the host.
 
-At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs and more. Here,
-variants are cached by what decides that: data types and alignment of tensors, Triton's own classification of numbers,
-and values of constants. Unknown variants are launched by Triton itself.
+At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs or
+more. Here, variants are cached by what determines them: data types and alignment of tensors,
+Triton's own classification of numbers, and values of constants. Unknown variants are launched by
+Triton itself.
 
-Cached launches hand addresses to the driver, which reads whatever is there. An address of another device ends all work
-of the process with an illegal memory access. So tensors on other devices have keys of their own, and the launcher
-checks the devices of each new key.
+Cached launches pass addresses to the driver, which reads whatever is there. An address on another
+device ends all work of the process with an illegal memory access. So tensors on other devices have
+keys of their own, and the launcher checks the devices of each new key.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class KernelLauncher:
         )  # fmt: skip
 
     def _check_devices(self, arguments: tuple[Any, ...]) -> None:
-        """Raises an SglError if the current device can't read the memory of an argument."""
+        """Raises an SglError if the current device can't read the memory of some argument."""
         current = driver.active.get_current_device()
-        if not isinstance(current, int):  # stands for a GPU that is not there: nothing is launched
+        if not isinstance(current, int):  # stand-in for an absent GPU: nothing is launched
             return
         for parameter, argument in zip(self.function.params, arguments, strict=False):
             memory = _memory_of(argument)
@@ -93,13 +94,14 @@ class KernelLauncher:
 
 
 def cached_launch(function: Any) -> Any:  # object of Triton
-    """Decorator of kernels that the host launches. Leaves functions of the interpreter unchanged."""
+    """Decorates kernels that the host launches. Leaves functions of the interpreter unchanged."""
     return KernelLauncher(function) if isinstance(function, JITFunction) and _specialized is not None else function
 
 
 def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...], list[Any]]:  # any types of kernels
-    """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments in the driver's
-    form. Tensors on other devices than `device`, torch's number of one, have keys of their own.
+    """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments
+    in the driver's form. Tensors on devices other than `device`, a number of torch's, have keys of
+    their own.
 
     Both are empty if a tensor has no memory, as nothing can be launched then.
     """
@@ -131,14 +133,17 @@ def variant_key(arguments: tuple[Any, ...], device: Any) -> tuple[tuple[Any, ...
 
 
 def _memory_of(argument: Any) -> Any:
-    """Returns the tensor, or what stands for one, whose memory an argument or its descriptor points to; None for
-    numbers."""
+    """Returns the tensor, or its stand-in, whose memory an argument or its descriptor points to;
+    None for numbers.
+    """
     memory = argument.base if hasattr(argument, "block_shape") else argument
     return memory if hasattr(memory, "data_ptr") else None
 
 
 def _memory_place(memory: Any) -> Any:  # of a tensor or a descriptor
-    """Returns torch's number of the device that memory is on (-1: the host), `_PINNED` or `_EMPTY`."""
+    """Returns torch's number of the device whose memory this is (-1: the host), `_PINNED` or
+    `_EMPTY`.
+    """
     if isinstance(memory, torch.Tensor):
         if not memory.numel():
             return _EMPTY
@@ -149,11 +154,12 @@ def _memory_place(memory: Any) -> Any:  # of a tensor or a descriptor
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are distinct kinds
 def _number_key(number: float) -> Any:
-    """Returns Triton's classification of a number: its type, and if it is 1, which is compiled in, or divisible by
-    16."""
+    """Returns Triton's classification of a number: its type, and whether it is 1, which is compiled
+    in, or divisible by 16.
+    """
     return _specialized(BaseBackend, number, False, True, True)
 
 
 def _device_name(number: int) -> str:
-    """Returns the name of a device from torch's number of it."""
+    """Returns the name of the device with this number in torch."""
     return "cpu" if number < 0 else f"cuda:{number}"

@@ -1,12 +1,14 @@
-"""Products with the matrices of LoRA adapters, added to the products of a batch whose tokens have different adapters.
+"""Products with the matrices of LoRA adapters, added to the products of a batch whose tokens have
+different adapters.
 
     hidden[t, p] = A[adapter of t, p] x[t]                 shrink: for each part p of the product
     out[t, n] += B[adapter of t, n] hidden[t, part of n]   expand
 
-Tokens are sorted by adapter once a step (`experts_order`), so a program reads an adapter's matrix for a whole block of
-its tokens. Few tokens have few blocks, so their sums over inputs are split among programs; the readers add the parts
-up, always in the same order. How many blocks there are is known on the device alone: as many programs as it runs at
-once share the work, consecutive items each, and load the weights of the next item before they compute one.
+Tokens are sorted by adapter once per step (`experts_order`), so a program reads an adapter's matrix
+for a whole block of its tokens. Few tokens have few blocks, so their sums over inputs are split
+among programs; the readers add the parts up, always in the same order. Only the device knows how
+many blocks there are. So as many programs as can run concurrently share the work, with consecutive
+items each, and load the weights of the next item before they compute one.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 _FEW = 256  # most tokens in blocks of the smaller size
 _SMALL, _LARGE = 16, 64  # tokens of a block
 _BLOCK_K, _LONG_BLOCK_K, _BLOCK_N = 256, 128, 128
-_SPLIT = 512  # fewest inputs of a split
+_SPLIT = 512  # minimum number of inputs of a split
 _MAX_SPLITS = 16
-_TOGETHER = 16  # ranks that are multiplied at once: matrix units take no fewer
-_SHRINKING, _EXPANDING = 6, 4  # programs that a multiprocessor runs at once
+_TOGETHER = 16  # ranks that are multiplied together: matrix units take no fewer
+_SHRINKING, _EXPANDING = 6, 4  # programs that a multiprocessor runs concurrently
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,7 @@ def lora_add(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.T
 def lora_gated(
     x: torch.Tensor, weights: LoraWeights, rows: LoraRows, product: torch.Tensor, activation: str
 ) -> torch.Tensor:
-    """Returns act(gate) * up [T, N] of a product to which the adapters' are added.
+    """Returns act(gate) * up [T, N] of a product after adding the adapters' products to it.
 
     Args:
         x: [T, inputs], contiguous.
@@ -327,7 +329,9 @@ def lora_gated(
 
 
 def _shrunk(x: torch.Tensor, weights: LoraWeights, rows: LoraRows) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Returns the hidden rows float32 [splits, T, parts, longest rank], and constants of the launch that reads them."""
+    """Returns the hidden rows float32 [splits, T, parts, longest rank], and constants for the
+    launch that reads them.
+    """
     parts, inputs, (blocks, pages) = len(weights.outputs), x.shape[1], rows.pages.shape
     few = rows.blocks.size == _SMALL
     splits = min(_MAX_SPLITS, power_of_2(cdiv(inputs, _SPLIT))) if few else 1
@@ -344,5 +348,7 @@ def _shrunk(x: torch.Tensor, weights: LoraWeights, rows: LoraRows) -> tuple[torc
 
 
 def _programs(x: torch.Tensor, items: int, resident: int) -> int:
-    """Number of programs for so many items, of which a multiprocessor runs `resident` together."""
+    """Returns the number of programs for this many items, if a multiprocessor runs `resident` of
+    them concurrently.
+    """
     return min(items, resident * properties_of(x.device).multiprocessors)

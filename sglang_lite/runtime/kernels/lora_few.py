@@ -1,13 +1,15 @@
-"""Products with the matrices of LoRA adapters for few tokens, with the ranks of all their adapters side by side.
+"""Products with the matrices of LoRA adapters for few tokens, with the ranks of all their adapters
+side by side.
 
-    hidden[p, t, r] = A[r, p] x[t]  if rank r is of the adapter of token t, else 0     shrink, for each part p
-    out[t, n] += sum over r of hidden[part of n, t, r] B[r, n]                         expand
+    shrink, for each part p:    hidden[p, t, r] = A[r, p] x[t]  if rank r is of t's adapter, else 0
+    expand:                     out[t, n] += sum over r of hidden[part of n, t, r] B[r, n]
 
-Every matrix is read once, R (parts * K + N) elements for R ranks in all. All tokens are multiplied by all ranks, as
-they wait for memory anyway, so that tokens need no order.
+Every matrix is read once, R (parts * K + N) elements for R ranks in total. All tokens are
+multiplied by all ranks, as they wait for memory anyway, so tokens need not be sorted.
 
-The layer's own product reads the same inputs. `shrink` lets the next kernel start as soon as they are there: one that
-waits at its end only, as those of `tiled` do, runs beside it and expands when it has its own sums.
+The layer's own product reads the same inputs. `shrink` lets the next kernel start as soon as they
+are there: a kernel that only waits at its end, like those of `tiled`, runs concurrently and expands
+when its own sums are done.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-BLOCK_R = 32  # ranks that are multiplied at once
+BLOCK_R = 32  # ranks that are multiplied together
 STAGES = 5  # tiles of B that a product loads ahead
 _MAX_PARTS = 3
 _BLOCK_K, _BLOCK_N, _STAGES = 64, 128, 4
@@ -40,7 +42,8 @@ class JoinedRanks:
     """Ranks of all adapters that a step's tokens have, one adapter after another.
 
     Attributes:
-        of_token: int32 [T], adapter of each token; one that does not exist for none.
+        of_token: int32 [T], adapter of each token; a number that no adapter has if the token has
+            none.
         pages: int32 [P], pages of these adapters.
         owners: int32 [P], adapter of each page.
         used: int32 [1], number of pages.
@@ -55,7 +58,7 @@ class JoinedRanks:
 
     @property
     def tiles(self) -> int:
-        """Number of tiles of BLOCK_R ranks that the most pages take."""
+        """Number of tiles of BLOCK_R ranks if all pages are used."""
         return cdiv(len(self.pages) * RANKS, BLOCK_R)
 
 
@@ -166,7 +169,8 @@ def _shrink(
 
 
 def shrink(x: torch.Tensor, weights: LoraWeights, ranks: JoinedRanks) -> Shrunk:
-    """Multiplies inputs by A. The kernel after it may start before it has finished, but not before x is there.
+    """Multiplies inputs by A. The kernel after it may start before this one has finished, but not
+    before x is there.
 
     Args:
         x: [T, inputs], contiguous.
@@ -294,7 +298,7 @@ def _expand(
 
 
 def expand(shrunk: Shrunk, out: torch.Tensor) -> torch.Tensor:
-    """Adds shrunk inputs times B to `out`, and returns it.
+    """Adds shrunk inputs times B to `out` in place, and returns it.
 
     Args:
         shrunk: shrunk inputs of a product.
@@ -306,7 +310,7 @@ def expand(shrunk: Shrunk, out: torch.Tensor) -> torch.Tensor:
 
 
 def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torch.Tensor:
-    """Returns act(gate) * up [T, N] of a product to which shrunk inputs times B are added.
+    """Returns act(gate) * up [T, N] of a product after adding shrunk inputs times B to it.
 
     Args:
         shrunk: shrunk inputs of gates and ups.

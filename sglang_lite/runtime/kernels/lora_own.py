@@ -1,13 +1,14 @@
-"""Products with the matrices of LoRA adapters for few tokens of many adapters: each token with those of its own.
+"""Products with the matrices of LoRA adapters for few tokens with many adapters: each token with
+the matrices of its own.
 
-    hidden[s, t, p, r] = sum over inputs k of split s of A[adapter of t][p, r, k] x[t, k]        own_shrink, part p
-    out[t, n] += sum over r, s of B[adapter of t][r, n] hidden[s, t, part of n, r]               own_expand
+    own_shrink: hidden[s, t, p, r] = sum over k in split s of A[adapter of t][p, r, k] x[t, k]
+    own_expand: out[t, n] += sum over r, s of B[adapter of t][r, n] hidden[s, t, part of n, r]
 
-A token of rank R reads R (parts * K + N) elements of 2 bytes, and shares none with another: for steps most of whose
-tokens have adapters of their own, where tiles of all adapters' ranks by all tokens (lora_few.py) are mostly zeros. No
-matrix units, as each matrix meets one row. Both kernels load their first matrices before they wait for those before
-them; `own_shrink` lets the model's own product begin when x is there, and `own_expand` applies the activation of a
-gated pair.
+A token of rank R reads R (parts * K + N) elements of 2 bytes, and shares none with another. This is
+for steps in which most tokens have adapters of their own, where tiles of all adapters' ranks by all
+tokens (lora_few.py) are mostly zeros. It uses no matrix units, as each matrix meets one row. Both
+kernels load their first matrices before they wait for earlier kernels. `own_shrink` lets the
+model's own product begin when x is there, and `own_expand` applies the activation of a gated pair.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from sglang_lite.runtime.kernels.lora_weights import RANKS, LoraStep, LoraWeight
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MIN_ADAPTERS = 33  # adapters of a step that take less time so than by tiles of all their ranks; 32 rows with 32 don't
+MIN_ADAPTERS = 33  # adapters of a step from which this is faster than tiles of all ranks; 32 in 32 rows are not
 _MAX_TOKENS = 64  # tokens
-_TOGETHER = 16  # ranks that a program has at once
+_TOGETHER = 16  # ranks that a program multiplies together
 _BLOCK = 1024  # inputs of a split, or outputs of a program
 
 
@@ -60,7 +61,9 @@ class OwnShrunk:
 
 
 def pays(adapters: int, tokens: int) -> bool:
-    """True if these kernels take less time than others for so many different adapters of so many tokens."""
+    """Returns whether these kernels are faster than the others for this many different adapters and
+    tokens.
+    """
     return adapters >= MIN_ADAPTERS and tokens <= _MAX_TOKENS
 
 
@@ -81,8 +84,8 @@ def _own_ranks(
 
 
 def own_ranks(step: LoraStep, slots: torch.Tensor) -> OwnRanks:
-    """Returns the adapters of tokens. Must come before the step's first kernel that overlaps with others, as
-    `joined_ranks`.
+    """Returns the adapters of tokens. Like `join_ranks`, must come before the step's first kernel
+    that overlaps with others.
 
     Args:
         step: adapters of the step.
@@ -129,8 +132,8 @@ def _own_shrink(
 
 
 def own_shrink(x: torch.Tensor, weights: LoraWeights, ranks: OwnRanks) -> OwnShrunk:
-    """Multiplies each token's inputs by the A of its adapter. The kernel after it may start before it has finished, but
-    not before x is there.
+    """Multiplies each token's inputs by its adapter's A. The kernel after it may start before this
+    one has finished, but not before x is there.
 
     Args:
         x: [T, inputs], contiguous.
@@ -201,8 +204,8 @@ def _own_expand(
 
 
 def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -> torch.Tensor:
-    """Adds shrunk inputs times B to a product [T, outputs], in place, and returns it; with an activation returns
-    act(gate) * up [T, N] of a product [T, 2 N], gates first.
+    """Adds shrunk inputs times B to a product [T, outputs] in place, and returns it. With an
+    activation, returns act(gate) * up [T, N] of a product [T, 2 N], gates first.
 
     Args:
         shrunk: shrunk inputs of the product.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-RANKS = 8  # of a page
+RANKS = 8  # ranks in a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,15 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """Adapters of a step. An adapter is a number below the length of `ranks`; this length stands for none.
+    """Adapters of a step. An adapter is a number below the length of `ranks`; this length stands
+    for none.
 
     Attributes:
         of_slot: int32 [slots], adapter of each slot.
         pages: int32 [adapters, longest], pages of each adapter, in order.
         ranks: int32 [adapters], rank of each adapter; 0 if the number is unused.
-        layers: matrices of each layer by product (`models/lora/adapter.py`); none of a product that no adapter changes.
+        layers: matrices of each layer by product (`models/lora/adapter.py`), without products that
+            no adapter changes.
         own: whether most tokens have adapters of their own, as `lora_own.py` multiplies them.
     """
 

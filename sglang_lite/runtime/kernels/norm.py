@@ -85,7 +85,8 @@ def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None,
     ranks: Peers | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Adds x, times its scales, to `residual` [T, H] in place, and returns the norm of the sum. Moves 4 T H elements.
+    """Adds x, times its scales, to `residual` [T, H] in place, and returns the norm of the sum.
+    Moves 4 T H elements.
 
     Args:
         x: [T, H], or parts [P, T, H] that add up to it, from `kernels.tiled.linear_split_k`.
@@ -98,7 +99,7 @@ def add_norm(
 
 
 def norm_eight(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: torch.dtype) -> EightBitRows:
-    """Returns the `norm` of x in an 8-bit type."""
+    """Returns the norm of x in an 8-bit type."""
     eight = EightBitRows.empty(x, x.shape[1], kind)
     _launch(x, None, weight, eps, None, None, eight=eight)
     return eight
@@ -108,7 +109,7 @@ def add_norm_eight(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None,
     kind: torch.dtype, ranks: Peers | None = None, *, unquantised: bool = False,
 ) -> EightBitRows:  # fmt: skip
-    """Returns the `add_norm` of x in an 8-bit type.
+    """Adds x to the residual like `add_norm`, and returns the norm of the sum in an 8-bit type.
 
     Args:
         x, residual, weight, eps, scales, ranks: as for `add_norm`.

@@ -22,9 +22,9 @@ from sglang_lite.runtime.kernels.packed_weight import NUMBERS, SLICES, PackedWei
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-_FEW = 64  # most rows of which a program has all
-_MANY = 256  # most rows that are multiplied so at all; above, decoding the matrix and cuBLAS are faster
-_OUTPUTS, _OUTPUTS_MANY = 64, 256  # of a program
+_FEW = 64  # maximum number of rows that one program multiplies all of
+_MANY = 256  # maximum number of rows at all; above, decoding the matrix and cuBLAS are faster
+_OUTPUTS, _OUTPUTS_MANY = 64, 256  # outputs of a program
 SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change their layout
 
 
@@ -223,9 +223,10 @@ def packed_rows(
         x: [M, K].
         weight: [N, K]; with `gate` [2 N, K], gates first.
         bias: [N], with `gate` [2 N]; or None.
-        gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"): the result is act(gates) * ups; or "".
-        parts: number of parts that sums are split into. If there are several, which neither bias nor gate allows, the
-            result is float32 [parts, M, N], which the caller must add up.
+        gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"): the result is act(gates) *
+            ups; or "".
+        parts: number of parts that sums are split into. With several, for which bias and gate must
+            be left out, the result is float32 [parts, M, N], which the caller must add up.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
@@ -263,21 +264,26 @@ def add_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def max_rows(device: torch.device, dtype: torch.dtype) -> int:
-    """Most rows for which `packed_rows` is faster than decoding the matrix. Scales are rounded to the dtype of many
-    rows, and float16 lacks their range."""
+    """Returns the maximum number of rows for which `packed_rows` is faster than decoding the
+    matrix. Scales are rounded to the dtype of many rows, and float16 lacks their range.
+    """
     properties = properties_of(device)
     many = torch.float32 if properties == INTERPRETER else torch.bfloat16  # which the interpreter can't compute in
     return _MANY if properties.has_tma and dtype == many else _FEW
 
 
 def on_hopper(weight: PackedWeight, rows: int, dtype: torch.dtype) -> ModuleType | None:
-    """Kernel of Hopper GPUs for so many rows in a dtype, or None."""
+    """Returns the module of the Hopper kernel if it supports this many rows of this dtype, else
+    None.
+    """
     hopper = hopper_kernels(properties_of(weight.words.device), "packed_products_hopper")
     return hopper if hopper is not None and hopper.supports(weight, rows, dtype) else None
 
 
 def parts_of(weight: PackedWeight, rows: int, dtype: torch.dtype) -> int:
-    """Number of parts that the sums of a product should be split into, so that its programs keep a GPU busy."""
+    """Returns the number of parts to split the sums of a product into, so that its programs keep a
+    GPU busy.
+    """
     if (hopper := on_hopper(weight, rows, dtype)) is not None:
         parts: int = hopper.parts_of(weight, rows)
         return parts
@@ -303,12 +309,12 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def blocks_of(weight: PackedWeight) -> int:
-    """Blocks of columns of a matrix."""
+    """Returns the number of blocks of columns of a matrix."""
     return weight.words.shape[1] // (SLICES * weight.slice // NUMBERS)
 
 
 def constants_of(weight: PackedWeight) -> dict[str, object]:
-    """Constants of the kernels that a matrix decides."""
+    """Returns the constants of the kernels that depend on the matrix."""
     own = weight.half is not None
     return {
         "KIND": weight.kind, "ZERO": -1 if own else weight.zero, "HALF": str(weight.half).removeprefix("torch."),

@@ -275,7 +275,9 @@ def _packed_products(
 
 
 def supports(weight: PackedWeight, rows: int, dtype: torch.dtype) -> bool:
-    """True if the kernel supports a matrix, and is the fastest for so many rows of a dtype."""
+    """Returns whether the kernel supports a matrix, and is the fastest for this many rows of a
+    dtype.
+    """
     slices = weight.group // weight.slice  # of a group
     groups = slices in (1, 2) or slices % SLICES == 0
     able = groups and weight.kind == "integers" and weight.slice in (32, 64) and dtype == torch.bfloat16
@@ -283,7 +285,9 @@ def supports(weight: PackedWeight, rows: int, dtype: torch.dtype) -> bool:
 
 
 def parts_of(weight: PackedWeight, rows: int) -> int:
-    """Number of parts that sums should be split into, as that of `packed_products`."""
+    """Returns the number of parts to split sums into, like the function of the same name in
+    `packed_products`.
+    """
     programs = cdiv(weight.shape[0], 2 * _OUTPUTS.value)
     most = _launch_of(rows).programs * properties_of(weight.words.device).multiprocessors // programs
     return next(parts for parts in (8, 4, 2, 1) if parts <= max(1, min(most, blocks_of(weight) // 2)))
@@ -311,7 +315,7 @@ class _Launch:
 
 
 def _launch_of(rows: int) -> _Launch:
-    """Launch parameters for so many rows. Measured on an H200."""
+    """Returns the launch parameters for this many rows. Measured on an H200."""
     if rows <= 32:
         return _Launch(words=4, rows=4, together=2, registers=104, limit=80, programs=2)
     return _Launch(words=4, rows=4, together=2) if rows <= 128 else _Launch(words=3, rows=4, together=1)
@@ -320,7 +324,9 @@ def _launch_of(rows: int) -> _Launch:
 def packed_rows_hopper(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, gate: str = "", *, parts: int = 1
 ) -> torch.Tensor:
-    """`packed_rows` for up to MAX_ROWS rows. Arguments and result as there; scales are rounded to bfloat16."""
+    """Computes `packed_rows` for up to MAX_ROWS rows, with the same arguments and result. Scales
+    are rounded to bfloat16.
+    """
     (rows, inputs), outputs = x.shape, weight.shape[0] // 2 if gate else weight.shape[0]
     assert parts == 1 or (bias is None and not gate)
     y = x.new_empty((rows, outputs)) if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)

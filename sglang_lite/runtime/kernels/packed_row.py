@@ -1,9 +1,10 @@
 """Products of a single row with matrices of 4-bit numbers, bound by reading the weights.
 
-As in gemv.py, the neighbouring operations are fused in, and the first weights are loaded before the kernels ahead have
-finished. A program has its inputs in registers and goes through tiles of outputs. One mask turns a 4-bit number into a
-float that is too small (3.55 instructions a weight in all), for which the inputs make up; a zero is subtracted from a
-group's sum, times the sum of its inputs.
+As in gemv.py, the neighbouring operations are fused in, and the first weights are loaded before the
+preceding kernels have finished. A program keeps its inputs in registers and iterates over tiles of
+outputs. One mask turns a 4-bit number into a float that is too small (3.55 instructions per weight
+in total), for which the inputs compensate. A zero is subtracted from a group's sum, times the sum
+of its inputs.
 """
 
 from __future__ import annotations
@@ -184,7 +185,9 @@ def packed_row(
     eps: float = 0.0,
     gate: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes `linear_single_row` (gemv.py), whose arguments these are, with a packed matrix that has no table."""
+    """Computes `linear_single_row` (gemv.py) with a packed matrix that has no table. Takes the same
+    arguments.
+    """
     assert weight.table is None
     rows, inputs = weight.shape
     quads = quads_of(weight)
@@ -203,5 +206,5 @@ def packed_row(
 
 
 def quads_of(weight: PackedWeight) -> int:
-    """Quads of words of a matrix's row, rounded up to a power of two."""
+    """Returns the number of quads of words in a matrix's row, rounded up to a power of two."""
     return max(32, power_of_2(weight.words.shape[1] // 4))

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-NUMBERS = 8  # in a word
-SLICES = 4  # in a block
-_SIZES = (64, 32, 16)  # of a slice
+NUMBERS = 8  # numbers in a word
+SLICES = 4  # slices in a block
+_SIZES = (64, 32, 16)  # possible columns of a slice
 Kind = Literal["integers", "e2m1", "table"]
 
 
@@ -63,14 +63,14 @@ def packed_weight(
     kind: Kind = "integers",
     table: torch.Tensor | None = None,
 ) -> PackedWeight:
-    """Packs a matrix, which needs groups that `can_pack`.
+    """Packs a matrix whose groups satisfy `can_pack`.
 
     Args:
         numbers: uint8 [N, K] in 0 … 15.
         scales: [N, K / G]; with zeros in 16 bits.
-        zeros: [N, K / G], the number that would stand for 0, which may lie between two or outside of them, and is
-            rounded to float16; None if it is `zero` everywhere.
-        zero, kind, table: as of PackedWeight.
+        zeros: [N, K / G], the number that would stand for 0, which may lie between two or outside
+            of them, and is rounded to float16; None if it is `zero` everywhere.
+        zero, kind, table: as for PackedWeight.
     """
     rows, inputs = numbers.shape
     group = inputs // scales.shape[1]
@@ -92,19 +92,22 @@ def packed_weight(
 
 
 def can_pack(inputs: int, group: int) -> bool:
-    """True if a matrix with so many columns, in groups of so many, can be packed."""
+    """Returns whether a matrix with this many columns, in groups of this many, can be packed."""
     return group % _SIZES[-1] == 0 and inputs % group == 0
 
 
 def _slice(inputs: int, group: int) -> int:
-    """Columns of a slice: the most that divide a group and fill up no block with much."""
+    """Returns the number of columns in a slice: the largest that divides a group and adds little
+    padding to the last block.
+    """
     sizes = [size for size in _SIZES if group % size == 0]
     return next((size for size in sizes if -inputs % (SLICES * size) <= inputs // 16), sizes[-1])
 
 
 def in_few_bits(scales: torch.Tensor) -> torch.dtype:
-    """The shortest dtype that holds float32 scales exactly: float16, bfloat16 or float32. For scales without memory
-    float16."""
+    """Returns the shortest dtype that holds float32 scales exactly: float16, bfloat16 or float32.
+    Returns float16 for scales without memory.
+    """
     if scales.is_meta:
         return torch.float16
     exact = (dtype for dtype in (torch.float16, torch.bfloat16) if torch.equal(scales.to(dtype).float(), scales))

@@ -18,6 +18,6 @@ def _update(table, at, values, count, BLOCK: tl.constexpr):
 
 
 def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
-    """Sets table.view(-1)[at] = values, where both are int32 [N]."""
+    """Writes `values` to elements `at` of the flattened table, both int32 [N]."""
     if len(at):
         _update[(cdiv(len(at), 256),)](table, at, values, len(at), BLOCK=256, num_warps=4)

@@ -1,7 +1,9 @@
-"""Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the previous one drains.
+"""Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the
+previous one drains.
 
-A kernel launched with `pdl_options(device)` calls `start_next()` as soon as the next kernel would not be in its way. It
-calls `wait()` before it reads anything that another kernel writes, or writes anything that another kernel reads.
+A kernel launched with `pdl_options(device)` calls `start_next()` as soon as the next kernel would
+not be in its way. It calls `wait()` before it reads anything that another kernel writes, or writes
+anything that another kernel reads.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ def start_next(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def pdl_options(device: torch.device) -> dict[str, Any]:  # as Triton takes them
-    """Returns keyword arguments for an overlapped launch; without overlap on GPUs before Hopper, which don't support
-    it."""
+def pdl_options(device: torch.device) -> dict[str, Any]:  # Triton's launch options
+    """Returns keyword arguments for an overlapped launch. GPUs before Hopper don't support overlap,
+    so launches there have none.
+    """
     return _OVERLAPPED if properties_of(device).has_pdl else _PLAIN
 
 
-def first_kernel_options(device: torch.device) -> dict[str, Any]:  # as Triton takes them
-    """Returns keyword arguments for a step's first kernel: it starts only when all previous kernels have finished, so
-    that the kernels after it need not wait for those."""
+def first_kernel_options(device: torch.device) -> dict[str, Any]:  # Triton's launch options
+    """Returns keyword arguments for a step's first kernel. It starts only when all previous kernels
+    have finished, so the kernels after it need not wait for those.
+    """
     return {"PDL": properties_of(device).has_pdl}
 
 

@@ -1,4 +1,4 @@
-"""Memory of ranks' GPUs that all of them read and write, as CUDA shares it between processes (IPC)."""
+"""GPU memory of each rank that all ranks read and write, shared between processes by CUDA (IPC)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class _Handle(ctypes.Structure):  # CUipcMemHandle
 
 
 class _Allocation:
-    """Memory of the current GPU, by the driver itself: torch's blocks are parts of larger ones."""
+    """Memory of the current GPU, allocated by the driver itself: torch's blocks are parts of larger
+    ones.
+    """
 
     def __init__(self, size: int) -> None:
         self._size, address = size, ctypes.c_uint64()
@@ -44,17 +46,17 @@ class _Allocation:
             call_driver("cuMemFree_v2", ctypes.c_uint64(self.address))
 
 
-Swap = Callable[[bytes], Sequence[bytes]]  # passes bytes to all ranks, and returns those of all
+Swap = Callable[[bytes], Sequence[bytes]]  # sends bytes to all ranks, and returns the bytes of each
 
 
 def share_memory(rank: int, count: int, row_bytes: int, device: torch.device, swap: Swap) -> tuple[Peers, PartPeers]:
-    """Allocates memory of this rank, and opens that of the others, which stay until their processes end.
+    """Allocates memory of this rank and opens that of the others. It stays until the processes end.
 
     Args:
-        rank, count: number of this rank, and of all.
+        rank, count: this rank's number, and the number of ranks.
         row_bytes: bytes of the longest row that a program exchanges.
         device: this rank's GPU, which has access to the others'.
-        swap: function that passes bytes to all ranks, and returns those of all.
+        swap: function that sends bytes to all ranks, and returns the bytes of each.
 
     Returns:
         Memory for exchanges of few numbers, and for sums of many.
@@ -69,7 +71,9 @@ def share_memory(rank: int, count: int, row_bytes: int, device: torch.device, sw
 
 
 def _shared(rank: int, size: int, device: torch.device, swap: Swap) -> tuple[list[int], torch.Tensor]:
-    """Addresses of zeroed memory that each rank has allocated, of `size` bytes, and this rank's."""
+    """Allocates `size` zeroed bytes on each rank. Returns the addresses of all ranks' memory, and
+    this rank's as a tensor.
+    """
     own = _Allocation(size)
     memory = torch.as_tensor(own, device=device).zero_()
     torch.cuda.synchronize(device)  # others may write from now on
@@ -77,7 +81,7 @@ def _shared(rank: int, size: int, device: torch.device, swap: Swap) -> tuple[lis
 
 
 def _opened(handle: bytes) -> int:
-    """Address of memory that another process has allocated."""
+    """Opens memory that another process has allocated, and returns its address."""
     address = ctypes.c_uint64()
     call_driver(
         "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle),

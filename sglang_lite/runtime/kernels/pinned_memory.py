@@ -1,4 +1,4 @@
-"""Pinned memory of the host in one piece, as large as is needed."""
+"""Pinned host memory in one piece of exactly the required size."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _PIECE = 1 << 28  # bytes that a thread touches at a time
 
 
 def pin_memory(size: int) -> torch.Tensor:
-    """Allocates pinned memory, uint8 [size], for which `unpin_memory` must be called before it is freed.
+    """Allocates pinned memory, uint8 [size], for which `unpin_memory` must be called before it is
+    freed.
 
-    Torch's own allocator takes the next power of two, and a second a GB: it touches small pages, on one thread.
+    Torch's own allocator rounds up to the next power of two, and takes a second per GB: it touches
+    small pages, on one thread.
 
     Raises:
         RuntimeError: so much memory can't be pinned.
-        OSError: the system has too little.
+        OSError: the system has too little memory.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # of a kernel without large pages
@@ -35,7 +37,7 @@ def pin_memory(size: int) -> torch.Tensor:
 
 
 def unpin_memory(pointer: int) -> None:
-    """Ends the pinning of memory at an address, when the device has completed its copies."""
+    """Unpins the memory at an address, once the device has completed its copies."""
     cuda: Any = torch.cuda
     cuda.synchronize()
     cuda.check_error(cuda.cudart().cudaHostUnregister(pointer))

@@ -95,7 +95,8 @@ def prefill_attention(
     out: torch.Tensor,
     rules: AttentionRules,
 ) -> None:
-    """Causal attention of the plan's blocks of queries. Hopper GPUs have a separate kernel for blocks of 128.
+    """Computes the causal attention of the plan's blocks of queries. Hopper GPUs have a separate
+    kernel for blocks of 128.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.

@@ -277,7 +277,9 @@ def prefill_kernel(
 
 
 def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
-    """True if the kernel supports these heads, data types and pages. It supports no window and no softcap."""
+    """Returns whether the kernel supports these heads, data types and pages. It supports no window
+    and no softcap.
+    """
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
     pages = plan.page_size % 8 == 0 and _TOKENS.value % plan.page_size == 0
     return sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * QUERIES.value
@@ -286,7 +288,7 @@ def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
 def prefill_attention_hopper(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, out: torch.Tensor, rules: AttentionRules
 ) -> None:
-    """Causal attention of the plan's blocks of queries.
+    """Computes the causal attention of the plan's blocks of queries.
 
     Reads, for each head and block, the keys and values of all tokens up to the block's end once: 4 bytes for an element
     of both. The heads of a group find them in the L2 cache. Uses 160 KB of shared memory for heads of 128.
@@ -303,8 +305,9 @@ def prefill_attention_hopper(
 
 
 def supports_uncached(plan: DevicePlan, dtype: torch.dtype, key: int, rope_part: int, value: int) -> bool:
-    """True if `uncached_attention_hopper` supports the plan's blocks, and keys, rotary parts and values of these
-    sizes."""
+    """Returns whether `uncached_attention_hopper` supports the plan's blocks, and keys, rotary
+    parts and values of these sizes.
+    """
     sizes = key in (64, 128) and rope_part == COLUMNS.value and value in (64, 128)
     return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * QUERIES.value
 
@@ -319,7 +322,8 @@ def uncached_attention_hopper(
     *,
     scale: float,
 ) -> None:
-    """Causal attention of the plan's blocks of queries, for rows whose first token is in the batch, too.
+    """Computes the causal attention of the plan's blocks of queries, for rows whose first token is
+    also in the batch.
 
     Args:
         q: queries [T, heads, key size + rotary size]; the heads of a token are contiguous.

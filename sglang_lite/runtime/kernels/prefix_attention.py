@@ -1,7 +1,8 @@
-"""Attention of decoding rows over a prefix that several of them share, read once for all (cascade attention).
+"""Attention of decoding rows over a prefix that several of them share, read once for all (cascade
+attention).
 
-Results are partial: weighted values, highest scores and sums of weights, which `decode_attention` merges with those of
-the rows' own tokens.
+Results are partial: weighted values, highest scores and sums of weights, which `decode_attention`
+merges with those of the rows' own tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
-MAX_GROUP = 64  # most query heads per KV head
+MAX_GROUP = 64  # maximum number of query heads per KV head
 
 
 def block_queries(group: int, item: int) -> int:
@@ -42,7 +43,8 @@ def hopper_prefix_module(
     page_size: int,
     softcap: float | None,
 ) -> ModuleType | None:
-    """Returns the module of the kernel for Hopper GPUs if it runs instead, else None. Its items have more queries.
+    """Returns the module of the Hopper kernel if that one runs instead, else None. Its items have
+    more queries.
 
     Args:
         properties: properties of the GPU that the kernel runs on.

@@ -142,7 +142,9 @@ def prefix_kernel(
 
 
 def supports(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) -> bool:
-    """True if the kernel supports these heads, data types and pages. It supports no softcap."""
+    """Returns whether the kernel supports these heads, data types and pages. It supports no
+    softcap.
+    """
     pages = page_size % 8 == 0 and _TOKENS.value % page_size == 0
     return dim in (64, 128) and compute in (torch.bfloat16, torch.float16) and cache == compute and pages
 
@@ -155,7 +157,8 @@ def programs(properties: DeviceProperties, kv_heads: int) -> int:
 def prefix_attention_hopper(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, rules: AttentionRules
 ) -> None:
-    """Computes `prefix_attention` for items with at most MAX_QUERIES queries. Arguments as there.
+    """Computes `prefix_attention` for items with at most MAX_QUERIES queries, with the same
+    arguments.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.

@@ -189,7 +189,8 @@ def rope_attention(
     scales: Scales | None = None,
     rules: AttentionRules,
 ) -> None:
-    """Runs `rope_store` and `decode_attention` for a step in which each row has one token and no rows share a prefix.
+    """Computes `rope_store` and `decode_attention` for a step in which each row has one token and
+    no rows share a prefix.
 
     Args:
         qkv: [T, (heads + 2 kv_heads) head_dim], not changed.

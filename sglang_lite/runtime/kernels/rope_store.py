@@ -1,6 +1,8 @@
-"""Norms of queries and keys, rotary embedding and KV store, fused: the step from the QKV product to attention.
+"""Norms of queries and keys, rotary embedding and KV store, fused: the step between the QKV product
+and attention.
 
-If the cache has scales, keys and values are divided by them, and queries multiplied by the scales of their keys.
+If the cache has scales, keys and values are divided by them, and queries multiplied by the scales
+of their keys.
 """
 
 from __future__ import annotations

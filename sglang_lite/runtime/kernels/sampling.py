@@ -1,9 +1,9 @@
-"""Draws of the next tokens from logits without the host: one pass over the logits, and for filtered rows some more in
-the L2 cache.
+"""Samples the next tokens from logits on the device: one pass over the logits, and for filtered
+rows a few more in the L2 cache.
 
-Draws are an exponential race (equivalent to the Gumbel-max trick): the token with the largest logit / temperature -
-log(E) wins, where E is an exponential variable of (seed, position, token). Nothing is normalised or sorted, and a draw
-depends only on its own row.
+Draws are an exponential race (equivalent to the Gumbel-max trick): the token with the largest logit
+/ temperature - log(E) wins, where E is an exponential variable of (seed, position, token). Nothing
+is normalised or sorted, and a draw depends only on its own row.
 """
 
 from __future__ import annotations
@@ -284,18 +284,19 @@ def draw(
 
     Args:
         logits: [R, V], of any floating-point type.
-        slots, positions: int32 [R], slot of each row and position of the token before the drawn one.
+        slots, positions: int32 [R], slot of each row and position of the token before the drawn
+            one.
         sampling: sampling parameters by slot.
-        last_tokens: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one. Of several
-            draws of a slot, behind drafts, any one's.
+        last_tokens: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid
+            one. If a slot has several draws, as after drafts, any of them.
         tokens: int32 [R] (written), the token, NOT_FINITE or NOTHING_ALLOWED.
         masks: masks of the rows, or None.
         softcap: if given, logits become softcap * tanh(logits / softcap).
 
-    Filters are those of `executor.sampler`: keeps the k largest logits, those with at most `top_p` of the mass before
-    them (of all tokens' mass, or of the k largest ones' if the row is sequential), and those with at least `min_p` of
-    the largest probability. All logits equal to the lowest kept one are kept,
-    too.
+    Filters are those of `executor.sampler`: keep the k largest logits, those with at most `top_p`
+    of the mass before them (of all tokens' mass, or of the k largest ones' if the row is
+    sequential), and those with at least `min_p` of the largest probability. All logits equal to the
+    lowest kept one are kept, too.
     """
     rows, size = logits.shape
     blocks = cdiv(size, BLOCK)
@@ -321,15 +322,16 @@ def draw_part(
     masks: TokenMasks | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Returns the winners among the tokens of a part of the vocabulary, for `pick_winner`: float32 [4, N], whose rows
-    are scores, token ids (as bits), highest logits, and whether a logit is not finite (as bits).
+    """Returns the winners among the tokens of a part of the vocabulary, for `pick_winner`: float32
+    [4, N], whose rows are scores, token ids (as bits), highest logits, and whether a logit is not
+    finite (as bits).
 
     Args:
         logits: [R, P] of the tokens from number `first` * BLOCK on.
         slots, positions, sampling, softcap: as for `draw`.
         first: number of blocks before this part.
         blocks: number of blocks of the largest part.
-        masks: as for `draw`, with the words of these tokens alone.
+        masks: as for `draw`, with the words of only these tokens.
     """
     rows, size = logits.shape
     capacity = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
@@ -347,10 +349,10 @@ def pick_winner(
     parts: torch.Tensor, blocks: int, slots: torch.Tensor, sampling: DeviceSampling, last_tokens: torch.Tensor,
     tokens: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Draws tokens that `draw` would draw from whole logits, for rows without filters.
+    """Draws the tokens that `draw` would draw from whole logits, for rows without filters.
 
     Args:
-        parts: float32 [parts, 4, N], what `draw_part` found in each part.
+        parts: float32 [parts, 4, N], results of `draw_part` for each part.
         blocks: as for `draw_part`.
         slots, sampling, last_tokens, tokens: as for `draw`.
     """
@@ -365,13 +367,14 @@ def pick_winner(
 
 
 def _columns(found: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Scores, tokens, highest logits and marks of logits that are not finite, from what `draw_part` returns."""
+    """Returns the scores, tokens, highest logits and non-finite flags in the result of `draw_part`.
+    """
     best, at, highest, bad = found.unbind(0)
     return best, at.view(torch.int32), highest, bad.view(torch.int32)
 
 
 def _is_gpu(tensor: torch.Tensor) -> bool:
-    """False for the interpreter, which doesn't support inline assembly."""
+    """Returns False for the interpreter, which doesn't support inline assembly."""
     return tensor.device.type != "cpu"
 
 

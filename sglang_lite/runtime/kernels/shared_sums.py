@@ -1,5 +1,7 @@
-"""Exchanges between processes of one machine through memory that all of them have, as `shared_sums.cpp` does them: a
-copy, a counter, and a short wait, where a socket takes several system calls and a switch of processes."""
+"""Exchanges between processes of one machine through shared memory, implemented in
+`shared_sums.cpp`: a copy, a counter and a short wait, where a socket takes several system calls and
+a process switch.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,24 @@ from pathlib import Path
 import torch
 
 _LINE = 64  # bytes of a rank's counter
-SLOT = 1 << 22  # bytes that a rank sends in one exchange; memory that nobody touches is not there
+SLOT = 1 << 22  # most bytes that a rank sends in one exchange; untouched pages take no memory
 SOURCE = Path(__file__).with_suffix(".cpp")
 _NAMES = {torch.float32: "sum_float32", torch.bfloat16: "sum_bfloat16"}
 
 
 def memory_size(ranks: int) -> int:
-    """Bytes that ranks need, zero at first."""
+    """Returns the number of bytes that the ranks need, all zero at first."""
     return ranks * (_LINE + 2 * SLOT)
 
 
 class SharedSums:
-    """Exchanges of a rank. All ranks do the same ones in the same order.
+    """A rank's exchanges. All ranks make the same ones in the same order.
 
     Args:
         library: compiled `shared_sums.cpp`.
-        memory: memory of `memory_size(count)` bytes that all ranks have.
-        rank, count: number of this rank, and of all.
-        timeout_s: time after which an exchange fails that not all ranks have begun.
+        memory: memory of `memory_size(count)` bytes that all ranks share.
+        rank, count: this rank's number, and the number of ranks.
+        timeout_s: time after which an exchange fails if not all ranks have begun it.
     """
 
     def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, count: int, timeout_s: float) -> None:
@@ -44,17 +46,17 @@ class SharedSums:
         self._epoch = 0
 
     def takes(self, x: torch.Tensor) -> bool:
-        """True if numbers of this type can be summed."""
+        """Returns whether numbers of this type can be summed."""
         return x.dtype in self._sums
 
     def sum_(self, x: torch.Tensor) -> None:
-        """Replaces x by the sum of all ranks' x: contiguous, and at most SLOT bytes."""
+        """Replaces x, contiguous and at most SLOT bytes, with the sum of all ranks' x."""
         self._send(x)
         epoch, add = self._epoch & 0xFFFFFFFF, self._sums[x.dtype]
         add(self._address, self._count, SLOT, epoch, x.numel(), x.data_ptr())
 
     def gather(self, x: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-        """All ranks' x, as views that hold until the next exchange but one.
+        """Returns all ranks' x, as views that stay valid until the exchange after the next one.
 
         Args:
             x: contiguous, and at most SLOT bytes.

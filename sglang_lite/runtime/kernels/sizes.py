@@ -1,5 +1,6 @@
-"""Arithmetic for launches. Triton's own functions of these names take the host 3 µs each, as kernels may call them,
-too."""
+"""Arithmetic for launches. Triton's own functions of these names cost the host 3 µs each, as
+kernels may also call them.
+"""
 
 from __future__ import annotations
 

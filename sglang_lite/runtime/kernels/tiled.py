@@ -1,8 +1,9 @@
-"""Products of up to 64 rows with a large weight matrix, whose tiles the copy engine loads (TMA, from Hopper on).
+"""Products of up to 64 rows with a large weight matrix, whose tiles the copy engine loads (TMA,
+from Hopper on).
 
-Weights are read once. On an H200, together with the activation that follows, that takes 2 to 18 % less time than cuBLAS
-or `gemv.SmallBatchLinear`; above 64 rows cuBLAS is as fast. Products of adapters are added at the end of the sums, and
-only there is waited for them.
+Weights are read once. On an H200, together with the activation that follows, that takes 2 to 18 %
+less time than cuBLAS or `gemv.SmallBatchLinear`; above 64 rows cuBLAS is as fast. Products of
+adapters are added at the end of the sums, and only there does a program wait for them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MAX_ROWS = 64
 MAX_PARTS = 8
-MIN_PART_INPUTS = 1024  # of more than two parts: adding up shorter ones takes longer than is won
+MIN_PART_INPUTS = 1024  # with more than two parts: adding up shorter ones costs more than it saves
 _PART_INPUTS = 128  # the inputs of a part are a multiple of this
 
 
@@ -91,14 +92,16 @@ def _tiled(
 
 
 def can_tile(weight: torch.Tensor) -> bool:
-    """True if the device of a matrix can multiply it in tiles: the GPU has TMA, and the matrix has 16-bit elements and
-    rows of a multiple of 16 bytes."""
+    """Returns whether a matrix can be multiplied in tiles on its device: the GPU has TMA, and the
+    matrix has 16-bit elements and rows of a multiple of 16 bytes.
+    """
     return properties_of(weight.device).has_tma and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
 def can_expand(weight: torch.Tensor, outputs: Sequence[int]) -> bool:
-    """True if a product by tiles can add that of adapters with these outputs in each part: no tile has outputs of two
-    parts."""
+    """Returns whether a product by tiles can add that of adapters with these outputs in each part:
+    no tile may span two parts.
+    """
     return all(end % product_outputs(weight.numel()) == 0 for end in itertools.accumulate(outputs[:-1]))
 
 
@@ -114,8 +117,9 @@ def linear_tiled(
         bias: [N], with `gate` [2 N]; or None.
         gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
         out: [M, N] (written and returned), or None for a new tensor.
-        shrunk: x shrunk to the ranks of adapters by the kernel launched last, beside which this one runs; or None. The
-            products of `Shrunk` are added; without `gate`, the weight must satisfy `can_expand` for that.
+        shrunk: x shrunk to the ranks of adapters by the kernel launched last, concurrently with
+            this one; or None. The products of `Shrunk` are added; without `gate`, the weight must
+            satisfy `can_expand` for that.
     """
     outputs = len(weight) // 2 if gate else len(weight)
     y = x.new_empty((len(x), outputs)) if out is None else out
@@ -124,8 +128,8 @@ def linear_tiled(
 
 
 def split_k_of(weight: torch.Tensor) -> int:
-    """Returns the number of parts that the sums of a product should be split into: as many as possible with at most one
-    program per multiprocessor.
+    """Returns the number of parts to split the sums of a product into: as many as possible with at
+    most one program per multiprocessor.
 
     Each program reads all rows x, and a matrix with few outputs has few programs, which wait for x and not for weights.
     """
@@ -139,11 +143,11 @@ def split_k_of(weight: torch.Tensor) -> int:
 def linear_split_k(
     x: torch.Tensor, weight: torch.Tensor, parts: int, shrunk: Shrunk | OwnShrunk | None = None
 ) -> torch.Tensor:
-    """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that the caller must add
-    up.
+    """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that
+    the caller must add up.
 
     Args:
-        x, weight, shrunk: as for `linear_tiled`.
+        x, weight, shrunk: as for `linear_by_tiles`.
         parts: number of parts, more than one; K must be a multiple of `parts` times 128.
     """
     assert weight.shape[1] % (parts * _PART_INPUTS) == 0

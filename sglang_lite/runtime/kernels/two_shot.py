@@ -1,15 +1,15 @@
-"""Sum of many numbers over ranks, by stores into each other's memory (two-shot all-reduce):
+"""Sum of many numbers over ranks, by stores into each other's memory (two-shot all-reduce).
 
-    out = x_0 + x_1 + … + x_(n-1)            in this order on every rank, in float32: all have the same bits
+    out = x_0 + … + x_(n-1)     in this order on every rank, in float32: all have the same bits
 
-Each rank gets its part of every x, sums it, and sends the sum to all. So a rank sends 2 (n - 1) / n of x, where one
-shot (`kernels.all_reduce`) sends 2 (n - 1) of it, as its words carry as much epoch as number; but two trips follow each
-other, and each ends with a flag behind a fence.
+Each rank gets its part of every x, sums it, and sends the sum to all. So a rank sends 2 (n - 1) / n
+of x, where one shot (`kernels.all_reduce`) sends 2 (n - 1) of it, as half of each of its words is
+the epoch. But two trips follow each other, and each ends with a flag after a fence.
 
-Memory of a rank, bytes: flags, int64 [2 trips, ranks, programs]: the last exchange of which a rank's program has sent
-all; then [2 trips, 2, ranks, part]: what came by exchanges with an even number, and with an odd one. Whoever sends
-exchange e + 2 has received all of e + 1, so all ranks have ended e. Exchanges are counted on the device, and may be
-captured.
+Memory of a rank, bytes: flags, int64 [2 trips, ranks, programs], each the last exchange of which a
+rank's program has sent everything; then [2 trips, 2, ranks, part], the data of even-numbered and of
+odd-numbered exchanges. A rank that sends exchange e + 2 has received all of e + 1, so all ranks
+have finished e. Exchanges are counted on the device, and may be captured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-PROGRAMS = 128  # of each sum, which wait for one another: all run at once on 132 multiprocessors
+PROGRAMS = 128  # of each sum; they wait for one another, so all must run concurrently
 MAX_BYTES = 1 << 24  # of a sum
 _LINE = 16  # bytes of a thread's store
 _BLOCK_BYTES = 2048, 8192  # least and most bytes of a tile, which has a thread for each of its stores
@@ -33,13 +33,14 @@ _BLOCK_BYTES = 2048, 8192  # least and most bytes of a tile, which has a thread 
 
 @dataclass(frozen=True, slots=True)
 class PartPeers:
-    """Memory through which ranks sum parts, as one of them sees it.
+    """Memory through which ranks sum parts, from one rank's point of view.
 
     Attributes:
         rank, count: this rank's number, and the number of ranks.
         addresses: int64 [count], address of each rank's memory, which is zero at first.
         epochs: int64 [programs], number of exchanges of each program so far.
-        memories: memories that this process has as tensors, uint8: its own; in tests, all of them.
+        memories: the ranks' memories that this process holds as tensors, uint8: its own; in tests,
+            all of them.
     """
 
     rank: int
@@ -50,8 +51,9 @@ class PartPeers:
 
     @staticmethod
     def of(rank: int, addresses: Sequence[int], *memories: torch.Tensor, programs: int = PROGRAMS) -> PartPeers:
-        """Makes the record of a rank before its first exchange; `programs` are those of each sum, and else as for
-        `Peers.of`."""
+        """Creates a rank's record before its first exchange. `programs` is the number of programs
+        per sum; other arguments as for `Peers.of`.
+        """
         device = memories[0].device
         return PartPeers(
             rank, len(addresses), torch.tensor(addresses, dtype=torch.int64, device=device),
@@ -59,12 +61,12 @@ class PartPeers:
         )  # fmt: skip
 
     def takes(self, x: torch.Tensor) -> bool:
-        """True if x can be summed so."""
+        """Returns whether tensors of this size can be summed."""
         return x.nbytes <= MAX_BYTES and x.nbytes % (self.count * _LINE) == 0
 
 
 def part_bytes(ranks: int) -> int:
-    """Returns the most bytes of a rank's part."""
+    """Returns the largest number of bytes in a rank's part."""
     return MAX_BYTES // ranks // _LINE * _LINE
 
 
@@ -155,10 +157,10 @@ def _sum_parts(
 
 
 def sum_parts(x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
-    """Returns the sum of all ranks' x, which all call this in the same order of exchanges.
+    """Returns the sum of all ranks' x. All ranks must call this in the same order of exchanges.
 
     Args:
-        x: contiguous, of a size that `PartPeers.takes`.
+        x: contiguous, of a size that `PartPeers` accepts.
         peers: memory of the ranks.
     """
     out, part, size = torch.empty_like(x), x.numel() // peers.count, x.element_size()

@@ -1,8 +1,8 @@
 """Kernel variants that launches need, collected and compiled on machines without the GPU.
 
-Tensors of the device "meta" have no memory, but everything that Triton compiles by: data types, alignment and sizes. So
-code that launches kernels can report here which variants it needs, for any GPU, and have them compiled into Triton's
-cache.
+Tensors on the device "meta" have no memory, but everything that Triton compiles for: data types,
+alignment and sizes. So code that launches kernels can report here which variants it needs, for any
+GPU, and have them compiled into Triton's cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.device_properties import DeviceProperties, assu
 
 @dataclass(frozen=True, slots=True)
 class KernelVariant:
-    """Kernel as compiled for one kind of arguments.
+    """Kernel as compiled for one combination of argument types.
 
     Attributes:
         name: name of the kernel's module and function.
@@ -52,7 +52,9 @@ class KernelVariant:
 
     @property
     def launcher(self) -> str:
-        """Name of the C code that launches the variant, which kernels with the same arguments share."""
+        """Identifier of the C code that launches the variant, which variants with the same
+        arguments share.
+        """
         return f"{self.name} {list(self._source.signature.values())}"
 
     def compile(self) -> Any:  # object of Triton
@@ -68,13 +70,13 @@ class KernelVariant:
 
 
 def compile_driver() -> None:
-    """Compiles the C code by which Triton calls the driver into the cache."""
+    """Compiles the C code through which Triton calls the driver into the cache."""
     if _has_driver():
         nvidia.CudaUtils()
 
 
 def _has_driver() -> bool:
-    """True if the driver's library, which the C code is linked with, is installed."""
+    """Returns whether the driver's library, which the C code is linked with, is installed."""
     try:
         return bool(nvidia.library_dirs())
     except (AssertionError, OSError):  # Triton's errors for a missing library
@@ -83,7 +85,8 @@ def _has_driver() -> bool:
 
 @contextmanager
 def collecting_variants(properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]) -> Iterator[None]:
-    """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `on_variant` once.
+    """Skips launches on "meta" tensors within a `with` block, and passes each of their variants to
+    `on_variant` once.
 
     Args:
         properties: properties of the GPU that the tensors stand for.
@@ -93,7 +96,7 @@ def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Kern
     target = GPUTarget("cuda", 10 * major + minor, 32)
     seen: set[tuple[Any, str]] = set()
 
-    def hook(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # names that Triton uses
+    def hook(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # Triton's names
         function = fn.jit_function
         if (function, key) not in seen:
             seen.add((function, key))
@@ -112,8 +115,9 @@ def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Kern
 
 @contextmanager
 def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
-    """Context in which `wait_for` is called with the variant's digest before the first launch of each kernel variant in
-    this process."""
+    """Calls `wait_for` with the variant's digest before this process launches a kernel variant for
+    the first time, within a `with` block.
+    """
 
     def hook(*, key: str, fn: Any, **_: Any) -> bool:
         wait_for(_digest(_name(fn.jit_function), key))
@@ -133,7 +137,9 @@ def _digest(name: str, key: str) -> str:
 
 @contextmanager
 def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
-    """Context in which Triton calls a hook before it looks for a kernel in its cache."""
+    """Installs a hook that Triton calls before it looks for a kernel in its cache, within a `with`
+    block.
+    """
     before = triton.knobs.runtime.jit_cache_hook
     triton.knobs.runtime.jit_cache_hook = hook
     try:
@@ -144,7 +150,7 @@ def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
 
 @contextmanager
 def _active(stand_in: SimpleNamespace) -> Iterator[None]:
-    """Context in which Triton uses a stand-in instead of a GPU's driver."""
+    """Replaces Triton's GPU driver with a stand-in within a `with` block."""
     own = driver._active  # noqa: SLF001 # the public property would look for a GPU
     driver.set_active(stand_in)
     try:

@@ -1,1 +1,3 @@
-"""Pages of the KV cache, the prefix tree and the slot table. Needs numpy alone; keys and values are the runner's."""
+"""Pages of the KV cache, the prefix tree and the slot table. Needs only numpy; keys and values
+belong to the runner.
+"""

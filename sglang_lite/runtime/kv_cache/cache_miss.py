@@ -24,7 +24,7 @@ class Miss:
 
     Attributes:
         reason: kind of reason, as in CacheMiss.
-        at: position in the prompt, in tokens, that the reason is about.
+        at: position in the prompt, in tokens, that the reason refers to.
         uncached: prompt tokens from the first computed one on; empty if no token was cached.
         now: prompt tokens around the position.
         before: cached tokens at the position, if any.
@@ -49,8 +49,8 @@ def find_miss(
         usable: number of prompt tokens that could have been cached.
         match: cached prefix of these tokens.
         cached: number of tokens that need not be computed.
-        space: part of the cache that the request's prefixes are in.
-        paused: whether its program was paused and has given up pages meanwhile.
+        space: part of the cache that holds the request's prefixes.
+        paused: whether its program was paused and gave up pages meanwhile.
         reveal_others: whether the reason may reveal other namespaces and cached text.
     """
     at, before = cached, _NONE
@@ -80,12 +80,12 @@ def find_miss(
 
 
 def continued(prompt: Ints, cached: int) -> Miss:
-    """Reason for a prompt that continues in the slot of another request."""
+    """Returns the reason for a prompt that continues in the slot of another request."""
     now = prompt[max(cached - _AROUND, 0) : cached + _SHOWN].copy()
     return Miss("continued", cached, prompt[cached:].copy(), now, _NONE)
 
 
 def _elsewhere(tree: RadixTree, tokens: Ints, cached: int, namespace: str) -> bool:
-    """Returns True if another namespace has more than `cached` of the tokens."""
+    """Returns whether another namespace has cached more than `cached` of the tokens."""
     others = tree.newest_namespaces(_NAMESPACES)
     return any(tree.cached_length(tokens, name) > cached for name in others if name != namespace)

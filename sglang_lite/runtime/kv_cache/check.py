@@ -1,5 +1,6 @@
-"""Checks of the cache's invariants, which hold between any two steps. Tests run them after every step; an idle engine
-counts the pages without an owner (core/recount.py)."""
+"""Checks the cache's invariants, which hold between any two steps. Tests run them after every step;
+an idle engine counts the pages without an owner (core/recount.py).
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: 
 
 
 def count_lost_pages(store: PrefixCache, handles: Iterable[SlotHandle]) -> int:
-    """Counts the pages without an owner, which no request can have any more.
+    """Counts the pages without an owner, which no request can get any more.
 
     Args:
         store: the cache.
@@ -92,7 +93,7 @@ def count_lost_pages(store: PrefixCache, handles: Iterable[SlotHandle]) -> int:
 
 
 def _owners(store: PrefixCache, handles: Iterable[SlotHandle]) -> NDArray[np.int64]:
-    """Number of owners of each page: int64 [pages]."""
+    """Counts the owners of each page: int64 [pages]."""
     table = store.table
     owned = [
         store.pool.free_pages(),

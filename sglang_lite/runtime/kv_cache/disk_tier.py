@@ -1,7 +1,7 @@
-"""Disk tier of the KV cache: files of runs of pages in a store, which other engines may share.
+"""Disk tier of the KV cache: files of runs of pages in a store that other engines may share.
 
-A file has the name of its last page, so it is found by whoever has the same tokens, and nobody else. All work is done
-on threads of an executor.
+A file is named after its last page, so only an engine with the same tokens can find it. All work is
+done on threads of an executor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 logger = logging.getLogger("sglang_lite")
 
-RUN_TOKENS: Final = 256  # of a file, at least
-_KNOWN: Final = 1 << 16  # names that are remembered
+RUN_TOKENS: Final = 256  # minimum tokens of a file
+_KNOWN: Final = 1 << 16  # remembered names
 
 
 class DiskTier:
@@ -27,13 +27,13 @@ class DiskTier:
 
     Args:
         store: store of the files.
-        executor: runs what looks for files and reads them.
-        writer: runs what writes, so that no request waits behind a write; None for `executor`.
+        executor: runs file lookups and reads.
+        writer: runs writes, so no request waits for one; None for `executor`.
 
     Attributes:
         executor, writer: the arguments.
         off: True after an error of the store; nothing is read or written any more.
-        known: names of the files that were there when they were last looked at, of the newest 65,536.
+        known: names of files that existed when last checked; the newest 65,536.
     """
 
     def __init__(self, store: PageStore, executor: Executor, writer: Executor | None = None) -> None:
@@ -51,7 +51,7 @@ class DiskTier:
 
         Args:
             name: name of the file.
-            rows, slots: memory, and places in it for the pages behind the first `skip`.
+            rows, slots: memory, and places in it for the pages after the first `skip`.
 
         Returns:
             Whether the slots have been filled.
@@ -63,12 +63,12 @@ class DiskTier:
         return self.writer.submit(self._write, name, rows, slots)
 
     def close(self) -> None:
-        """Ends the threads when they have done what they do now."""
+        """Shuts down the threads after their current work."""
         for executor in (self.executor, self.writer):
             executor.shutdown(wait=False, cancel_futures=True)
 
     def stop(self, reason: object) -> None:
-        """Uses the store no more, and says why, once."""
+        """Disables the store and logs the reason, once."""
         if not self.off:
             self.off = True
             logger.warning("the cache's folder is not used any more: %s", reason)
@@ -83,7 +83,7 @@ class DiskTier:
         except Exception as error:  # of anybody's store
             self.stop(error)
             return 0
-        for name in names[found:]:  # so that they are looked for again before they count as written
+        for name in names[found:]:  # forgotten, so they are checked again before they count as written
             self._note(name, there=False)
         return found
 

@@ -6,23 +6,24 @@ from sglang_lite.runtime.kv_cache.radix import Node, Priority
 
 
 def lru(node: Node) -> tuple[float, ...]:
-    """Least recently used first."""
+    """Orders by time of last use, least recent first."""
     return (node.last_used,)
 
 
 def lfu(node: Node) -> tuple[float, ...]:
-    """Least often used first, and of those the least recently used."""
+    """Orders by number of uses, least often first, then by time of last use."""
     return node.hits, node.last_used
 
 
 def fifo(node: Node) -> tuple[float, ...]:
-    """Oldest first."""
+    """Orders by age, oldest first."""
     return (node.created,)
 
 
 def slru(node: Node) -> tuple[float, ...]:
-    """Least recently used first, but prefixes that were never reused before all others (segmented LRU: Karedla et al.,
-    1994)."""
+    """Orders prefixes that were never reused before all others, then by time of last use, least
+    recent first (segmented LRU: Karedla et al., 1994).
+    """
     return node.hits > 0, node.last_used
 
 

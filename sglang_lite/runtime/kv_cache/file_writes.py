@@ -1,4 +1,4 @@
-"""Files of pages that wait to be written from slots of the host, or are being written."""
+"""Page files that wait to be written from slots of the host, or are being written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sglang_lite.runtime.kv_cache.disk_tier import DiskTier
 from sglang_lite.runtime.kv_cache.host_tier import HostTier
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_MAX_WRITING: Final = 64  # files that wait to be written; more are left out
-WRITTEN_S = 10.0  # in which one of the files that wait is written; else their store is not used any more
+_MAX_WRITING: Final = 64  # maximum number of files waiting to be written; more are skipped
+WRITTEN_S = 10.0  # if no waiting file is written within this time, the store is disabled
 
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """File to be written when a copy has completed. Its slots are pinned until it is."""
+    """File to write when a copy has completed. Its slots are pinned until it is written."""
 
     name: bytes
     slots: Ints
@@ -30,19 +30,19 @@ class FileWrites:
     """Files to be written.
 
     Args:
-        host: tier that has their pages.
+        host: tier that holds their pages.
     """
 
     def __init__(self, host: HostTier) -> None:
         self._host = host
         self._files: list[_Write] = []
-        self._last = 0.0  # time when a file was written last, or none was being written
+        self._last = 0.0  # when a file was last written, or none was being written
 
     def __len__(self) -> int:
         return len(self._files)
 
     def add(self, names: Sequence[bytes]) -> None:
-        """Adds a file with these pages, as far as copies that were launched bring them all to the host."""
+        """Adds a file of these pages if all are in the host tier or being copied there."""
         if all(name in self._host for name in names) and all(names[-1] != other.name for other in self._files):
             slots = self._host.slots(names)
             self._host.pin(slots)
@@ -50,12 +50,13 @@ class FileWrites:
 
     @property
     def full(self) -> bool:
-        """True if so many files wait that more are left out."""
+        """Whether so many files wait that more are skipped."""
         return len(self._files) >= _MAX_WRITING
 
     def move(self, disk: DiskTier, completed: int) -> None:
-        """Starts the files that wait for no other copies than the first `completed`, and forgets those that are
-        written."""
+        """Starts writing the files whose copies are among the first `completed`, and forgets those
+        already written.
+        """
         now, left = time.perf_counter(), []
         for file in self._files:
             if file.written is None and file.copy <= completed:

@@ -1,4 +1,6 @@
-"""Host tier of the KV cache: copies of pages in the host's memory, by name, least recently used first to go."""
+"""Host tier of the KV cache: copies of pages in the host's memory, by name. The least recently used
+are dropped first.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 
 class PageMemory(Protocol):
-    """Host memory for pages, and copies between it and the device's pages. Copies have numbers from 1 on and run in
-    their order: after what the device was given to do before, and beside what it is given later. Copies to the host may
-    wait until `completed` is called, which each plan does.
+    """Host memory for pages, and copies between it and the device's pages.
+
+    Copies are numbered from 1 and run in order: after the device's earlier work, and concurrently
+    with later work. Copies to the host may wait until `count_completed` is called, which each plan
+    does.
 
     Attributes:
         rows: uint8 [slots, bytes of a page]; all planes of a page.
         launched: number of copies so far.
-        page_s: seconds to copy a page to the device, as measured; 0 if unknown.
+        page_s: measured seconds to copy a page to the device; 0 if unknown.
     """
 
     rows: NDArray[np.uint8]
@@ -28,7 +32,7 @@ class PageMemory(Protocol):
     page_s: float
 
     def completed(self) -> int:
-        """Number of copies that have completed."""
+        """Returns the number of copies that have completed."""
         ...
 
     def read(self, pages: Ints, slots: Ints) -> None:
@@ -40,7 +44,7 @@ class PageMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back what the device needs of the memory. No copy may be asked for afterwards."""
+        """Releases what the device needs for the memory. No copy may be requested afterwards."""
         ...
 
 
@@ -55,7 +59,7 @@ class HostTier:
         self.memory = memory
         self._slots: dict[bytes, int] = {}  # least recently used first
         self._free = list(range(len(memory.rows) - 1, -1, -1))
-        self._pinned: dict[int, int] = {}  # users of slots that the host reads or writes
+        self._pinned: dict[int, int] = {}  # number of users of slots that the host reads or writes
         self._nameless: set[int] = set()  # pinned slots without a page
 
     def __len__(self) -> int:
@@ -65,13 +69,15 @@ class HostTier:
         return name in self._slots
 
     def slots(self, names: Sequence[bytes]) -> Ints:
-        """Slots of pages that are here, int32 [N]. They become the last to go, the first page last of all."""
+        """Returns the slots of stored pages, int32 [N], and marks them as used most recently, the
+        first page last.
+        """
         for name in reversed(names):
             self._slots[name] = self._slots.pop(name)
         return np.array([self._slots[name] for name in names], dtype=np.int32)
 
     def save(self, names: Sequence[bytes], pages: Ints) -> None:
-        """Copies those of the device's pages here that are not, as many as fit.
+        """Copies the device's pages that are not stored yet to the host, as many as fit.
 
         Args:
             names: names of the pages, in the order of their sequence.
@@ -84,20 +90,21 @@ class HostTier:
             self.memory.read(pages[new[: len(slots)]], slots)
 
     def add(self, names: Sequence[bytes]) -> Ints:
-        """Gives slots to pages that are not here, whose contents the caller copies: int32 [M], for the first M of them,
-        as many as fit."""
+        """Allocates slots for pages that are not stored, and whose contents the caller copies:
+        int32 [M], for the first M of them, as many as fit.
+        """
         taken = self._taken(len(names))
         for name, slot in reversed(list(zip(names, taken))):
             self._slots[name] = slot
         return np.array(taken, dtype=np.int32)
 
     def pin(self, slots: Ints) -> None:
-        """Keeps the contents of slots until `unpin`, as the host reads them."""
+        """Keeps the contents of slots until `unpin_slots`, while the host reads them."""
         for slot in slots.tolist():
             self._pinned[slot] = self._pinned.get(slot, 0) + 1
 
     def unpin(self, slots: Ints) -> None:
-        """Ends a `pin` of slots. Frees those without a page."""
+        """Ends a `pin_slots` of slots. Frees those without a page."""
         for slot in slots.tolist():
             self._pinned[slot] -= 1
             if not self._pinned[slot]:
@@ -107,14 +114,16 @@ class HostTier:
                     self._free.append(slot)
 
     def reserve(self, count: int) -> Ints:
-        """Pins up to `count` slots without a page, which the host may write when all copies so far have completed."""
+        """Pins up to `count` slots without a page, which the host may write when all copies so far
+        have completed.
+        """
         slots = self._taken(count)
         self._nameless.update(slots)
         self._pinned.update(dict.fromkeys(slots, 1))
         return np.array(slots, dtype=np.int32)
 
     def adopt(self, names: Sequence[bytes], slots: Ints) -> None:
-        """Gives names to the first of some reserved slots, which the host has written, and unpins all."""
+        """Names the first of some reserved slots, which the host has written, and unpins all."""
         for name, slot in zip(names, slots.tolist()):
             if name not in self._slots:
                 self._slots[name] = slot
@@ -137,7 +146,7 @@ class HostTier:
         assert self._nameless <= self._pinned.keys(), "slots without a page that nobody uses"
 
     def _taken(self, count: int) -> list[int]:
-        """Takes up to `count` slots: free ones, then those of the pages that were used least recently."""
+        """Allocates up to `count` slots: free ones, then those of the least recently used pages."""
         taken: list[int] = []
         while self._free and len(taken) < count:
             taken.append(self._free.pop())

@@ -1,4 +1,6 @@
-"""Copies of the first tokens of a page: a cached prefix that ends inside a page is continued in a page of one's own."""
+"""Copies of the first tokens of a page: a cached prefix that ends inside a page is continued in a
+private page.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from sglang_lite.runtime.kv_cache.radix import PrefixLock
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy of the first `count` tokens of a page in the tree to a page that the request in `slot` owns; `source` locks
-    the former."""
+    """Copy of the first `count` tokens of a page in the tree to a page owned by the request in
+    `slot`. `source` locks the tree's page.
+    """
 
     slot: int
     source: PrefixLock
@@ -23,12 +26,12 @@ class PageCopy:
 
 
 def token_slots(copies: list[PageCopy], page_size: int, pages: Ints | None = None) -> Ints:
-    """Token slots to copy from and to, int32 [2, N].
+    """Returns the token slots to copy from and to, int32 [2, N].
 
     Args:
         copies: the copies.
         page_size: tokens in a page.
-        pages: page of each page to take in its place; None for the pages themselves.
+        pages: substitute for each page; None for the pages themselves.
     """
     if not copies:
         return _NONE

@@ -1,13 +1,13 @@
-"""Files of pages: a header that says what they are, a checksum of each page, and the bytes. Nothing of them is ever
-executed.
+"""Files of pages: a header that describes them, a checksum of each page, and the bytes. Nothing in
+them is ever executed.
 
-A file is written under a temporary name and renamed, so readers see all of it or nothing; it is the user's own (mode
-0600). The checksums find what was torn or altered by accident. They prove no origin: whoever may write a folder of
-files may write what a model will take for computed.
+A file is written under a temporary name and renamed, so readers see all of it or nothing. It
+belongs to the user (mode 0600). The checksums detect accidental damage, but prove no origin: anyone
+who may write a folder of files can write what a model will take for its own computation.
 
-A file that is written under a secret has authentication codes instead (keyed BLAKE2b), which take some five times as
-long: of each page with its place, under a key made of the secret, the header and the sizes. Who doesn't have the secret
-can't write one.
+A file written with a secret has authentication codes instead (keyed BLAKE2b), which take some five
+times as long. Each covers a page and its place, under a key derived from the secret, the header and
+the sizes. Without the secret, nobody can write one.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _MAGIC_OF_SECRET: Final = b"sglkvs\x00\x05"
 _CODE: Final = np.dtype("V16")  # authentication code of a page
 _MAX_HEADER: Final = 1 << 28
 PART_BYTES: Final = 1 << 23  # bytes that a thread reads in one call, unless a page is larger
-THREADS: Final = min(16, os.cpu_count() or 1)  # that read and check as fast as memory can be written
+THREADS: Final = min(16, os.cpu_count() or 1)  # enough to read and check as fast as memory can be written
 TEMPORARY: Final = ".tmp"
 
-_Source: TypeAlias = int | bytes  # descriptor of an open file, or what is in it
+_Source: TypeAlias = int | bytes  # descriptor of an open file, or its contents
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """Pages of a file that is open.
+    """Pages of an open file.
 
     Attributes:
-        header: what the pages are.
+        header: description of the pages.
         pages, page_bytes: number of pages, and bytes of each.
     """
 
@@ -64,11 +64,11 @@ class PageFile:
 
         Args:
             rows: uint8 [slots, bytes of a page].
-            slots: int32 [N], rows for the pages behind the first `skip`.
+            slots: int32 [N], rows for the pages after the first `skip`.
 
         Raises:
             OSError: the file can't be read.
-            DamagedFileError: it was altered; the rows have anything then.
+            DamagedFileError: it was altered; the contents of the rows are undefined.
         """
         at = self._at + skip * self.page_bytes
         if self._key is None and isinstance(self._source, int):
@@ -81,7 +81,9 @@ class PageFile:
             raise DamagedFileError("its checksum is another" if self._key is None else "it is of another secret")
 
     def read_by(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:
-        """Reads the first pages, as `read` does, by several threads. Yields how many are there, as more of them are."""
+        """Reads the first pages like `read_into`, with several threads. Yields how many have been
+        read, as they complete in order.
+        """
         most = max(PART_BYTES // self.page_bytes, 1)
         starts = range(0, len(slots), most)
         for start, _ in zip(starts, threads.map(lambda at: self.read(rows, slots[at : at + most], at), starts)):
@@ -93,28 +95,28 @@ def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Itera
     """Opens a file of pages and reads its header.
 
     Args:
-        secret: what the file was written under.
+        secret: secret the file was written with.
 
     Raises:
         OSError: it can't be read.
-        DamagedFileError: it is none, its size is not what its header says, or it was written under no secret, or one
-            that is not given.
+        DamagedFileError: it is not a file of pages, its size differs from its header's, or it was
+            not written with the given secret, or with one when none is given.
     """
     with open(path, "rb", buffering=0) as raw:
         yield _opened(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)
 
 
 def pages_in(data: bytes) -> PageFile:
-    """Pages of a file whose bytes are in memory.
+    """Reads the header of a file of pages whose bytes are in memory.
 
     Raises:
-        DamagedFileError: as of `open_pages`.
+        DamagedFileError: as for `open_pages`.
     """
     return _opened(data, len(data), None)
 
 
 def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
-    """Pages of a file of `size` bytes, whose header is read and checked."""
+    """Reads and checks the header of a file of `size` bytes, and returns its pages."""
 
     def read(count: int, at: int) -> bytes:
         found = bytearray(count)
@@ -140,7 +142,7 @@ def _opened(source: _Source, size: int, secret: str | None) -> PageFile:
 
 
 def _fill(view: memoryview, source: _Source, at: int) -> None:
-    """Fills memory with what a file has from a place on."""
+    """Fills memory from a place in a file."""
     if isinstance(source, int):
         count = os.preadv(source, [view], at)
     else:
@@ -151,7 +153,7 @@ def _fill(view: memoryview, source: _Source, at: int) -> None:
 
 
 def packed(header: bytes, rows: Rows, slots: Ints, secret: str | None = None) -> list[bytes | memoryview]:
-    """Contents of a file of pages, in parts; see `write_pages`."""
+    """Returns the contents of a file of pages, in parts; see `write_pages`."""
     key = None if secret is None else _key(secret, header, len(slots), rows.shape[1])
     sums = _checks(rows, slots, 0, key).tobytes()
     magic = _MAGIC if secret is None else _MAGIC_OF_SECRET
@@ -163,10 +165,10 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints, secret: str 
     """Writes a file of pages. Returns its size in bytes.
 
     Args:
-        header: what the pages are.
+        header: description of the pages.
         rows: uint8 [slots, bytes of a page].
         slots: int32 [N], rows of the pages, in order.
-        secret: who reads the file must have it; None for checksums.
+        secret: secret that readers must have; None for checksums.
 
     Raises:
         OSError: it can't be written; nothing is left of it.
@@ -187,13 +189,15 @@ def write_pages(path: Path, header: bytes, rows: Rows, slots: Ints, secret: str 
 
 
 def _key(secret: str, header: bytes, pages: int, page_bytes: int) -> bytes:
-    """Key of a file's codes."""
+    """Derives the key of a file's codes."""
     under = blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=64).digest()
     return blake2b(struct.pack("<QQ", pages, page_bytes) + header, key=under, digest_size=64).digest()
 
 
 def _checks(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
-    """Checksums of pages, or under a key their codes, the first one's place in the file being `first`."""
+    """Computes checksums of pages or, with a key, their codes, where `first` is the first one's
+    place in the file.
+    """
     if key is None:
         return page_sums(rows, slots)
     places = (place.to_bytes(blake2b.SALT_SIZE, "little") for place in range(first, first + len(slots)))

@@ -1,4 +1,6 @@
-"""Names of pages: hashes of everything that a page's bytes depend on. Copies of pages outside the device go by them."""
+"""Names of pages: hashes of everything a page's bytes depend on. They identify copies of pages
+outside the device.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ NAME_BYTES = 16
 
 
 class PageNames:
-    """Names of the pages of one engine. A name is the hash of the name before it and of the page's tokens, so equal
-    names are equal prefixes.
+    """Names of the pages of one engine.
+
+    A name is the hash of the name before it and of the page's tokens, so equal names mean equal
+    prefixes.
 
     Args:
-        header: what else the bytes depend on: weights, layout, data type, page size.
+        header: everything else the bytes depend on: weights, layout, data type, page size.
         page_size: tokens in a page.
 
     Attributes:
@@ -28,7 +32,7 @@ class PageNames:
         self.page_size = page_size
 
     def of(self, node: Node) -> list[bytes]:
-        """Names of a node's pages, which the node keeps."""
+        """Returns the names of a node's pages, which the node caches."""
         unnamed: list[Node] = []
         current = node
         while current.names is None:
@@ -43,16 +47,18 @@ class PageNames:
         return node.names
 
     def last(self, node: Node) -> bytes:
-        """Name of a node's last page; of a root, the name that those of its namespace begin with."""
+        """Returns the name of a node's last page; for a root, the name that starts those of its
+        namespace.
+        """
         last = self.of(node)[-1]
         return last if node.parent is not None else self.root(last)
 
     def root(self, namespace: bytes) -> bytes:
-        """Name that those of a namespace begin with."""
+        """Returns the name that starts those of a namespace."""
         return blake2b(namespace, key=self.key, digest_size=NAME_BYTES, person=b"namespace").digest()
 
     def after(self, name: bytes, tokens: Ints) -> Iterator[bytes]:
-        """Yields the names of the whole pages of int32 `tokens` behind the page called `name`."""
+        """Yields the names of the whole pages of int32 `tokens` after the page called `name`."""
         size, key = self.page_size * tokens.itemsize, self.key
         data = tokens.tobytes()
         for start in range(0, len(data) - size + 1, size):

@@ -1,4 +1,6 @@
-"""Stores of files of pages: a folder of this machine, or any store of bytes by name, such as those of fsspec."""
+"""Stores for files of pages: a folder of this machine, or any store of bytes by name, such as those
+of fsspec.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,25 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 GROUP: Final = "sglang_lite.page_stores"  # of the entry points that register a class
 _SUFFIX: Final = ".kv"
-_KEPT: Final = 0.9  # share of the limit that is kept when it is reached
-_FRESH_S: Final = 60  # a younger file is not marked as used again, which writes to the disk
-_ABANDONED_S: Final = 3600  # a temporary file that is so old has no writer any more
+_KEPT: Final = 0.9  # share of the limit kept when it is reached
+_FRESH_S: Final = 60  # a younger file is not marked as used, which would write to the disk
+_ABANDONED_S: Final = 3600  # a temporary file this old has no writer any more
 
 
 class ByteStore(Protocol):
-    """Store of bytes by name, which several threads use at once. An entry point of the group "sglang_lite.page_stores"
-    registers a class; an engine makes it with its `hicache_storage_dir`. An error of any method but a missing name is
-    taken for one of the whole store."""
+    """Store of bytes by name, used by several threads concurrently.
+
+    An entry point of the group "sglang_lite.page_stores" registers a class; an engine instantiates
+    it with its `hicache_storage_dir`. Any error of a method, except for a missing name, counts as a
+    failure of the whole store.
+    """
 
     def has(self, name: str) -> bool:
-        """Returns True if the store has a name."""
+        """Returns whether the store has a name."""
         ...
 
     def get(self, name: str) -> bytes:
-        """Bytes of a name.
+        """Returns the bytes of a name.
 
         Raises:
             FileNotFoundError: the store has no such name.
@@ -44,7 +49,7 @@ class ByteStore(Protocol):
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Stores bytes, so that readers see all of them or nothing."""
+        """Stores bytes atomically: readers see all of them or nothing."""
         ...
 
 
@@ -52,7 +57,7 @@ class PageStore(Protocol):
     """Store of files of pages, by the name of their last page."""
 
     def has(self, name: bytes) -> bool:
-        """Returns True if there is such a file."""
+        """Returns whether the file exists."""
         ...
 
     def open(self, name: bytes) -> contextlib.AbstractContextManager[PageFile]:
@@ -60,7 +65,7 @@ class PageStore(Protocol):
 
         Raises:
             FileNotFoundError: there is none.
-            DamagedFileError: it is no file of pages.
+            DamagedFileError: it is not a file of pages.
         """
         ...
 
@@ -69,20 +74,21 @@ class PageStore(Protocol):
         ...
 
     def remove(self, name: bytes) -> bool:
-        """Removes a file that is damaged. Returns False if it stays, and is only not read any more."""
+        """Removes a damaged file. Returns False if it remains and is only ignored from now on."""
         ...
 
 
 class Folder:
-    """Folder of files, which engines of one machine may share without locks: both write the same bytes, and the last
-    one's rename counts.
+    """Folder of files, which engines of one machine may share without locks.
+
+    If two write the same file, both write the same bytes, and the later rename wins.
 
     Args:
-        folder: the folder; made if it doesn't exist.
-        max_bytes: size of all files; the least recently used are removed beyond.
+        folder: the folder; created if it doesn't exist.
+        max_bytes: maximum size of all files; beyond it, the least recently used are removed.
 
     Raises:
-        ParameterError: the folder can't be made or written.
+        ParameterError: the folder can't be created or written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
@@ -133,7 +139,7 @@ class Folder:
 
 
 class Blobs:
-    """Files of pages in a store of bytes. What is damaged stays there, and is written over."""
+    """Files of pages in a store of bytes. Damaged ones stay there until overwritten."""
 
     def __init__(self, store: ByteStore) -> None:
         self._store = store
@@ -156,26 +162,28 @@ class Blobs:
 
 
 class FsspecStore:
-    """Store of bytes behind a URL of fsspec, such as "s3://bucket/prefixes"; its package is the user's to install.
+    """Store of bytes at a URL of fsspec, such as "s3://bucket/prefixes"; the user must install its
+    package.
 
     Args:
         url: URL of a folder.
 
     Raises:
-        ValueError: it is none, or one of this machine's files, where readers would see half of what is written.
+        ValueError: it is not a URL, or one of this machine's files, where readers would see partial
+            writes.
     """
 
     def __init__(self, url: str) -> None:
         import fsspec  # takes 40 ms
 
         if not url.partition("://")[1] or url.startswith(("file:", "local:")):
-            raise ValueError('it is no URL of another store; "file" takes folders.')  # and writes files whole
+            raise ValueError('it is no URL of another store; "file" takes folders.')  # it writes files atomically
         system, self._folder = fsspec.core.url_to_fs(url)
         self._system: Any = system
         system.makedirs(self._folder, exist_ok=True)
 
     def has(self, name: str) -> bool:
-        self._system.invalidate_cache()  # of what others have written
+        self._system.invalidate_cache()  # others may have written files
         return bool(self._system.exists(f"{self._folder}/{name}"))
 
     def get(self, name: str) -> bytes:
@@ -186,12 +194,12 @@ class FsspecStore:
 
 
 def make_store(backend: str, place: str, max_bytes: int) -> PageStore:
-    """Makes the store that a config names.
+    """Creates the store that a config names.
 
     Args:
         backend: "file", "fsspec", or the name of a registered class.
-        place: folder, URL, or what else the class takes.
-        max_bytes: size of all files of a folder.
+        place: folder, URL, or another argument of the class.
+        max_bytes: maximum size of all files of a folder.
 
     Raises:
         ParameterError: no class has the name, or it can't use the place.
@@ -205,5 +213,5 @@ def make_store(backend: str, place: str, max_bytes: int) -> PageStore:
         raise ParameterError("hicache_storage_backend", f"no store is called {backend!r:.80}.", hint=hint)
     try:
         return Blobs(FsspecStore(place) if backend == "fsspec" else registered[backend].load()(place))
-    except Exception as error:  # of anybody's code
+    except Exception as error:  # third-party code can raise anything
         raise ParameterError("hicache_storage_dir", f"{backend!r} can't use {place!r:.200}: {error}") from error

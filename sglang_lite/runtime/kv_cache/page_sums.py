@@ -1,10 +1,13 @@
-"""Checksums of pages, and pages of a file with their checksums, which page_sums.cpp takes while it reads: memory is
-passed once, and the interpreter's lock is taken once a call. Without a compiler numpy takes them, more slowly.
+"""Checksums of pages, and reading pages of a file together with their checksums.
 
-A checksum is a sum modulo 2^64 over a page's words of 8 bytes, in lines of 512: each word times the factor of its place
-in the line, and that of the line. Zeros fill the last line. All factors are odd, so a changed word changes the sum. Of
-a word's top bit, which may be a sign, a product keeps one bit, so that two changed ones would cancel out: so the upper
-half of a word is first added to its lower half (exclusive or).
+page_sums.cpp computes them while it reads: memory is passed once, and the interpreter's lock is
+taken once per call. Without a compiler numpy computes them, more slowly.
+
+A checksum is a sum modulo 2^64 over a page's words of 8 bytes, in lines of 512. Each word is
+multiplied by the factor of its place in the line and the factor of its line. Zeros fill the last
+line. All factors are odd, so a changed word changes the sum. A product keeps only one bit of a
+word's top bit, which may be a sign, so two changed ones would cancel out. Therefore the upper half
+of a word is first xored into its lower half.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from sglang_lite.runtime.host.cache_folder import cache_folder
 from sglang_lite.runtime.host.cpu_library import cpu_library
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_WORDS: Final = 512  # of a line
+_WORDS: Final = 512  # per line
 _LINE: Final = 8 * _WORDS  # bytes
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 SUM: Final = np.dtype("<u8")
@@ -33,16 +36,16 @@ Rows = NDArray[np.uint8]
 
 
 class DamagedFileError(ValueError):
-    """A file that is none of pages, or not whole."""
+    """File that is not a file of pages, or is incomplete or altered."""
 
 
 def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDArray[np.uint64]:
-    """Checksum of each page, uint64 [N]; before, reads the pages from an open file.
+    """Returns the checksum of each page, uint64 [N]. First reads the pages if given an open file.
 
     Args:
         rows: uint8 [slots, bytes of a page].
         slots: int32 [N], rows of the pages.
-        descriptor: descriptor of the file; -1 if the pages are there.
+        descriptor: descriptor of the file; -1 if the rows already hold the pages.
         at: place of the first page in the file.
 
     Raises:
@@ -70,7 +73,9 @@ def page_sums(rows: Rows, slots: Ints, descriptor: int = -1, at: int = 0) -> NDA
 
 @cache
 def compiled() -> Callable[..., int] | None:
-    """Compiled `sum_pages`; None without a compiler. The first call on a machine takes about a second."""
+    """Compiles and returns `sum_pages`; None without a compiler. The first call on a machine takes
+    about a second.
+    """
     library = cpu_library(Path(__file__).with_suffix(".cpp"), cache_folder() / "compiled")
     if library is None:
         return None
@@ -80,7 +85,7 @@ def compiled() -> Callable[..., int] | None:
 
 
 def _sum(page: Rows) -> np.uint64:
-    """Checksum of a page, uint8 [bytes]."""
+    """Computes the checksum of a page, uint8 [bytes]."""
     whole = page if len(page) % _LINE == 0 else np.pad(page, (0, -len(page) % _LINE))
     words = whole.view(SUM).reshape(-1, _WORDS)
     factors = _factors(_WORDS + len(words))
@@ -90,7 +95,9 @@ def _sum(page: Rows) -> np.uint64:
 
 @cache
 def _factors(count: int) -> NDArray[np.uint64]:
-    """Odd numbers that look random, the same in every process: uint64 [count]. (SplitMix64: Steele et al., 2014.)"""
+    """Returns odd pseudo-random numbers, the same in every process: uint64 [count]. (SplitMix64:
+    Steele et al., 2014.)
+    """
     mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)

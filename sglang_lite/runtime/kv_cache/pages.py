@@ -12,10 +12,11 @@ Ints: TypeAlias = NDArray[np.int32]
 
 
 class PagePool:
-    """Allocator of pages, O(1) per page. Uses host arrays only.
+    """Allocator of pages, O(1) per page. Uses only host arrays.
 
-    A page is freed into quarantine, stamped with the last step and the last copy between tiers that may still read or
-    write it, and can be allocated again when these have completed. So neither sees the contents of its pages change.
+    A page is freed into quarantine, stamped with the last step and the last copy between tiers that
+    may still read or write it. It can be allocated again when these have completed, so neither sees
+    the contents of its pages change.
 
     Args:
         pages: number of pages.
@@ -23,7 +24,8 @@ class PagePool:
     Attributes:
         total: number of pages.
         quarantined: number of pages in quarantine.
-        settled_step, settled_copy: number of the last step and of the last copy that have completed.
+        settled_step, settled_copy: number of the last step and of the last copy that have
+            completed.
     """
 
     def __init__(self, pages: int) -> None:
@@ -38,8 +40,9 @@ class PagePool:
         return self._top
 
     def allocate(self, count: int) -> Ints:
-        """Allocates `count` pages, in ascending order if the pool is new. The caller must make sure that they are
-        free."""
+        """Allocates `count` pages, in ascending order if the pool is new. The caller must ensure
+        that they are free.
+        """
         if count > self._top:
             raise AssertionError(f"{count} pages asked of {self._top}")
         self._top -= count
@@ -60,7 +63,7 @@ class PagePool:
         """Frees the quarantined pages whose steps and copies have completed.
 
         Args:
-            step, copy: number of the last step and of the last copy that have completed; None if it is as before.
+            step, copy: number of the last step and of the last copy that have completed; None if unchanged.
         """
         self.settled_step = self.settled_step if step is None else step
         self.settled_copy = self.settled_copy if copy is None else copy
@@ -72,5 +75,5 @@ class PagePool:
             self.quarantined -= len(pages)
 
     def free_pages(self) -> Ints:
-        """Pages that are free or in quarantine, for the invariant checks."""
+        """Returns the pages that are free or in quarantine, for the invariant checks."""
         return np.concatenate([self._stack[: self._top], *(pages for _, _, pages in self._quarantine)])

@@ -1,7 +1,9 @@
-"""KV cache: the page pool, the radix tree and the slot table, and the only code that moves pages between them.
+"""KV cache: the page pool, the radix tree and the slot table, and the only code that moves pages
+between them.
 
-A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running request (the pages of
-its slot from `owned_from` on). A running request reads pages of the tree under its lock.
+A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running
+request (the pages of its slot from `owned_from` on). A running request reads pages of the tree
+under its lock.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from sglang_lite.runtime.kv_cache.window_pages import WindowPages
 
 
 class SlotHandle:
-    """Resources of a running request: a slot, a lock on its cached prefix, and the pages that it owns.
+    """Resources of a running request: a slot, a lock on its cached prefix, and the pages it owns.
 
     Attributes:
         slot: row of the slot table.
         lock: lock on the pages that it reads from the tree.
-        owned_from: index of its first own page; the pages before belong to the tree.
-        space: part of the cache that its prefix is in.
+        owned_from: index of its first own page; earlier pages belong to the tree.
+        space: part of the cache that holds its prefix.
     """
 
     __slots__ = ("lock", "owned_from", "slot", "space")
@@ -48,13 +50,13 @@ class PrefixCache:
         reuse: whether to keep computed prefixes in the tree.
         priority: key function of the eviction order, lowest first.
         reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
-        windows: pages of the layers with a window; None if they are those of all layers.
-        changes: told what the tree gains and loses, if anybody wants to know.
+        windows: pages of the layers with a window; None if they share those of all layers.
+        changes: records gains and losses of the tree, or None.
 
     Attributes:
         windows: the argument of this name.
         pending_copies: copies to make before the next step.
-        tiers: copies of pages below the device, if there are any.
+        tiers: copies of pages below the device, or None.
     """
 
     def __init__(
@@ -86,9 +88,11 @@ class PrefixCache:
         return self.pool.free + self.tree.evictable
 
     def match(self, tokens: Ints, space: PrefixSpace) -> Match:
-        """Finds the longest cached prefix that leaves at least one token to compute (its logits are needed)."""
+        """Finds the longest cached prefix that leaves at least one token to compute, because its
+        logits are needed.
+        """
         end = len(tokens) - 1 if self.reuses else 0
-        while True:  # what one of them can't use ends somewhere else, where the other may not use it either
+        while True:  # shortening for one of the two may end where the other can't use it
             match = self.tree.match(*space.key(tokens[:end]))
             cached = match.cached(self.page_size)
             end = space.sure(cached if self.windows is None else self.windows.usable_tokens(match))
@@ -96,8 +100,9 @@ class PrefixCache:
                 return match
 
     def admit(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
-        """Gives a request a slot that starts with its cached prefix. If the prefix ends inside a page, the cached part
-        of the page is copied, if a page is available for it."""
+        """Allocates a request a slot that starts with its cached prefix. If the prefix ends inside
+        a page, its cached part is copied, if a page is available.
+        """
         lock = self.tree.lock(match.node)
         if self.tiers is not None:
             self.tiers.reused(match.node)
@@ -116,14 +121,15 @@ class PrefixCache:
         return handle
 
     def miss(self, prompt: Ints, usable: int, match: Match, handle: SlotHandle, *, paused: bool = False) -> Miss | None:
-        """Reason why tokens of a newly admitted request must be computed, or None if all usable ones were cached.
+        """Returns the reason why tokens of a newly admitted request must be computed, or None if
+        all usable ones were cached.
 
         Args:
             prompt: token ids of the prompt.
             usable: number of tokens that could have been cached.
             match: cached prefix found at admission.
             handle: resources of the request.
-            paused: whether its program was paused and has given up pages meanwhile.
+            paused: whether its program was paused and gave up pages meanwhile.
         """
         cached = int(self.table.computed[handle.slot])
         if cached >= usable:
@@ -137,15 +143,16 @@ class PrefixCache:
         if self.tiers is not None and (below := self.tiers.below(match, ids)):
             return replace(found, reason=below)
         in_tree = 0 if self.windows is None else self.tree.cached_length(ids, handle.space.namespace)
-        if in_tree > len(match.pages) * self.page_size:  # without the pages of a window
+        if in_tree > len(match.pages) * self.page_size:  # but without the pages of a window
             return replace(found, reason="paused" if paused else "evicted")
         return found
 
     def adopt_cached_pages(self, handle: SlotHandle) -> None:
-        """Replaces a slot's computed pages by the tree's after its tokens have changed, if the tree has more of
-        them."""
+        """Replaces a slot's computed pages with the tree's after its tokens have changed, if the
+        tree has more of them.
+        """
         node = handle.lock.node
-        if handle.owned_from and node is not None and not node.children:  # nothing in the tree goes on from here
+        if handle.owned_from and node is not None and not node.children:  # nothing in the tree continues from here
             return
         slot, table = handle.slot, self.table
         match = self.match(table.tokens[slot, : table.known[slot]], handle.space)
@@ -165,7 +172,9 @@ class PrefixCache:
             self._copy(handle, match.tail)
 
     def _copy(self, handle: SlotHandle, tail: Tail) -> None:
-        """Schedules a copy of the cached part of the page after a slot's prefix, if a page is available for it."""
+        """Schedules a copy of the cached part of the page after a slot's prefix, if a page is
+        available for it.
+        """
         slot, table = handle.slot, self.table
         source = self.tree.lock(tail.node)
         if self.windows is not None:
@@ -182,8 +191,9 @@ class PrefixCache:
         self.pending_copies.append(PageCopy(slot, source, tail.page, int(page[0]), tail.count))
 
     def take_copies(self, slot: int | None = None) -> list[PageCopy]:
-        """Takes the pending copies, which lock the pages that they read: all to make them, or those of a slot to drop
-        them, whose tokens will be computed."""
+        """Removes and returns the pending copies, which lock the pages they read: all to perform
+        them, or those of a slot to drop them, whose tokens are then computed.
+        """
         if not self.pending_copies:
             return []
         taken = [copy for copy in self.pending_copies if slot in (None, copy.slot)]
@@ -209,8 +219,9 @@ class PrefixCache:
         return True
 
     def reserve_free(self, slot: int, end: int) -> int:
-        """Gives positions before `end` of a slot pages as far as they are free: nothing is evicted. Returns the number
-        of its positions that have one, at most `end`."""
+        """Allocates pages to positions before `end` of a slot while they are free; nothing is
+        evicted. Returns how many of its positions have one, at most `end`.
+        """
         page_count, size = int(self.table.page_count[slot]), self.page_size
         if end <= page_count * size:  # mostly so
             return end
@@ -230,8 +241,9 @@ class PrefixCache:
             self.table.page_count[slot] = needed
 
     def will_have_pages(self, slot: int, end: int) -> bool:
-        """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
-        completed."""
+        """Returns whether positions before `end` of a slot can have pages once the running steps
+        have completed.
+        """
         needed = -(-end // self.page_size) - int(self.table.page_count[slot])
         pools = [self.pool] if self.windows is None else [self.pool, self.windows.pool]
         soon = all(needed <= pool.free + pool.quarantined for pool in pools)
@@ -242,7 +254,7 @@ class PrefixCache:
         if count > self.pool.free:
             short = count - self.pool.free - self.pool.quarantined  # pages evicted earlier become free a step later
             if short > 0:
-                # Evicts some more than needed, so that a full pool does not search for leaves at every step.
+                # Evicts some more than needed, so a full pool does not search for leaves at every step.
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict(max(short, spare))
             self.pool.settle()
@@ -254,13 +266,17 @@ class PrefixCache:
         return pages
 
     def settle(self, step: int) -> None:
-        """Records that all steps up to `step` have completed, so that pages they may have read can be reused."""
+        """Records that all steps up to `step` have completed, so pages they may have read can be
+        reused.
+        """
         self.pool.settle(step)
         if self.windows is not None:
             self.windows.pool.settle(step)
 
     def settle_copies(self) -> int:
-        """Takes over the pages that lower tiers have copied. Returns the number of copies that have completed."""
+        """Adds the pages that lower tiers have copied to the tree. Returns the number of copies
+        that have completed.
+        """
         if self.tiers is None:
             return 0
         completed = self.tiers.settle()
@@ -268,13 +284,15 @@ class PrefixCache:
         return completed
 
     def publish(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
-        """Gives the tree every full page that is computed, so that other requests can use it. The request continues to
-        read these pages; if the tree already had a page, the request reads that one and frees its own.
+        """Moves every full computed page to the tree, for other requests to use.
+
+        The request continues to read these pages. If the tree already had a page, the request reads
+        that one and frees its own.
 
         Args:
             handle: resources of the request.
-            all_but_last: whether to keep the last token in a page that the request owns, so that it can be computed
-                again.
+            all_but_last: whether to keep the last token in a page that the request owns, so it can
+                be computed again.
         """
         if not self.reuses:
             return
@@ -307,7 +325,9 @@ class PrefixCache:
         self.table.release(handle.slot)
 
     def _leave_pages(self, handle: SlotHandle) -> None:
-        """Frees the pages of a request that are not in the tree. It doesn't read the others any more."""
+        """Frees the pages of a request that are not in the tree, and stops its reading of the
+        others.
+        """
         slot, owned_from = handle.slot, handle.owned_from
         pages = self.table.pages[slot, : self.table.page_count[slot]]
         if self.windows is not None:
@@ -325,7 +345,8 @@ class PrefixCache:
         """Evicts every prefix that no request is using. Returns the number of pages freed.
 
         Args:
-            keep: whether the host keeps them, as far as it has tiers and room. If not, it forgets what it has, too.
+            keep: whether the host keeps them, if it has tiers and room. If not, it also forgets its
+                own pages.
         """
         tiers, kept = self.tiers, None
         if tiers is not None:
@@ -339,8 +360,10 @@ class PrefixCache:
         return len(evicted)
 
     def evict(self, pages: int) -> int:
-        """Evicts prefixes with at least `pages` pages in total, or all that no request is using. Returns the number of
-        pages freed. They become available when what may use them has completed."""
+        """Evicts prefixes with at least `pages` pages in total, or all that no request is using.
+        Returns the number of pages freed. They become available when the steps and copies that may
+        use them have completed.
+        """
         tiers = self.tiers
         evicted = self.tree.evict(pages, None if tiers is None else tiers.leaving)
         self._free(evicted, self.step, 0 if tiers is None else tiers.host.memory.launched)

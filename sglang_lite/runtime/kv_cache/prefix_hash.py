@@ -1,5 +1,6 @@
-"""Hashes of prefixes: polynomials in an odd number modulo 2^64, which don't depend on how tokens are split into nodes.
-Two processes get the same hash of the same tokens in the same namespace."""
+"""Hashes of prefixes: polynomials in an odd number modulo 2^64, independent of how tokens are split
+into nodes. Two processes get the same hash for the same tokens in the same namespace.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _BASE, _MODULUS = 0x9E3779B97F4A7C15, 2**64
-_MIN_APART = 16  # tokens between two digests, at least
+_MIN_APART = 16  # minimum number of tokens between two digests
 Digests: TypeAlias = NDArray[np.uint64]
 
 
@@ -26,25 +27,26 @@ class PrefixHash:
 
     @classmethod
     def of(cls, namespace: str) -> PrefixHash:
-        """Hash of no tokens, which separates namespaces."""
+        """Returns the hash of no tokens, which separates namespaces."""
         name = blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return cls(0, int.from_bytes(name, "little"))
 
 
 class PrefixHasher:
-    """Computes hashes of prefixes, with powers that it keeps. Its methods may be called on any thread."""
+    """Computes hashes of prefixes, with cached powers. Its methods can be called on any thread."""
 
     def __init__(self) -> None:
         self._powers = np.ones(1, dtype=np.uint64)
 
     def extended(self, prefix: PrefixHash, tokens: Ints) -> PrefixHash:
-        """Hash of a prefix and the tokens behind it."""
+        """Computes the hash of a prefix and the tokens after it."""
         more = np.dot(tokens.astype(np.uint64) + np.uint64(1), self._range(prefix, len(tokens)))
         return PrefixHash(prefix.length + len(tokens), (prefix.hash + int(more)) % _MODULUS)
 
     def digests(self, prefix: PrefixHash, tokens: Ints, every: int) -> Digests:
-        """Hashes of all prefixes that end in `tokens`, which follow `prefix`, and whose length is a multiple of
-        `every`."""
+        """Computes the hashes of all prefixes that end in `tokens`, which follow `prefix`, and
+        whose length is a multiple of `every`.
+        """
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._range(prefix, len(tokens))
         first = every - prefix.length % every
         return np.cumsum(terms, dtype=np.uint64)[first - 1 :: every] + np.uint64(prefix.hash)
@@ -59,5 +61,5 @@ class PrefixHasher:
 
 
 def digested_every(page_size: int) -> int:
-    """Number of tokens between two digests of a prefix: whole pages."""
+    """Returns the number of tokens between two digests of a prefix, a multiple of the page size."""
     return -(-_MIN_APART // page_size) * page_size

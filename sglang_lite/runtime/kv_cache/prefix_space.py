@@ -1,8 +1,8 @@
-"""Spaces of the prefix cache: sequences of one can use each other's keys and values.
+"""Spaces of the prefix cache: sequences in one space can use each other's keys and values.
 
-A late adapter computes the tokens of a sequence from some position on, and the model itself those before it, which
-sequences of other late adapters, and of none, share. So the first tokens with the adapter have ids in the tree that
-are hashes of it; what follows them is below them.
+A late adapter computes the tokens of a sequence from some position on. The model itself computes
+those before it, which are shared with sequences of other late adapters and of none. So the first
+tokens with the adapter have ids in the tree that are hashes of it, and later tokens are below them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
 
-_MIXED = 4  # tokens whose ids are mixed with an adapter's, by 30 bits each: all together prove which one it is
+_MIXED = 4  # tokens whose ids are mixed with an adapter's hash, 30 bits each, which together identify it
 _FIRST = np.int32(1 << 30)  # above every vocabulary
 
 
@@ -38,8 +38,9 @@ class PrefixSpace:
 
     @classmethod
     def of(cls, namespace: str, adapter: Adapter | None = None) -> PrefixSpace:
-        """Returns the space of a caller's namespace with an adapter. No two of them have the same namespace here, but
-        for late adapters."""
+        """Returns the space of a caller's namespace with an adapter. Distinct pairs have distinct
+        namespaces here, except for late adapters.
+        """
         if adapter is not None and not adapter.invocation:
             return cls(f"\0{adapter.digest}:{namespace}", adapter)
         return cls(f"\0:{namespace}" if namespace.startswith("\0") else namespace, adapter)
@@ -50,19 +51,20 @@ class PrefixSpace:
         return self.adapter.digest if self.adapter is not None and self.adapter.invocation else ""
 
     def invoked_in(self, prompt: Ints) -> PrefixSpace:
-        """Space of a prompt. A late adapter computes it from the last occurrence of its invocation on; without any, the
-        model does."""
+        """Returns the space of a prompt. A late adapter computes it from the last occurrence of its
+        invocation on; without one, only the model does.
+        """
         if self.adapter is None or not self.adapter.invocation:
             return self
         start = _last_place(prompt, self.adapter.invocation)
         return replace(self, adapter=None) if start is None else replace(self, start=start)
 
     def key(self, tokens: Ints) -> tuple[Ints, str]:
-        """A sequence's ids and namespace in the tree."""
+        """Returns a sequence's ids and namespace in the tree."""
         return self.ids(tokens), self.namespace
 
     def ids(self, tokens: Ints, first: int = 0) -> Ints:
-        """Ids that tokens have in the tree.
+        """Returns the ids that tokens have in the tree.
 
         Args:
             tokens: int32 token ids.
@@ -80,12 +82,15 @@ class PrefixSpace:
         return mixed
 
     def sure(self, cached: int) -> int:
-        """Number of cached tokens that may be used: all, unless they end within the mixed ones, which those of another
-        adapter may equal by chance."""
+        """Returns how many cached tokens may be used: all, unless they end within the mixed ones,
+        which may equal another adapter's by chance.
+        """
         return self.start if self.late and self.start < cached < self.start + _MIXED else cached
 
     def common(self, other: PrefixSpace, count: int) -> int:
-        """Number of tokens with equal keys and values in both spaces, of `count` equal ones that two sequences have."""
+        """Returns how many of `count` equal tokens of two sequences have equal keys and values in
+        both spaces.
+        """
         if self == other:
             return count
         if self.namespace != other.namespace:
@@ -94,7 +99,7 @@ class PrefixSpace:
 
 
 def _last_place(tokens: Ints, part: tuple[int, ...]) -> int | None:
-    """Position of the last occurrence of a part in tokens, or None."""
+    """Returns the position of the last occurrence of a part in tokens, or None."""
     if len(tokens) < len(part):
         return None
     places = (np.lib.stride_tricks.sliding_window_view(tokens, len(part)) == part).all(1).nonzero()[0]

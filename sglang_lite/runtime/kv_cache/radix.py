@@ -1,7 +1,7 @@
 """The radix tree: which token sequences are in the KV cache, and on which pages.
 
-Host arrays only. Keys are whole pages of tokens. A page in the tree belongs to the tree; a request that reads it holds
-a `PrefixLock`. (RadixAttention: Zheng et al., arXiv:2312.07104.)
+Uses only host arrays. Keys are whole pages of tokens. A page in the tree belongs to the tree; a
+request that reads it holds a `PrefixLock`. (RadixAttention: Zheng et al., arXiv:2312.07104.)
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_hash import PrefixHash, PrefixHasher
 from sglang_lite.runtime.kv_cache.tree_changes import TreeChanges
 
-# Key of the eviction order, lowest first. That of a node never becomes lower.
+# Key of the eviction order, lowest first. A node's key never decreases.
 Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"
 
-_REMEMBERED = 2**15  # number of evictions remembered
+_REMEMBERED = 2**15  # number of remembered evictions
 
 _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
 
 class Node:
-    """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and its descendants.
-    `names` has the names of its pages once they have been asked for (page_names.py), or of a root its namespace."""
+    """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and
+    its descendants. `names` holds the names of its pages once they have been computed
+    (page_names.py); for a root, its namespace.
+    """
 
     __slots__ = (
         "children", "created", "hits", "keys", "last_used", "locks", "names", "pages", "parent", "prefix", "queued",
@@ -53,7 +55,9 @@ class Node:
         return next(reversed(self.children.values()), None)
 
     def following(self, count: int) -> Ints:
-        """First `count` tokens of the node and its descendants, following the newest child at each level."""
+        """Returns the first `count` tokens of the node and its descendants, following the newest
+        child at each level.
+        """
         found, length, node = [self.tokens[:count]], len(self.tokens), self.newest
         while node is not None and length < count:
             found.append(node.tokens[: count - length])
@@ -62,8 +66,10 @@ class Node:
 
 
 class EvictedPrefixes:
-    """Lossy memory of evicted prefixes: a hash table whose later entries overwrite earlier ones. Adding a prefix costs
-    the hash of one page, as the hash of a node's tokens is computed at most once."""
+    """Lossy memory of evicted prefixes: a hash table whose later entries overwrite earlier ones.
+    Adding a prefix costs the hash of one page, because the hash of a node's tokens is computed at
+    most once.
+    """
 
     def __init__(self, hasher: PrefixHasher) -> None:
         self._empty, self._hasher = True, hasher
@@ -82,7 +88,7 @@ class EvictedPrefixes:
 
 
 def prefix_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
-    """Prefix up to a node's end, which the node keeps."""
+    """Returns the prefix up to a node's end, which the node caches."""
     path: list[Node] = []
     current: Node | None = node
     while current is not None and current.prefix is None:
@@ -97,8 +103,9 @@ def prefix_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
 
 
 class PrefixLock:
-    """Lock that keeps the pages from the root to `node` in the tree until `release`; releasing it again does
-    nothing."""
+    """Lock that keeps the pages from the root to `node` in the tree until `release`. Releasing it
+    again does nothing.
+    """
 
     def __init__(self, tree: RadixTree, node: Node) -> None:
         self._tree = tree
@@ -111,19 +118,21 @@ class PrefixLock:
             self.node = None
 
     def shrink(self, count: int) -> int:
-        """Releases the last pages of the prefix until `count` of them can be evicted, or none is locked. Returns how
-        many can be evicted now."""
+        """Releases the last pages of the prefix until `count` of them can be evicted, or none is
+        locked. Returns how many pages became evictable.
+        """
         before = self._tree.locked_pages
         while self.node is not None and (left := count - before + self._tree.locked_pages) > 0:
             self.node = self._tree.unlock_end(self.node, left)
         return before - self._tree.locked_pages
 
     def grow(self, tokens: Ints, pages: Ints) -> bool:
-        """Adds pages to the tree behind the locked ones, and locks them. Returns False if the tree may have some, or
-        if nothing was locked.
+        """Adds pages to the tree after the locked ones, and locks them.
+
+        Returns False if the tree may already have some, or if nothing was locked.
 
         Args:
-            tokens: int32 token ids behind those of the locked pages, a multiple of the page size.
+            tokens: int32 token ids after those of the locked pages, a multiple of the page size.
             pages: page of each; arrays are copied.
         """
         grown = self.node and self._tree.grow(self.node, tokens, pages)
@@ -140,7 +149,9 @@ class PrefixLock:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Cached page whose first `count` tokens, fewer than a page, continue a matched prefix. These can be copied."""
+    """Cached page whose first `count` tokens, fewer than a page, continue a matched prefix and can
+    be copied.
+    """
 
     node: Node
     page: int
@@ -162,7 +173,7 @@ class Match:
     tail: Tail | None = None
 
     def cached(self, page_size: int) -> int:
-        """Number of its tokens."""
+        """Returns the number of its tokens."""
         return len(self.pages) * page_size + (0 if self.tail is None else self.tail.count)
 
 
@@ -173,7 +184,7 @@ class Insertion:
     Attributes:
         node: node at the end of the sequence.
         pages: the tree's pages of the whole sequence; the caller must read these from now on.
-        duplicates: pages of the caller that the tree already had others for; the caller must free them.
+        duplicates: pages of the caller that the tree already had; the caller must free them.
     """
 
     node: Node
@@ -187,7 +198,7 @@ class RadixTree:
     Args:
         page_size: tokens in a page.
         priority: key of the eviction order.
-        changes: told what the tree gains and loses, if anybody wants to know.
+        changes: records gains and losses of the tree, or None.
 
     Attributes:
         pages: number of pages in the tree.
@@ -210,7 +221,7 @@ class RadixTree:
         return self.pages - self.locked_pages
 
     def retire(self, suffix: str) -> None:
-        """Renames all namespaces: nothing that is cached is found again, unless under the new names."""
+        """Renames all namespaces, so cached prefixes can only be found under the new names."""
         for node in self.nodes():
             node.prefix = None
         self._roots = {name + suffix: root for name, root in self._roots.items()}
@@ -220,12 +231,13 @@ class RadixTree:
             self.changes.forget()
 
     def newest_namespaces(self, count: int) -> list[str]:
-        """The `count` namespaces whose first pages were added most recently."""
+        """Returns the `count` namespaces whose first pages were added most recently."""
         return list(islice(reversed(self._roots), count))
 
     def was_evicted(self, node: Node, rest: Ints) -> bool:
-        """Returns True if the first page of `rest` was once evicted from below `node`. Old evictions are forgotten, and
-        a hash collision may give a false True."""
+        """Returns whether the first page of `rest` was once evicted from below `node`. Old
+        evictions are forgotten, and a hash collision may give a false True.
+        """
         return len(rest) >= self.page_size and self._evicted.has(node, rest[: self.page_size])
 
     def match(self, tokens: Ints, namespace: str = "") -> Match:
@@ -235,7 +247,9 @@ class RadixTree:
         return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
 
     def cached_length(self, tokens: Ints, namespace: str = "") -> int:
-        """Number of `tokens` that are cached, in whole pages. Unlike `match`, doesn't change the tree."""
+        """Returns how many of `tokens` are cached, in whole pages. Unlike `match_prefix`, doesn't
+        change the tree.
+        """
         node, at = self._roots.get(namespace), 0
         while node is not None:
             node = node.children.get(self._key(tokens[at:]))
@@ -274,8 +288,10 @@ class RadixTree:
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
     def grow(self, node: Node, tokens: Ints, pages: Ints) -> Node | None:
-        """Moves a lock on a node to a new one below it, with pages as of `PrefixLock.grow`. Returns the new node, or
-        None if another one begins with these tokens, or if the node is a root, which may not be the tree's any more."""
+        """Moves a lock on a node to a new one below it, with pages as in `PrefixLock.grow`. Returns
+        the new node, or None if another child begins with these tokens, or if the node is a root,
+        which may no longer be in the tree.
+        """
         if node.parent is None or self._key(tokens) in node.children:
             return None
         self._clock += 1
@@ -291,11 +307,11 @@ class RadixTree:
         return child
 
     def evict(self, count: int, leaving: Callable[[Node], object] | None = None) -> Ints:
-        """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed or no such leaf is
-        left. Returns their pages.
+        """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed
+        or no such leaf is left. Returns their pages.
 
         Args:
-            leaving: function that is told each node before it is removed.
+            leaving: called with each node before it is removed.
         """
         removed: list[Ints] = []
         out, rootless = 0, False
@@ -322,8 +338,9 @@ class RadixTree:
         return np.concatenate(removed) if removed else _NO_PAGES
 
     def _queue_leaf(self, node: Node) -> None:
-        """Queues a node for eviction if it is an unlocked leaf. An entry stays when its node is locked or used again:
-        `evict` looks at both when the entry's turn has come."""
+        """Queues a node for eviction if it is an unlocked leaf. Its entry stays when the node is
+        locked or used again: `evict_leaves` checks both when it reaches the entry.
+        """
         if not (node.queued or node.locks or node.children) and node.parent is not None:
             node.queued = True
             self._queued += 1
@@ -346,8 +363,10 @@ class RadixTree:
         del node.parent.keys[bisect_left(node.parent.keys, key)]
 
     def _tail(self, node: Node, tokens: Ints) -> Tail | None:
-        """Page of the child of `node` that shares the longest prefix with `tokens`, or None. No child shares a whole
-        page with them. In the order of keys, that child is beside the place of `tokens`."""
+        """Returns the page of the child of `node` that shares the longest prefix with `tokens`, or
+        None. No child shares a whole page with them. In the order of keys, that child is next to
+        the place of `tokens`.
+        """
         wanted = self._key(tokens)
         first, at = wanted[: tokens.itemsize], bisect_left(node.keys, wanted)
         best: Tail | None = None
@@ -362,8 +381,9 @@ class RadixTree:
         return best
 
     def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
-        """Follows `tokens` down the tree, splitting the last node if needed. Returns the last node, the path to it and
-        the number of tokens covered."""
+        """Follows `tokens` down the tree, splitting the last node if needed. Returns the last node,
+        the path to it and the number of tokens covered.
+        """
         self._clock += 1
         node, path, at = self._roots.get(namespace) or _new_root(namespace), [], 0
         usable = len(tokens) - len(tokens) % self.page_size
@@ -400,8 +420,9 @@ class RadixTree:
         return upper
 
     def unlock_end(self, node: Node, count: int) -> Node | None:
-        """Moves a lock on a node up, by at most `count` pages. Returns the node that it is on then, or None if it has
-        reached the root."""
+        """Moves a lock on a node up, by at most `count` pages. Returns the node it is then on, or
+        None if it has reached the root.
+        """
         if node.parent is None:
             return None
         if count < len(node.pages):
@@ -433,7 +454,7 @@ class RadixTree:
 
 
 def _new_root(namespace: str) -> Node:
-    """Root of a namespace that has no pages yet, which `insert` registers."""
+    """Creates the root of a namespace without pages, which `insert_sequence` registers."""
     root = Node(_NO_PAGES, _NO_PAGES, None, 0)
     root.prefix = PrefixHash.of(namespace)
     root.names = [namespace.encode("utf-8", "surrogatepass")]
@@ -441,6 +462,6 @@ def _new_root(namespace: str) -> Node:
 
 
 def _note(changes: TreeChanges | None, hasher: PrefixHasher, node: Node, *, there: bool) -> None:
-    """Notes what a tree gains with a node, or loses."""
+    """Records the prefixes that a tree gains or loses with a node."""
     if changes is not None and node.parent is not None:
         changes.add(hasher.digests(prefix_of(node.parent, hasher), node.tokens, changes.every), there=there)

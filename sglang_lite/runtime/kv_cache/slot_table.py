@@ -8,26 +8,32 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 
 class SlotTable:
-    """Arrays indexed by slot, so that a step over many rows takes a few numpy operations.
+    """Arrays indexed by slot, so a step over many rows takes a few numpy operations.
 
     Attributes:
         tokens: int32 [slots, longest + 1]; token ids, of which the first `known` are valid.
-        pages: int32 [slots, pages of longest + 1 tokens]; pages, of which the first `page_count` are the request's. The
-            rest are stale, but valid page numbers.
+        pages: int32 [slots, pages of longest + 1 tokens]; pages, of which the first `page_count`
+            are the request's. The rest are stale, but valid page numbers.
         page_count: number of pages of the request.
-        length: number of tokens to compute; the id of the last one may not be known yet if it was drawn.
+        length: number of tokens to compute; the id of the last one may not be known yet if it was
+            drawn.
         known: number of tokens with known ids; `length` + 1 if the last token is only scored.
-        computed: number of tokens with keys and values, including those of steps that are still running.
+        computed: number of tokens with keys and values, including those of steps that are still
+            running.
         limit: length at which the request ends.
-        watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/requests/request.py.
-        paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/requests/request.py.
+        watched: uint8; new tokens that the host must inspect, as `WatchedTokens` of
+            runtime/requests/request.py.
+        paced: uint8; tokens to inspect for a stream, as `StreamPace` of
+            runtime/requests/request.py.
         streamed: bool; True if the slot's request streams.
-        rope_offset: difference between the positions that rotate text and its positions, behind images.
+        rope_offset: difference between the positions that rotate text and its positions, after
+            images.
         adapter: adapter slot of the slot's request; -1 if it has none.
         adapter_from: position of its first token that the adapter computes.
-        scored: bool; True if draws report what the model gave their tokens, as `TokenScores`.
-        epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
-            it are recognised.
+        scored: bool; True if draws report the model's log-probabilities of their tokens, as
+            `TokenScores`.
+        epoch: counter that changes whenever the slot's request or its last tokens change, to
+            recognise earlier launches.
 
     Args:
         slots: maximum number of running requests.
@@ -68,7 +74,7 @@ class SlotTable:
         self._free.append(slot)
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
-        """Token slots of positions start … end-1 in the KV cache."""
+        """Returns the token slots of positions start … end-1 in the KV cache."""
         positions = np.arange(start, end, dtype=np.int32)
         slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
         return slots

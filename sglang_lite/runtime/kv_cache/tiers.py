@@ -1,9 +1,10 @@
 """Tiers of the KV cache below the device: which pages are copied down, and which are fetched again.
 
-Pages below the device go by name (page_names.py), so the radix tree is of the device alone. A page that is fetched
-belongs to its `Fetch` until it is in the tree; one that is copied down stays where it is, and after an eviction in
-quarantine until the copy has ended. Copies run in their order, so another one may use a slot of the host at once.
-Threads that read and write files pin the slots, and begin when the copies launched before have completed.
+Pages below the device are identified by name (page_names.py), so the radix tree only covers the
+device. A fetched page belongs to its `Fetch` until it is in the tree. One that is copied down stays
+where it is and, after an eviction, in quarantine until the copy has ended. Copies run in order, so
+another one may use a slot of the host immediately. Threads that read and write files pin the slots,
+and begin when earlier copies have completed.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 
 _MIN_FETCHED = 16  # tokens; fewer are computed
-_AGAIN = 64  # one sequence in so many is brought up although computing seems faster, as copies may be slow for a while
-_PART_FILES = 8  # of a sequence, that are read and then fetched together, while the next part is read
-_MAX_READING = 64  # parts that are read before their requests are admitted
-_PATIENCE_S, _TOKEN_PATIENCE_S = 2.0, 1e-4  # for which "timeout" waits for files, and more for each of their tokens
+_AGAIN = 64  # one sequence in this many is fetched although computing seems faster, in case that has changed
+_PART_FILES = 8  # files of a sequence read and then fetched together, while the next part is read
+_MAX_READING = 64  # maximum number of parts read before their requests are admitted
+_PATIENCE_S, _TOKEN_PATIENCE_S = 2.0, 1e-4  # wait of "timeout" for files, and additional wait per token
 _CLOSE_S = 0.001  # pause while copies and writes end
-DEADLINE_S = 10.0  # of reading files; then their store is not used any more
+DEADLINE_S = 10.0  # for reading files; after it, their store is disabled
 
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """Pages on their way to the device.
+    """Pages being copied to the device.
 
     Attributes:
         tokens: int32, ids in the tree from the beginning of the sequence to the last page.
         namespace: namespace of the sequence.
-        lock: lock on the pages before, which are in the tree.
+        lock: lock on the preceding pages, which are in the tree.
         before: int32, these pages.
         pages: int32, pages that are written.
         first: name of the first one.
@@ -67,23 +68,25 @@ class Fetch:
 
 @dataclass(eq=False, slots=True)
 class DiskRead:
-    """Pages on their way from files to the host: a part of a sequence.
+    """Pages being read from files to the host: a part of a sequence.
 
     Attributes:
         names: names of the pages.
         files: names of the files that may have them.
-        skip: pages of the first file before them.
-        found: number of the sequence's files that exist, of those that are looked for.
-        earlier_files, earlier: numbers of these files, and of their pages, that earlier parts have.
-        patience_s: seconds for which a request waits for them.
-        slots: places of the host for their pages; empty until that is known.
+        skip: number of pages of the first file before them.
+        found: how many of the sequence's files exist.
+        earlier_files, earlier: numbers of these files, and of their pages, that belong to earlier
+            parts.
+        patience_s: how long a request waits for them, in seconds.
+        slots: host slots for their pages; empty until their number is known.
         copy: number of the last copy that may use these.
-        filled: whether the slots of each file have been filled, from the time on when the copy has completed.
-        began: that time.
+        filled: whether the slots of each file have been filled; set once the copy has completed.
+        began: when `filled` was set.
         read: number of pages that have been read.
-        asked: time of its beginning.
-        done: True if no request waits any more: the pages are there, were not found, or took too long.
-        dropped: True if nobody may have them any more.
+        asked: when it was requested.
+        done: True if no request waits any more: the pages were read, were not found, or took too
+            long.
+        dropped: True if nobody may use them any more.
     """
 
     names: Sequence[bytes]
@@ -104,21 +107,24 @@ class DiskRead:
 
 
 class Tiers:
-    """Movement of pages between the device and the tiers below.
+    """Moves pages between the device and the tiers below.
 
     Args:
         store: cache of the device.
         host: tier in the host's memory.
         names: names of pages.
         policy: when pages are copied to the host: "write_through", when they are computed;
-            "write_through_selective", when they are used again; "write_back", when they are evicted.
-        disk: tier below the host; None without.
-        prefetch_policy: how long requests wait for files: "best_effort", "wait_complete" or "timeout".
+            "write_through_selective", when they are used again; "write_back", when they are
+            evicted.
+        disk: tier below the host, or None.
+        prefetch_policy: how long requests wait for files: "best_effort", "wait_complete" or
+            "timeout".
 
     Attributes:
         host, names, disk: the arguments of these names.
-        fetching: pages on their way to the device.
-        fetched_pages, read_pages: numbers of pages that were fetched from the host, and from the disk, so far.
+        fetching: pages being copied to the device.
+        fetched_pages, read_pages: numbers of pages fetched from the host, and from the disk, so
+            far.
     """
 
     def __init__(
@@ -138,15 +144,17 @@ class Tiers:
         self._reading: dict[bytes, DiskRead] = {}  # by the first page's name
         self._writes = FileWrites(host)
         self._file_page_s = 0.0  # seconds to read a page of a file, as measured; 0 if unknown
-        self._computed = 0  # sequences that were not brought up because computing was faster
+        self._computed = 0  # sequences that seemed faster to compute than to fetch
 
     def copying(self, completed: int) -> bool:
-        """Returns True if pages are on their way up, or copies were when `completed` of them had completed."""
+        """Returns whether pages are being fetched, or copies were still running when `completed` of
+        them had completed.
+        """
         reading = any(not each.done for each in self._reading.values())
         return bool(self.fetching) or reading or completed < self.host.memory.launched
 
     def stats(self) -> dict[str, int]:
-        """Counts for `Engine.stats`."""
+        """Returns counts for `Engine.stats`."""
         size = self._store.page_size
         return {
             "host_cached_tokens": len(self.host) * size,
@@ -156,8 +164,8 @@ class Tiers:
         }
 
     def room_below(self, token_s: float) -> int:
-        """Number of pages that programs may have beyond the device's, as the host keeps them and brings them back
-        faster than they are computed.
+        """Returns how many pages programs may have beyond the device's, because the host keeps and
+        restores them faster than they are computed.
 
         Args:
             token_s: seconds to compute a token; 0 if unknown.
@@ -167,19 +175,22 @@ class Tiers:
         return max(len(self.host.memory.rows) - (self._policy != "write_back") * self._store.pool.total, 0)
 
     def _slower(self, page_s: float, token_s: float) -> bool:
-        """True if a page comes up more slowly than it is computed, as measured."""
+        """Returns whether measurements say that fetching a page takes longer than computing it."""
         return bool(token_s) and page_s > token_s * self._store.page_size
 
     def _computes(self, page_s: float, token_s: float) -> bool:
-        """True if a sequence should be computed, as its pages come up more slowly. Sometimes they do all the same, to
-        be measured again."""
+        """Returns whether to compute a sequence because fetching its pages is slower. Occasionally
+        returns False anyway, to measure again.
+        """
         if not self._slower(page_s, token_s):
             return False
         self._computed += 1
         return self._computed % _AGAIN > 0
 
     def below(self, match: Match, tokens: Ints) -> Literal["on_host", "on_disk"] | None:
-        """Tier that has the page behind a match: the host, or the disk if its file is known; None if neither has it."""
+        """Returns the tier that has the page after a match: the host, or the disk if its file is
+        known; None if neither has it.
+        """
         size, at = self._store.page_size, len(match.pages)
         end = (at // self._run + 1) * self._run  # of its file
         behind = list(self.names.after(self.names.last(match.node), tokens[at * size : end * size]))
@@ -191,30 +202,32 @@ class Tiers:
     # --------------------------------------------------------------------------------------------- down
 
     def published(self, node: Node) -> None:
-        """Notes that the pages of a node are in the tree."""
+        """Saves a node whose pages are now in the tree, under "write_through"."""
         if self._policy == "write_through":
             self.save(node)
 
     def reused(self, node: Node) -> None:
-        """Notes that a request begins with the pages up to a node's end."""
+        """Saves the path to a node that a request begins with, under "write_through_selective"."""
         if self._policy == "write_through_selective":
             while node.parent is not None:
                 self.save(node)
                 node = node.parent
 
     def leaving(self, node: Node) -> None:
-        """Notes that the pages of a node leave the device."""
+        """Saves a node whose pages leave the device, under "write_back"."""
         if self._policy == "write_back":
             self.save(node)
 
     def save(self, node: Node) -> None:
-        """Has the pages of a node copied down, as far as there is room."""
+        """Copies the pages of a node down, as far as there is room."""
         self.host.save(self.names.of(node), node.pages)
         if self.disk is not None and not self.disk.off:
             self._save_files(self.disk, node)
 
     def _save_files(self, disk: DiskTier, node: Node) -> None:
-        """Has files written that end in a node. Their pages before the node are in the tree, too."""
+        """Queues writing the files that end in a node. Their pages before the node are also in the
+        tree.
+        """
         start, above = 0, node.parent
         while above is not None:
             start, above = start + len(above.pages), above.parent
@@ -236,19 +249,20 @@ class Tiers:
     def fetch(
         self, tokens: Ints, match: Match, space: PrefixSpace, token_s: float, before: Fetch | DiskRead | None
     ) -> Fetch | DiskRead | Literal["later"] | None:
-        """Starts to fetch the pages behind a match.
+        """Starts to fetch the pages after a match.
 
         Args:
             tokens: int32, the tokens that may be cached.
-            match: pages of them that are on the device.
-            space: part of the cache that the sequence is in.
+            match: their pages that are on the device.
+            space: part of the cache that holds the sequence.
             token_s: seconds to compute a token; 0 if unknown.
-            before: what was fetched last for the same request, if anything.
+            before: last fetch for the same request, if any.
 
         Returns:
-            The fetch, maybe one that has begun before. "later" if the pages for it become free after the running steps,
-            and then the match may have changed. None if the lower tiers have too little, computing is faster, or the
-            device has no room.
+            The fetch, possibly one that began earlier. "later" if the pages for it become free
+                after the running steps, when the
+            match may have changed. None if the lower tiers have too little, computing is faster, or
+                the device has no room.
         """
         store, size, at, tokens = self._store, self._store.page_size, len(match.pages), space.ids(tokens)
         behind = list(self.names.after(self.names.last(match.node), tokens[at * size : len(tokens) - 1]))
@@ -267,7 +281,7 @@ class Tiers:
         if len(found) > store.available + store.pool.quarantined:
             lock.release()
             return None
-        self.host.slots(found)  # so that others make room first for pages that are evicted to the host now
+        self.host.slots(found)  # marks them as recently used, so pages evicted to the host now replace others first
         pages = store.allocate(len(found))
         found = list(takewhile(self.host.__contains__, found))
         if pages is None or not found:
@@ -287,12 +301,13 @@ class Tiers:
         return fetch
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> DiskRead | None:
-        """Starts to read files with pages of a sequence that neither the device nor the host has. Returns None if there
-        are none, many are being read, or computing is faster.
+        """Starts to read files with pages of a sequence that neither the device nor the host has.
+
+        Returns None if there are none, many are being read, or computing is faster.
 
         Args:
             tokens: int32, the sequence.
-            space: part of the cache that it is in.
+            space: part of the cache that holds it.
             token_s: seconds to compute a token; 0 if unknown.
         """
         if self.disk is None or self.disk.off or len(self._reading) >= _MAX_READING:
@@ -303,8 +318,8 @@ class Tiers:
         return self._read(at, behind, sum(1 for _ in takewhile(self.host.__contains__, behind)), token_s)
 
     def _read(self, at: int, behind: Sequence[bytes], found: int, token_s: float) -> DiskRead | None:
-        """Starts to look for the files with pages behind those that the host has. Returns None if there are none, or
-        computing is faster.
+        """Starts to look for the files with pages after those that the host has. Returns None if
+        there are none, or computing is faster.
 
         Args:
             at: number of pages before `behind`.
@@ -336,7 +351,9 @@ class Tiers:
         return read
 
     def settle(self) -> int:
-        """Gives the tree the pages that have arrived. Returns the number of copies that have completed."""
+        """Adds the pages that have arrived to the tree. Returns the number of copies that have
+        completed.
+        """
         self._move_files()
         completed, store = self.host.memory.completed(), self._store
         while self.fetching and self.fetching[0].copy <= completed:
@@ -348,8 +365,9 @@ class Tiers:
         return completed
 
     def clear(self, *, keep: bool = False) -> None:
-        """Drops the pages that are on their way, as the device's memory may be given back, and forgets what the host
-        has unless it is to keep that. Files stay."""
+        """Drops the pages being moved, because the device's memory may be released, and forgets the
+        host's pages unless `keep` is set. Files stay.
+        """
         self.host.memory.completed()  # starts copies that wait
         for fetch in self.fetching:
             self._store.pool.release(fetch.pages, self._store.step, fetch.copy)
@@ -363,8 +381,9 @@ class Tiers:
         self.host.clear()
 
     def close(self) -> None:
-        """Waits for the files that are to be written, unless their store takes longer than its deadline, and closes the
-        host's memory."""
+        """Waits for pending file writes, unless their store exceeds its deadline, and closes the
+        host's memory.
+        """
         if self.disk is not None:
             while self._writes and not self.disk.off:
                 self._move_files()
@@ -375,7 +394,7 @@ class Tiers:
     # -------------------------------------------------------------------------------------------- files
 
     def _move_files(self) -> None:
-        """Starts what the threads may do now, and takes over what they have done."""
+        """Starts file work that is now possible, and processes finished work."""
         if self.disk is None:
             return
         completed = self.host.memory.completed()
@@ -392,7 +411,9 @@ class Tiers:
                 self.disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
 
     def _advance(self, read: DiskRead, completed: int) -> bool:
-        """Takes the next step of reading files, if the one before has ended. Returns True after the last."""
+        """Performs the next stage of reading files, if the previous one has ended. Returns True
+        after the last.
+        """
         assert self.disk is not None
         if not read.found.done():
             return False
@@ -423,14 +444,16 @@ class Tiers:
 
 
 def _patience_s(policy: str, tokens: int) -> float:
-    """Seconds for which a request waits until tokens have been read from files."""
+    """Returns how many seconds a request waits for tokens to be read from files."""
     if policy == "timeout":
         return _PATIENCE_S + _TOKEN_PATIENCE_S * tokens
     return DEADLINE_S if policy == "wait_complete" else 0.0
 
 
 def _read_files(disk: DiskTier, rows: Rows, run: int, files: Sequence[bytes], read: DiskRead) -> Iterator[Future[bool]]:
-    """Starts to read files, each with `run` pages, into slots, as far as these go."""
+    """Starts to read files, each with `run` pages, into slots, and yields a future for each file
+    with slots.
+    """
     for i, name in enumerate(files):
         start, end = (max(pages * run - read.skip, 0) for pages in (i, i + 1))
         if len(read.slots) > start:

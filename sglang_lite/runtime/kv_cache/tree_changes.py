@@ -1,5 +1,6 @@
-"""Gains and losses of a radix tree, as digests of prefixes: for the handle of several engines, which sends requests to
-the one that has their prefix."""
+"""Gains and losses of a radix tree, as digests of prefixes. A handle of several engines uses them
+to route requests to the engine that has their prefix.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.prefix_hash import Digests
 
-_MAX_UNTAKEN = 2**17  # digests that are not taken: a megabyte
+_MAX_UNTAKEN = 2**17  # maximum number of pending digests: a megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class TreeChange:
     """Changes of a tree since the last ones.
 
     Attributes:
-        gained, lost: digests of prefixes that the tree has now, and has no more.
-        forgotten: True if nothing that was gained before counts any more; it comes before the others.
+        gained, lost: digests of prefixes that the tree has now, and no longer has.
+        forgotten: True if everything gained earlier is invalid; applies before the others.
     """
 
     gained: Digests
@@ -28,8 +29,10 @@ class TreeChange:
 
 
 class TreeChanges:
-    """Changes of a tree that have not been taken: of each digest the last one. If nobody takes them they are
-    forgotten, and with them everything before, so a reader misses prefixes but never believes in one that is gone.
+    """Pending changes of a tree: the latest one per digest.
+
+    If nobody takes them they are forgotten, together with everything before. So a reader may miss
+    prefixes, but never believes in one that is gone.
 
     Args:
         every: tokens between two digests of a prefix.
@@ -42,14 +45,14 @@ class TreeChanges:
         self._forgotten = False
 
     def add(self, digests: Digests, *, there: bool) -> None:
-        """Notes prefixes that the tree has gained, or lost."""
+        """Records prefixes that the tree has gained or lost."""
         with self._lock:
             self._there.update(dict.fromkeys(digests.tolist(), there))
             if len(self._there) > _MAX_UNTAKEN:
                 self._forget()
 
     def forget(self) -> None:
-        """Notes that nothing in the tree can be found any more."""
+        """Records that nothing in the tree can be found any more."""
         with self._lock:
             self._forget()
 
@@ -58,11 +61,11 @@ class TreeChanges:
 
     @property
     def waits(self) -> bool:
-        """True if changes have not been taken."""
+        """Whether there are changes that have not been taken."""
         return bool(self._there) or self._forgotten
 
     def take(self) -> TreeChange | None:
-        """Returns the changes since the last call, or None. May be called on any thread."""
+        """Returns the changes since the last call, or None. Can be called on any thread."""
         if not self.waits:
             return None
         with self._lock:

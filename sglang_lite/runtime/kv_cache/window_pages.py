@@ -1,9 +1,10 @@
-"""Pages of the layers with a window: which token needs which, and which are given back.
+"""Pages of the layers with a window: which tokens need them, and when they are released.
 
-A page of the pool stands for a run of tokens in all layers. In the layers with a window its keys and values are on a
-page of a second, smaller pool, as long as a running request can see them: its own ones are freed once they are behind
-its window. Those of prefixes in the tree stay while there is room, and a prefix can be used up to a length in front of
-which it has the pages of a whole window.
+A page of the pool stands for a run of tokens in all layers. In the layers with a window its keys
+and values are on a page of a second, smaller pool, as long as a running request can see them. A
+request's own pages are freed once they are behind its window. Those of prefixes in the tree stay
+while there is room. A prefix can be used up to any length that is preceded by the pages of a whole
+window.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 
-SLACK = 16  # tokens that a request may take back without being computed again
+SLACK = 16  # tokens that a request may drop without being recomputed
 _USED = np.iinfo(np.int64).max  # order of a page that is not idle
 
 
 def pages_behind(window: int, page_size: int) -> int:
-    """Number of window pages that a running request keeps, apart from those of the tokens that it computes."""
+    """Returns how many window pages a running request keeps besides those of the tokens that it
+    computes.
+    """
     return -(-(window + SLACK) // page_size) + 1
 
 
 class WindowPages:
-    """Second pool, and the owner of its pages: each belongs to a page of the first one, or is free.
+    """Second pool, and the owners of its pages: each belongs to a page of the first pool, or is
+    free.
 
     Args:
         pages: number of pages in the first pool.
@@ -37,10 +41,11 @@ class WindowPages:
 
     Attributes:
         pool: pages that are free.
-        of: int32 [pages]; window page of each page of the first pool, or `pool.total` if it has none.
+        of: int32 [pages]; window page of each page of the first pool, or `pool.total` if it has
+            none.
         first: int32 [slots]; index of the first page that a slot's request may read.
         readers: int32 [pages]; number of running requests that may read a page's window page.
-        idle: number of window pages that nobody reads, as their pages are in the tree.
+        idle: number of window pages without readers, whose pages are in the tree.
         kept: number of window pages that a running request keeps.
         chunk: number of window pages for the tokens of a step.
     """
@@ -51,7 +56,7 @@ class WindowPages:
         self.of: Ints = np.full(pages, count, dtype=np.int32)
         self.first: Ints = np.zeros(slots, dtype=np.int32)
         self.readers: Ints = np.zeros(pages, dtype=np.int32)
-        self._order: NDArray[np.int64] = np.full(pages, _USED, dtype=np.int64)  # in which idle pages are given back
+        self._order: NDArray[np.int64] = np.full(pages, _USED, dtype=np.int64)  # in which idle pages are released
         self._since: Ints = np.zeros(pages, dtype=np.int32)  # last step that may read an idle page
         self._reused = np.zeros(pages, dtype=bool)
         self._clock = self.idle = 0
@@ -59,7 +64,7 @@ class WindowPages:
         self.chunk = max(min(-(-step_tokens // page_size) + 1, count // 4, count - self.kept), 1)
 
     def stats(self) -> dict[str, int]:
-        """Counts for `Engine.stats`."""
+        """Returns counts for `Engine.stats`."""
         free = self.pool.free + self.pool.quarantined
         return {
             "window_cached_tokens": self.idle * self._size,
@@ -69,11 +74,13 @@ class WindowPages:
 
     @property
     def chunk_tokens(self) -> int:
-        """Most tokens of prompts that a step can compute."""
+        """Maximum number of prompt tokens that a step can compute."""
         return max((self.chunk - 1) * self._size, 1)
 
     def first_read(self, lengths: Ints) -> Ints:
-        """Index of the first page that the next token of sequences of these lengths reads."""
+        """Returns the index of the first page that the next token of sequences of these lengths
+        reads.
+        """
         firsts: Ints = np.maximum(lengths - np.int32(self._window - 1), 0) // np.int32(self._size)
         return firsts
 
@@ -81,25 +88,27 @@ class WindowPages:
         return max(length - (self._window - 1), 0) // self._size
 
     def usable(self, pages: Ints) -> int:
-        """Number of pages of a prefix that a request can begin with: in front of their end is a whole window."""
+        """Returns how many pages of a prefix a request can begin with: the longest part that ends
+        with a whole window.
+        """
         index = np.arange(len(pages), dtype=np.int32)
         missing = np.maximum.accumulate(np.where(self.of[pages] == self.pool.total, index, -1))
         ends = np.flatnonzero(missing < self.first_read((index + 1) * np.int32(self._size)))
         return int(ends[-1]) + 1 if len(ends) else 0
 
     def usable_tokens(self, match: Match) -> int:
-        """Number of tokens of a match that a request can begin with."""
+        """Returns how many tokens of a match a request can begin with."""
         count = self.usable(match.pages)
         if count == len(match.pages) and match.tail is not None and self.has(match.tail.page):
             return match.cached(self._size)
         return count * self._size
 
     def has(self, page: int) -> bool:
-        """True if a page has a window page."""
+        """Returns whether a page has a window page."""
         return bool(self.of[page] != self.pool.total)
 
     def has_any(self, pages: Ints) -> bool:
-        """True if some of these pages have a window page."""
+        """Returns whether any of these pages has a window page."""
         return bool((self.of[pages] != self.pool.total).any())
 
     def count_idle(self) -> int:
@@ -109,7 +118,9 @@ class WindowPages:
     # ------------------------------------------------------------------------------------------ allocation
 
     def make_room(self, count: int) -> bool:
-        """Frees idle pages until `count` are free. Returns False if there are not enough that no step may read."""
+        """Frees idle pages until `count` are free. Returns False if there are not enough that no
+        step may read.
+        """
         self.pool.settle()
         short = count - self.pool.free
         if short <= 0 or short > self.idle + self.pool.quarantined:
@@ -117,7 +128,7 @@ class WindowPages:
         idle = np.flatnonzero(self._order != _USED).astype(np.int32)
         settled = idle[self._since[idle] <= self.pool.settled_step]
         chosen = settled if len(settled) >= short else idle
-        more = min(max(short, self.pool.total // 64), len(chosen))  # so that a full pool is not searched at every step
+        more = min(max(short, self.pool.total // 64), len(chosen))  # so a full pool is not searched at every step
         if more < len(chosen):
             chosen = chosen[np.argpartition(self._order[chosen], more - 1)[:more]]
         now = self._since[chosen] <= self.pool.settled_step
@@ -128,17 +139,18 @@ class WindowPages:
         return count <= self.pool.free
 
     def give(self, pages: Ints) -> None:
-        """Gives pages that a slot was given their window pages, which must be free."""
+        """Allocates window pages, which must be free, to pages newly allocated to a slot."""
         self.of[pages] = self.pool.allocate(len(pages))
         self.readers[pages] = 1
 
     def free(self, pages: Ints, step: int) -> None:
-        """Frees the window pages of pages that are freed, or that their owner can't see any more. Steps up to `step`
-        may still read them."""
+        """Frees the window pages of pages that are freed, or that their owner can no longer see.
+        Steps up to `step` may still read them.
+        """
         self.pool.release(self._forget(pages[self.of[pages] != self.pool.total]), step)
 
     def _forget(self, pages: Ints) -> Ints:
-        """Takes the window pages from pages, and returns them."""
+        """Detaches the window pages from pages, and returns them."""
         found: Ints = self.of[pages]
         self.idle -= int((self._order[pages] != _USED).sum())
         self.of[pages], self._order[pages], self.readers[pages], self._reused[pages] = self.pool.total, _USED, 0, False
@@ -147,24 +159,24 @@ class WindowPages:
     # --------------------------------------------------------------------------------------------- reading
 
     def begin(self, slot: int, pages: Ints) -> None:
-        """A slot's request begins with pages of the tree, as many as `usable` returned."""
+        """Starts a slot's reading of pages of the tree, as many as `usable_pages` returned."""
         first = self.first[slot] = self._first_read(len(pages) * self._size)
         self.read(pages[first:])
 
     def read(self, pages: Ints) -> None:
-        """One more reads these pages of the tree, which have window pages."""
+        """Adds a reader to these pages of the tree, which have window pages."""
         self.readers[pages] += 1
         self.idle -= int((self._order[pages] != _USED).sum())
         self._order[pages], self._reused[pages] = _USED, True
 
     def leave(self, pages: Ints, step: int, *, ended: bool = True) -> None:
-        """A request doesn't read these pages of the tree any more.
+        """Removes a reader from these pages of the tree.
 
         Args:
             pages: the pages.
             step: last step that may read them.
-            ended: whether the request has ended there; a page in the midst of a prompt that nobody else has used is of
-                less use, and the later the less.
+            ended: whether the request has ended there. If not, pages that nobody else has used are
+                released earlier, later ones first.
         """
         self.readers[pages] -= 1
         pages = pages[self.readers[pages] == 0]
@@ -175,15 +187,18 @@ class WindowPages:
         self.idle += len(pages)
 
     def passing(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Indices of the slots that have left pages behind their windows at these lengths."""
+        """Returns the indices of the slots that have left pages behind their windows at these
+        lengths.
+        """
         return np.flatnonzero(self.first_read(lengths - SLACK) > self.first[slots])
 
     def lacking(self, slots: Ints, lengths: Ints) -> NDArray[np.intp]:
-        """Indices of the slots that have taken back so many tokens that pages are missing."""
+        """Returns the indices of the slots that have dropped so many tokens that pages are missing.
+        """
         return np.flatnonzero(self.first_read(lengths) < self.first[slots])
 
     def leave_behind(self, table: SlotTable, slot: int, owned_from: int, step: int) -> None:
-        """Gives back what is behind a slot's window.
+        """Releases the pages behind a slot's window.
 
         Args:
             table: slot table with its pages.
@@ -198,8 +213,9 @@ class WindowPages:
         self.first[slot] = first
 
     def replace(self, slot: int, before: Ints, after: Ints) -> None:
-        """A slot reads pages of the tree, `after`, in place of its own ones, `before`, which are freed next. The tree's
-        get the window pages that they lack."""
+        """Makes a slot read pages of the tree, `after`, instead of its own ones, `before`, which
+        are freed next. The tree's get the window pages that they lack.
+        """
         first = int(self.first[slot])
         other = np.flatnonzero(before[first:] != after[first:]) + first
         before, after = before[other], after[other]

@@ -1,1 +1,1 @@
-"""Models by their path: their files, their description, and loading. Knows no request."""
+"""Models by path: their files, their description, and loading. Independent of requests."""

@@ -1,4 +1,4 @@
-"""Second moments of what a model's matrices are multiplied with while it reads texts."""
+"""Second moments of the inputs of a model's matrices while the model reads texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.parameters import layer_parameters
 from sglang_lite.runtime.models.spec import DenseSpec, ModelSpec
 from sglang_lite.runtime.models.weight_reader import Layer, first_roles
 
-_TOKENS = 512  # of a text
+_TOKENS = 512  # most tokens of a text
 _TEXTS = 128
 _ROWS = 4096  # tokens that are run together
 
@@ -32,10 +32,10 @@ Take: TypeAlias = Callable[[Sequence[str], torch.Tensor], None]
 
 
 def read_texts(file: Path) -> list[str]:
-    """Reads texts of a JSONL file: a string a line, or an object with a string "text".
+    """Reads texts from a JSONL file. Each line is a string, or an object with a string "text".
 
     Raises:
-        ParameterError: the file can't be read, is empty, or a line is something else.
+        ParameterError: the file can't be read or is empty, or a line is something else.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -65,16 +65,19 @@ def read_texts(file: Path) -> list[str]:
 def calibrate(folder: Path, spec: ModelSpec, texts: Sequence[str], take: Take, scratch: Path) -> None:
     """Runs a model over texts on a CPU in float32, layer by layer, and each layer batch by batch.
 
-    In memory are the moments of one layer and what one batch of texts needs, however many texts there are: what comes
-    out of a layer is in a file meanwhile. Experts, and the inner matrices of latent attention, are not looked at.
+    Memory holds only the moments of one layer and one batch of texts, however many texts there are:
+    the outputs of a layer are kept in a file. Experts and the inner matrices of latent attention
+    are not calibrated.
 
     Args:
         folder: the model.
         spec: its specification.
-        texts: texts, of which the first 512 tokens are read.
-        take: gets the names of the matrices that a product stacks, and float32 [inputs, inputs], the sum of x x^T over
-            its inputs x. Product by product, in the model's order.
-        scratch: folder of that file, which is gone at the end: 4 bytes a number of a layer's rows.
+        texts: texts; only the first 512 tokens of each are read.
+        take: receives the names of the matrices that a product stacks, and float32 [inputs,
+            inputs], the sum of x x^T over its inputs x. Called for one product at a time, in the
+            model's order.
+        scratch: folder for this temporary file, which takes 4 bytes for each number of a layer's
+            rows.
 
     Raises:
         ModelError: the model's layers can't be watched, or inputs are not finite.
@@ -117,11 +120,11 @@ class _Batch:
 
 
 class _States:
-    """Rows of all texts, in a file.
+    """Rows of all texts, kept in a file.
 
     Args:
         file: where they are written.
-        size: numbers of a row.
+        size: numbers in a row.
     """
 
     def __init__(self, file: IO[bytes], size: int) -> None:
@@ -133,14 +136,14 @@ class _States:
         self._file.write(rows.float().contiguous().numpy().data)
 
     def read(self, batch: _Batch) -> torch.Tensor:
-        """Rows float32 [T, size] of a batch."""
+        """Returns the rows of a batch, float32 [T, size]."""
         self._file.seek(batch.start * self._size * 4)
         content = bytearray(self._file.read(len(batch.ids) * self._size * 4))
         return torch.frombuffer(content, dtype=torch.float32).view(-1, self._size)
 
 
 def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
-    """Batches of texts, given as tokens: of as many as have `_ROWS` tokens together."""
+    """Groups texts, given as tokens, into batches of at most `_ROWS` tokens."""
     groups: list[list[Sequence[int]]] = []
     for text in filter(None, texts):
         if not groups or sum(map(len, groups[-1])) + len(text) > _ROWS:
@@ -159,7 +162,7 @@ def _batches(texts: Sequence[Sequence[int]]) -> list[_Batch]:
 
 
 def _watch(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
-    """Replaces a layer's products by watched ones, and returns these in order."""
+    """Replaces a layer's products by watched ones and returns these in order."""
     layer_spec = spec.layers[index]
     names = {parameter.role: parameter.slices[0].name for parameter in layer_parameters(spec, index)}
 
@@ -178,7 +181,7 @@ def _watch(layer: Layer, spec: ModelSpec, index: int) -> list[_Watched]:
 
 
 class _Watched:
-    """A linear layer that adds up the moments of its inputs.
+    """Linear layer that accumulates the moments of its inputs.
 
     Args:
         linear: the layer.
@@ -197,7 +200,7 @@ class _Watched:
         return self._linear(x)
 
     def give(self, take: Take) -> None:
-        """Gives the names and moments away, and keeps none.
+        """Passes the names and moments to `take` and drops the moments.
 
         Raises:
             ModelError: inputs are not finite.
@@ -215,7 +218,7 @@ class _Watched:
         return self._names[0].removesuffix(".weight")
 
     def _zeros(self, size: int, device: torch.device) -> torch.Tensor:
-        # Three more of their size while they are inverted.
+        # Inverting the moments takes three more tensors of this size.
         needed = {f"moments of {size:,} inputs": 4 * size**2 * torch.float32.itemsize}
         check_room(needed, device, self._module, "Quantise it without calibrate, or on a machine with more memory.")
         return torch.zeros((size, size))

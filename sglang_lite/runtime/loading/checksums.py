@@ -1,4 +1,4 @@
-"""SHA-256 sums of a model's files, compared with a list of them."""
+"""Compares SHA-256 sums of a model's files with a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_text, shown
 
-_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")  # of sha256sum
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")  # line of sha256sum
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 
@@ -23,9 +23,9 @@ def check_files(path: Path, listed: Path, read: Collection[Path]) -> None:
 
     Args:
         path: folder or file of the model.
-        read: its files of weights, which must be listed.
-        listed: lines of `sha256sum`, or JSON: sums by file name, perhaps as `{"sha256": …}` and within `files`, as
-            SGLang's verifier writes them.
+        read: its weight files, which must be listed.
+        listed: list with lines of `sha256sum`, or JSON: sums by file name, optionally as
+            `{"sha256": …}` and inside `files`, as SGLang's verifier writes them.
 
     Raises:
         ModelError: a sum differs, a file is missing or not listed, or the list can't be read.
@@ -59,7 +59,7 @@ def _sum(file: Path) -> str:
 
 
 def _read(listed: Path) -> Mapping[str, str]:
-    """Sums by the names of files, which are within the folder."""
+    """Returns the listed sums by file name, relative to the folder."""
     text = read_text(listed)
     try:
         content: Any = json.loads(text, object_pairs_hook=lambda pairs: _by_name(listed, pairs))

@@ -1,4 +1,5 @@
-"""Description of a model without loading it: how it would run, its sizes, and why it would be refused."""
+"""Describes a model without loading it: how it would run, its sizes, and why it would be rejected.
+"""
 
 from __future__ import annotations
 
@@ -40,26 +41,27 @@ from sglang_lite.runtime.models.weights.source import is_of_encoder
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Description of a model; None stands for an unknown value.
+    """Description of a model. None stands for an unknown value.
 
     Attributes:
         path: path of its file or folder.
         architecture: name of its architecture in the file.
-        runs: "native" for our own code, "transformers" for transformers' code, "" if the model is refused.
+        runs: "native" for our own code, "transformers" for transformers' code, "" if the model is
+            rejected.
         why: reason for `runs`.
         serves: uses of the model: "generate", "embed", "score", "classify", "reward".
         stored_bytes: size of the weights in the file, in bytes.
         formats: number formats of the stored weights, the one with most bytes first.
         loaded_bytes: size of the weights in memory, in bytes.
-        products: way in which matrices that are stored in few bits are multiplied; "" if there are none.
+        products: how matrices that are stored in few bits are multiplied; "" if there are none.
         dtype, device: data type and device of the computation.
         cache_bytes: size of one token's keys and values, in bytes; 0 for a model that keeps none.
-        window: longest window of layers that keep the last tokens only; None if no layer does.
+        window: longest window of layers that keep only the last tokens; None if no layer does.
         window_bytes: size of one token's keys and values in these layers, in bytes.
         context_length: longest sequence (or input text of an encoder), in tokens.
-        tower_bytes: size of the encoder of images or sounds in memory, in bytes, beside `loaded_bytes`; None if
-            there is none.
-        media: kinds of media that the model takes beside text.
+        tower_bytes: size of the encoder of images or sounds in memory, in bytes, in addition to
+            `loaded_bytes`; None if there is none.
+        media: kinds of media that the model accepts besides text.
         refused: reasons why the model can't be used, each naming the part that causes it.
     """
 
@@ -109,22 +111,22 @@ class Description:
 
 
 def describe(model: str, revision: str | None = None, **settings: str) -> Description:
-    """Describes a model by its config and the headers of its weights. Reads no weights, and doesn't download those of a
-    hub model.
+    """Describes a model from its config and the headers of its weights. Reads no weights, and
+    doesn't download those of a hub model.
 
     Args:
         model, revision: model name or path, and its revision, as for `Engine`.
-        **settings: other settings of `Engine`, of which `dtype` decides how it would run. Bytes are those of the
-            checkpoint's own format, whatever `quantization` is.
+        **settings: other settings of `Engine`. `dtype` decides how the model would run. Bytes are
+            those of the checkpoint's own format, whatever `quantization` is.
 
     Raises:
-        ParameterError: a setting has a value that `Engine` refuses.
+        ParameterError: a setting has a value that `Engine` rejects.
         ModelError, DownloadError: the model does not exist, or its files could not be fetched.
     """
     path = resolve(model, revision, weights=False)
     found = _Inspection(path, EngineConfig.make(model=model, revision=revision, **settings))
     refused = []
-    # Every step runs even if one fails: each can refuse another part of the model.
+    # Every step runs even if one fails, since each may reject a different part of the model.
     for step in (partial(found.read_headers, model, revision), found.read_spec, found.read_tokenizer, found.fit):
         try:
             step()
@@ -134,7 +136,7 @@ def describe(model: str, revision: str | None = None, **settings: str) -> Descri
 
 
 class _Inspection:
-    """Inspection of one model, step by step.
+    """Step-by-step inspection of one model.
 
     Attributes:
         description: description with everything found so far.
@@ -148,7 +150,9 @@ class _Inspection:
         self._media: MediaFormat | None = None
 
     def _precision(self, device: torch.device) -> Precision:
-        """Formats of the computation. Those of a `quantization` that rounds while loading are not among them."""
+        """Returns the formats of the computation, without those of a `quantization` that rounds
+        while loading.
+        """
         return precision(self._config.dtype, device)
 
     def _update(self, **facts: Any) -> None:
@@ -191,7 +195,8 @@ class _Inspection:
             self._media = open_model_files(self.path).media
 
     def fit(self) -> None:
-        """Checks that the weights fit the model, and computes their size and that of the KV cache."""
+        """Checks that the weights fit the model, and computes their size and that of the KV cache.
+        """
         match self._spec:
             case EncoderSpec():
                 self._fit_encoder(self._spec)
@@ -243,7 +248,7 @@ class _Inspection:
             )
 
     def _products(self, source: HeaderSource, formats: Precision, device: torch.device) -> str:
-        """Way in which matrices that are stored in few bits are multiplied; "" if there are none."""
+        """Returns how matrices that are stored in few bits are multiplied; "" if there are none."""
         assert self._headers is not None
         in_file = any(header.format in READERS for header in self._headers.values())  # a GGUF file's blocks
         if not (in_file or source.packed or source.in_8_bits):
@@ -264,8 +269,9 @@ class _Inspection:
         return "decoded while loading"
 
     def _in_blocks(self, formats: Precision, device: torch.device) -> tuple[int, int]:
-        """Counts the weights that stay in the file's quantised blocks only. Returns their number and their size in
-        bits."""
+        """Counts the weights that are kept only in the file's quantised blocks. Returns their
+        number and their size in bits.
+        """
         assert self._headers is not None
         keeps, kept = _keeps(formats), list[tuple[int, float]]()
         for name, header in self._headers.items():
@@ -314,7 +320,9 @@ class _Inspection:
 
 
 def _architecture(path: Path) -> str | None:
-    """Name of the architecture in the model's file or folder, or None if it has none; nothing else is checked."""
+    """Returns the name of the architecture in the model's file or folder, or None if there is none.
+    Checks nothing else.
+    """
     if path.is_file():
         name = GgufFile(path).metadata.get("general.architecture")
     else:
@@ -330,8 +338,9 @@ def _served(spec: EncoderSpec) -> tuple[str, ...]:
 
 
 def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
-    """Takes each tensor of a decoder from the source. Raises ModelError if a tensor is missing, superfluous, there
-    twice or of another shape."""
+    """Takes every tensor of a decoder from the source. Raises ModelError if a tensor is missing,
+    superfluous, duplicate or of another shape.
+    """
     tensors = ParameterTensors(source)
     for parameter in parameters(spec):
         tensors.take(parameter)
@@ -341,7 +350,8 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
 
 
 def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
-    """Takes each tensor of an encoder from the source. Raises as `_take_all`."""
+    """Takes every tensor of an encoder from the source. Raises the same errors as `_take_decoder`.
+    """
     hidden, head = spec.layers.hidden_size, spec.classifier
     for name, outputs in () if head is None else ((head.inner, hidden), (head.outer, len(head.labels))):
         for part, shape in (("weight", (outputs, hidden)), ("bias", (outputs,))):
@@ -354,12 +364,14 @@ def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
 
 
 def _multiplies(formats: Precision) -> bool:
-    """True if a CPU multiplies blocks as they are."""
+    """Returns True if a CPU multiplies blocks as they are."""
     return formats.blocks and block_library() is not None
 
 
 def _keeps(formats: Precision) -> bool:
-    """True if a CPU keeps blocks alone: with AMX it has decoded weights, too, which serve steps with many rows."""
+    """Returns True if a CPU keeps only the blocks. With AMX it also keeps decoded weights, for
+    steps with many rows.
+    """
     return _multiplies(formats) and (formats.weights == torch.float32 or keeps_blocks_alone())
 
 

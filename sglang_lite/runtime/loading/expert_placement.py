@@ -1,4 +1,5 @@
-"""Experts of an engine's ranks when it starts: where they are, and how others are read later."""
+"""Placement of experts on an engine's ranks when it starts, and how other experts are read later.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ _PLACES, _COUNTS = "physical_to_logical_map", "logical_count"  # SGLang's names
 
 
 def first_placement(config: EngineConfig, spec: ModelSpec, parallel: Parallel) -> ExpertPlacement | None:
-    """Placement that an engine starts with; None for experts in order, each once, which need not divide.
+    """Returns the placement that an engine starts with, or None for each expert once and in order,
+    whose number need not be divisible.
 
     Raises:
-        ParameterError: the experts and their copies can't be shared out evenly, or `init_expert_location` is none.
+        ParameterError: the experts and their copies can't be divided evenly, or
+            `init_expert_location` is not a placement.
     """
     redundant, given = config.ep_num_redundant_experts, config.init_expert_location
     if parallel.ep == 1 or not (redundant or config.enable_eplb or given != _TRIVIAL):
@@ -49,7 +52,9 @@ _TRIVIAL = "trivial"
 
 
 def _read(given: str, counts: list[int], redundant: int, ep: int) -> ExpertPlacement:
-    """Placement of a file, or of JSON; counts of rows give a balanced one."""
+    """Returns the placement in a file or JSON text. From counts of rows, computes a balanced
+    placement.
+    """
     try:
         found: UserValue = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
         places, loads = found.get(_PLACES), found.get(_COUNTS)
@@ -75,7 +80,8 @@ def prepare_experts(
     placement: ExpertPlacement | None,
     opened: Callable[[], WeightSource],
 ) -> None:
-    """Makes a rank count what its layers choose, and able to take other experts, if the settings say so.
+    """Makes a rank count the experts that its layers choose, and able to load others, if the
+    settings ask for it.
 
     Args:
         model: the rank's model.
@@ -93,7 +99,9 @@ def prepare_experts(
 def _experts(
     model: Decoder, spec: ModelSpec, opened: Callable[[], WeightSource], layer: int, slots: tuple[int, ...]
 ) -> Any:
-    """Feed-forward of a layer with the experts that a rank has in a placement; arguments as above."""
+    """Loads the feed-forward of a layer with the experts that a rank has in a placement. Arguments
+    are the same as above.
+    """
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # for this thread, which launches the kernels that quantise weights
     placement = ExpertPlacement(tuple(slots if i == layer else () for i in range(len(spec.layers))))

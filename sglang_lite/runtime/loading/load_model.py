@@ -1,4 +1,4 @@
-"""Loading of a model, from its path to an object that can run."""
+"""Loads a model, from its path to an object that can run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 Tower: TypeAlias = VisionTower | SoundTower
 
-# Settings that have only their defaults for models that transformers' code runs.
+# Settings that must have their defaults for models that transformers' code runs.
 _OF_OWN_CODE = (
     "quantization", "kv_dtype", "deterministic", "tp_size", "pp_size", "cpu_offload_gb", "language_only",
     "expert_distribution_recorder_mode", "enable_layerwise_nvtx_marker", "debug_tensor_dump_output_folder",
@@ -74,16 +74,18 @@ _OF_OWN_CODE = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model with its tokenizer and the numbers that describe it.
+    """Loaded model with its tokenizer and the numbers that describe it.
 
     Attributes:
-        compiling: compilation of its kernels in other processes; None on a CPU, or if none was started.
-        path: its folder or file; None if it was made otherwise.
-        media, tower: how prompts have images, videos and sounds, and their encoder; None if the model takes none.
-        ranks: links to the ranks that have the other parts of it; None if it is whole.
+        compiling: compilation of its kernels in other processes; None on a CPU, or if none was
+            started.
+        path: its folder or file; None if it was created in another way.
+        media, tower: how prompts contain images, videos and sounds, and their encoder; None if the
+            model takes none.
+        ranks: links to the ranks that hold its other parts; None if it is whole.
         shared: steps of the replicas that share its feed-forwards; None if it is whole.
-        stages: number of steps that its stages compute at the same time. On CPUs one: stages of a machine have its
-            threads by turns.
+        stages: number of steps that its stages compute at the same time. 1 on CPUs, where the
+            stages of a machine use its threads in turn.
     """
 
     name: str
@@ -103,11 +105,11 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTower:
-    """A model's encoder of images, videos or sounds, without its decoder.
+    """Encoder of a model's images, videos or sounds, without the model's decoder.
 
     Attributes:
-        media, preparer: how prompts have media, and what decodes them.
-        longest: positions of the decoder.
+        media, preparer: how prompts contain media, and what decodes the media.
+        longest: number of the decoder's positions.
         device: device of the encoder.
     """
 
@@ -131,16 +133,19 @@ def load(
     ranks: RankLinks | None = None,
     shared: SharedSteps | None = None,
 ) -> Loaded:
-    """Loads the model at `path`: a decoder, an encoder of texts, or the encoder of media that a decoder has.
+    """Loads the model at `path`: a decoder, a text encoder, or the media encoder of a decoder.
 
     Args:
         progress: wraps the iterable of parts to load; None for a progress bar.
-        compiler: compile process that was started early; if None, one is started if there is a kernel to compile.
+        compiler: compile process that was started early. If None, one is started if there is a
+            kernel to compile.
         ranks: links to the ranks that load the other parts; None to load the whole model.
-        shared: steps of the replicas that load the other parts of its feed-forwards; None to load them whole.
+        shared: steps of the replicas that load the other parts of its feed-forwards; None to load
+            them whole.
 
     Raises:
-        ModelError: the model is damaged or not supported, or a file has another sum than `model_checksum` says.
+        ModelError: the model is damaged or not supported, or a file's sum differs from
+            `model_checksum`.
     """
     if config.model_checksum is not None:
         if not config.model_checksum or is_address(config.model):
@@ -166,11 +171,11 @@ def load(
 
 
 def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
-    """Loads the encoder of images, videos or sounds of the model in the folder at `path`, and nothing else.
+    """Loads only the encoder of images, videos or sounds of the model in the folder at `path`.
 
     Raises:
         ModelError: the model is damaged or not supported.
-        ParameterError: it has no such encoder, or a setting has no meaning for one.
+        ParameterError: it has no such encoder, or a setting does not apply to one.
     """
     check_no_generation(config)
     files = open_model_files(path, config.model_impl, config.image_options)
@@ -186,7 +191,7 @@ def load_tower(config: EngineConfig, path: Path) -> LoadedTower:
 
 
 def _files_read(config: EngineConfig, path: Path) -> set[Path]:
-    """Files of weights that are read of a model."""
+    """Returns the weight files that are read for a model."""
     if path.is_file():
         return {path}
     behind = [each.folder for each in encoder_spec(path).dense] if is_encoder(path) else []
@@ -205,7 +210,7 @@ def load_model(
     Args:
         progress: wraps the iterable of parts to load; None for a progress bar.
         compiler: compile process that was started early, as for `load`.
-        ranks: collectives of the ranks that share the model; each loads its part.
+        ranks: collectives of the ranks that share the model, each of which loads its part.
 
     Raises:
         ModelError: the model is damaged or not supported.
@@ -274,12 +279,12 @@ def _open_files(config: EngineConfig, path: Path) -> ModelFiles:
 
 
 def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -> float:
-    """Lower bound of the bytes that a matrix's weight takes.
+    """Returns a lower bound on the bytes that each weight of a matrix takes.
 
     Args:
         formats: numeric formats of the model.
         kind: class of the model.
-        in_few_bits: whether the checkpoint may have matrices of few bits.
+        in_few_bits: whether the checkpoint may have matrices in few bits.
     """
     if formats.int8 or formats.fp8 or formats.keep_fp8 or formats.rounding:
         return 0.5
@@ -288,7 +293,9 @@ def _least_item(formats: Precision, kind: type[Decoder], *, in_few_bits: bool) -
 
 
 def _formats(config: EngineConfig, stored: Matrices, device: torch.device, *, packed: bool) -> Precision:
-    """Numeric formats of a model whose matrices are declared to be stored as `stored`; `packed` as of `precision`."""
+    """Returns the numeric formats of a model whose matrices are declared to be stored as `stored`;
+    `packed` is the same as for `precision`.
+    """
     quantization = config.quantization or ("w8a8_int8" if stored.integer_inputs else None)
     formats = precision(config.dtype, device, batch_invariant=config.deterministic, quantization=quantization,
                         kv_fp8=config.kv_dtype == "fp8", packed=packed)  # fmt: skip
@@ -298,8 +305,9 @@ def _formats(config: EngineConfig, stored: Matrices, device: torch.device, *, pa
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: int) -> Offload | None:
-    """Keeper of the last layers' weights in the host's memory, of elements of at most `item` bytes; None if all are on
-    the device."""
+    """Returns the object that keeps the last layers' weights in host memory, for elements of at
+    most `item` bytes, or None if all weights are on the device.
+    """
     if not config.cpu_offload_gb:
         return None
     if device.type == "cpu":
@@ -312,7 +320,9 @@ def _offload(config: EngineConfig, spec: ModelSpec, device: torch.device, item: 
 def _tower(
     files: ModelFiles, config: EngineConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
 ) -> Tower | EncoderClient | None:
-    """Encoder of a model's images or sounds, here or on other servers; None if it takes text alone."""
+    """Returns the encoder of a model's images or sounds, here or on other servers, or None if it
+    takes only text.
+    """
     if files.media is None or not _can_see(files.media, config, device):
         return None
     if not config.language_only:
@@ -329,7 +339,9 @@ def _open_tower(files: ModelFiles, source: WeightSource, dtype: torch.dtype, dev
 
 
 def _can_see(media: MediaFormat, config: EngineConfig, device: torch.device) -> bool:
-    """True if the attention of a configuration reads media of this format. Logs if it doesn't."""
+    """Returns True if the attention of a configuration can read media of this format. Logs a
+    warning if not.
+    """
     layout = config.sharing
     if layout.ranks > 1:
         logger.warning("%s reads text alone with %s=%d.", config.model, layout.setting, layout.ranks)
@@ -377,7 +389,9 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
 
 
 def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> WeightSource:
-    """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
+    """Returns the source of the weights in the format of the files, or of random weights for
+    `load_format="dummy"`.
+    """
     if files.gguf is not None:
         check_gguf(config.load_format, files.path)
         if config.quantization not in (None, "fp8", "gguf"):
@@ -403,7 +417,7 @@ def _source(files: ModelFiles, config: EngineConfig, device: torch.device) -> We
 
 
 def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
-    """Source of the weights of a running engine."""
+    """Returns the source of the weights of a running engine."""
     from sglang_lite.runtime.models.weights.instance import InstanceSource  # imports torch.distributed
 
     if config.sharing.ranks > 1:
@@ -418,7 +432,7 @@ def _from_instance(config: EngineConfig, device: torch.device) -> WeightSource:
 
 
 def longest_context(config: EngineConfig, limit: int) -> int:
-    """Longest sequence in tokens that the config and the model's own limit allow.
+    """Returns the longest sequence in tokens that the config and the model's own limit allow.
 
     Raises:
         ParameterError: the config asks for more than the model's limit.
@@ -429,8 +443,8 @@ def longest_context(config: EngineConfig, limit: int) -> int:
 
 
 def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel) -> torch.device:
-    """Device that a config names; for "auto", the GPU `base_gpu_id` if it is usable, else the CPU. Each of several
-    ranks gets the GPU that the config has for it.
+    """Returns the device that a config names. For "auto", this is the GPU `base_gpu_id` if it is
+    usable, else the CPU. Each of several ranks gets the GPU that the config assigns to it.
 
     Raises:
         ParameterError: the device does not exist or can't be used.
@@ -456,7 +470,8 @@ def pick_device(config: EngineConfig, parallel: Parallel = ONE_PROCESS.parallel)
 
 
 def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, row_bytes: int) -> Collectives:
-    """Fastest collectives of ranks with tensors on their devices, made of those by which the ranks have met.
+    """Returns the fastest collectives for tensors on the ranks' devices, built with those through
+    which the ranks met.
 
     Args:
         ranks: collectives of the ranks.
@@ -475,7 +490,7 @@ def _on_device(ranks: Collectives, config: EngineConfig, device: torch.device, r
 
 
 def why_no_gpu(name: str) -> str | None:
-    """Reason why the GPU of this name can't be used, or None if it can."""
+    """Returns the reason why the GPU of this name can't be used, or None if it can."""
     if not torch.cuda.is_available():
         return _why_none()
     index = int(name.partition(":")[2] or 0)
@@ -495,8 +510,9 @@ def why_no_gpu(name: str) -> str | None:
 
 
 def _has_kernels_for(major: int, minor: int) -> bool:
-    """True if torch was compiled for GPUs of this compute capability: code runs on later cards of its generation, and
-    PTX ("compute_90") on all later ones."""
+    """Returns True if torch was compiled for GPUs of this compute capability. Binary code also runs
+    on later cards of its generation, and PTX ("compute_90") on all later ones.
+    """
     for compiled in torch.cuda.get_arch_list():
         kind, _, number = compiled.rstrip("af").partition("_")
         made_for = divmod(int(number), 10)
@@ -514,7 +530,9 @@ def _warn_if_gpu_unused(config: EngineConfig, device: torch.device) -> None:
 
 
 def _why_none() -> str:
-    """Reason why torch sees no GPU; if a driver is present, torch's own message (an old driver, for example)."""
+    """Returns the reason why torch sees no GPU. If a driver is present, this is torch's own message
+    (about an old driver, for example).
+    """
     if DRIVER.exists():
         if torch.version.cuda is None:
             return "this torch is a build for CPUs. Install one for CUDA: pip install --force-reinstall torch."
@@ -526,7 +544,7 @@ def _why_none() -> str:
 
 
 def computes_in_eight_bits(device: torch.device) -> bool:
-    """True if the device multiplies 8-bit floating-point numbers."""
+    """Returns True if the device multiplies 8-bit floating-point numbers."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -539,7 +557,7 @@ def precision(
     kv_fp8: bool = False,
     packed: bool = False,
 ) -> Precision:
-    """Numeric formats for a `dtype` on a device.
+    """Returns the numeric formats for a `dtype` on a device.
 
     Args:
         dtype: field `dtype` of an EngineConfig.
@@ -547,7 +565,8 @@ def precision(
         batch_invariant: whether every row must be computed the same way in every batch.
         quantization: field `quantization` of an EngineConfig.
         kv_fp8: whether keys and values are stored in 8-bit floating point.
-        packed: whether the checkpoint has packed matrices, which a GPU keeps so if they have up to 4 bits.
+        packed: whether the checkpoint has packed matrices, which a GPU keeps packed if they have up
+            to 4 bits.
 
     Raises:
         ParameterError: the device can't compute in the format.
@@ -578,7 +597,7 @@ def precision(
     if fp8 and kind != torch.bfloat16:
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
     few_bits = device.type == "cuda" and kind.itemsize == 2 and not batch_invariant
-    int8 = few_bits and quantization in ("int8", "w8a8_int8")  # all matrices, and those that are stored so
+    int8 = few_bits and quantization in ("int8", "w8a8_int8")  # all matrices, or those stored as int8
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, batch_invariant=batch_invariant, fp8=fp8,
         packed=few_bits and (packed or quantization is not None) and quantization != "int8", int8=int8,
@@ -589,7 +608,9 @@ def precision(
 
 
 def check_deterministic(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
-    """Raises ParameterError if `deterministic` is set and the GPU, the model or another parameter can't have it."""
+    """Raises ParameterError if `deterministic` is set and the GPU, the model or another parameter
+    doesn't support it.
+    """
     if not config.deterministic or device.type != "cuda":
         return
     if torch.cuda.get_device_capability(device)[0] != 9:

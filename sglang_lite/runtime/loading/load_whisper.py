@@ -1,4 +1,4 @@
-"""Loading of Whisper: an encoder of sounds, and a decoder that begins with one."""
+"""Loads Whisper: an encoder of sounds, and a decoder whose sequences begin with a sound."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def load_whisper(
         config: settings of the engine.
         files: files of the model.
         sound: tokens of a sound.
-        source: gives the weights of the model, all of which are taken, once the settings are known to be right.
-        dtype, device: of the weights and the computation.
+        source: opens the weights of the model. Called only once the settings are known to be valid;
+            all weights are taken.
+        dtype, device: data type and device of the weights and the computation.
 
     Raises:
         ModelError: the folder lacks what sounds need, or a tensor is missing or superfluous.
-        ParameterError: the settings leave no room for text behind a sound, or cut pages that have both.
+        ParameterError: the settings leave no room for text after a sound, or a sound would not fill
+            whole pages.
     """
     if files.media is None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Decides which models with a short name fit this machine, and which of them is proposed to its user."""
+"""Decides which models with a short name fit this machine, and which one to propose to the user."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sglang_lite.runtime.models.aliases import ALIASES, PROPOSED, HubModel
 from sglang_lite.runtime.models.layers.linear import keeps_blocks_alone
 
 TOKENS = 8192  # tokens whose keys and values are counted
-# Bytes of a process beside weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an allowance for the
+# Bytes of a process besides weights, keys and values. Measured on CPUs (docs/models.md); on GPUs an allowance for the
 # context of CUDA, graphs, and a step's activations and logits.
 _BESIDE = {"cpu": 900_000_000, "cuda": 3_000_000_000}
-_READ_BY_CORE = 600_000_000  # most bytes of weights that a proposed model reads a token, for each core of a CPU
+_READ_BY_CORE = 600_000_000  # most bytes of weights that a proposed model reads per token and CPU core
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class HostMachine:
 
     Attributes:
         device: its device, as torch names it.
-        free: bytes that an engine may take.
+        free: bytes that an engine may use.
         cores: number of processor cores.
         item: bytes of a decoded weight, and of a number of a key or value.
-        has_copies: whether a CPU has decoded weights beside a GGUF file's blocks.
+        has_copies: whether a CPU keeps decoded weights in addition to a GGUF file's blocks.
     """
 
     device: str
@@ -45,7 +45,7 @@ class HostMachine:
 
     @property
     def beside(self) -> int:
-        """Bytes of an engine's process beside weights, keys and values."""
+        """Bytes of an engine's process besides weights, keys and values."""
         return _BESIDE["cpu" if self.is_cpu else "cuda"]
 
 
@@ -56,8 +56,8 @@ class ModelFit:
     Attributes:
         name: its short name.
         needed: bytes that its engine takes.
-        lacking: bytes more than are free; 0 if it fits.
-        read: bytes of weights that are read to generate a token.
+        lacking: bytes by which `needed` exceeds the free memory; 0 if it fits.
+        read: bytes of weights read to generate a token.
         is_slow: whether these are too many for the cores of a CPU.
     """
 
@@ -70,14 +70,14 @@ class ModelFit:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """All models with a short name, as they fit a machine.
+    """All models with a short name, by how they fit a machine.
 
     Attributes:
         machine: the machine.
-        fitting: models that fit, the largest first, those that are slow here after the others; then those that generate
-            nothing.
-        others: those that don't, the one that lacks least first.
-        proposed: the model that is proposed; None if none of those that were run here fits.
+        fitting: models that fit, the largest first and those that are slow here after the others;
+            then those that generate nothing.
+        others: models that don't fit, the one that lacks the least memory first.
+        proposed: the proposed model; None if none of the tested models fits.
     """
 
     machine: HostMachine
@@ -87,7 +87,8 @@ class ModelChoice:
 
 
 def measure_machine(config: EngineConfig | None = None) -> HostMachine:
-    """Measures what an engine of this config would run on, by default the engine of `sgl.Engine()`.
+    """Measures the machine that an engine of this config would run on, by default the engine of
+    `sgl.Engine()`.
 
     Raises:
         ParameterError: the config names a device that can't be used.
@@ -95,7 +96,7 @@ def measure_machine(config: EngineConfig | None = None) -> HostMachine:
     config = config or EngineConfig()
     device = pick_device(config)
     free = memory_check.free_bytes(device) or 0
-    if device.type == "cuda":  # an engine leaves a part of the GPU alone
+    if device.type == "cuda":  # an engine leaves a part of the GPU unused
         free -= int((1 - config.mem_fraction) * torch.cuda.mem_get_info(device)[1])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     item = precision("auto", device).weights.itemsize
@@ -104,8 +105,9 @@ def measure_machine(config: EngineConfig | None = None) -> HostMachine:
 
 
 def choose_model(machine: HostMachine) -> ModelChoice:
-    """Decides which models with a short name fit a machine, and which one to propose: of those that were run here and
-    answer instructions, the best whose weights its cores read fast enough."""
+    """Decides which models with a short name fit a machine and which one to propose: the best of
+    the tested instruction-following models whose weights the machine's cores read fast enough.
+    """
     fits = [_fit(name, machine) for name in ALIASES]
     fits.sort(key=lambda fit: (ALIASES[fit.name].token_numbers == 0, fit.is_slow, -ALIASES[fit.name].parameters))
     fitting = [fit for fit in fits if not fit.lacking]
@@ -121,9 +123,9 @@ def _fit(name: str, machine: HostMachine) -> ModelFit:
         kept = read = decoded
     elif model.token_numbers == 0:  # an encoder, in the format of its file
         kept = read = model.file_bytes
-    elif not machine.is_cpu:  # at most: matrices of 4 bits stay so
+    elif not machine.is_cpu:  # upper bound, as 4-bit matrices stay packed
         kept = read = decoded
-    elif machine.has_copies:  # for steps of many rows; those of few rows read the file's blocks
+    elif machine.has_copies:  # used in steps of many rows; those of few rows read the file's blocks
         kept, read = decoded + model.file_bytes, model.file_bytes
     else:
         kept = read = model.file_bytes
@@ -133,7 +135,9 @@ def _fit(name: str, machine: HostMachine) -> ModelFit:
 
 
 def suggestion(config: EngineConfig) -> str:
-    """One line on what the default model can't do, and which model of this machine can; "" for another model."""
+    """Returns one line on what the default model can't do and which model can on this machine, or
+    "" for another model.
+    """
     if config.model != DEFAULT_MODEL:
         return ""
     choice = choose_model(measure_machine(config))

@@ -1,5 +1,6 @@
-"""A model's files except its weights: its specification, its tokenizer and its end-of-sequence tokens. Needs no
-torch."""
+"""Reads a model's files except its weights: its specification, tokenizer and end-of-sequence
+tokens. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class ModelFiles:
         tokenizer: tokenizer of the model.
         eos_ids: ids of the tokens that end a text.
         gguf: the opened file if `path` is a GGUF file, else None.
-        media: how prompts have images, videos and sounds; None if the model takes none.
+        media: how prompts contain images, videos and sounds; None if the model takes none.
     """
 
     path: Path
@@ -53,16 +54,16 @@ def open_model_files(
     """Reads everything except the weights from the GGUF file or folder at `path`.
 
     Args:
-        implementation: "native" for our own code, "transformers" for transformers' code, "auto" for our own if it
-            supports the model.
+        implementation: "native" for our own code, "transformers" for transformers' code, "auto" for
+            our own if it supports the model.
         options: options for images, videos and sounds.
         tokenizer: whether a missing tokenizer is an error.
-        encodes_later: whether to build, and check, what encodes texts in a GGUF file's tokenizer with the first text.
-            It takes half a second for 150,000 tokens.
+        encodes_later: whether the encoder of a GGUF file's tokenizer is built and checked only when
+            it encodes the first text. This takes half a second for 150,000 tokens.
 
     Raises:
         ModelError: the files are damaged or the model is not supported.
-        ParameterError: images or others are wanted, and the model takes text alone.
+        ParameterError: the options ask for images or other media, and the model takes only text.
     """
     if path.is_file() and implementation == "transformers":
         raise ModelError(f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder.")
@@ -98,7 +99,9 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
 
 
 def spec_of_gguf(file: GgufFile) -> ModelSpec:
-    """Specification of the model in a GGUF file. Raises ModelError if it is damaged or not supported."""
+    """Returns the specification of the model in a GGUF file. Raises ModelError if it is damaged or
+    not supported.
+    """
     return spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
 
 

@@ -1,4 +1,4 @@
-"""Folders of models that are written whole or not at all."""
+"""Creates model folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 
-_DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied beside weights
+_DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied along with the weights
 _MODULE = re.compile(r"\d+_\w+")  # folder of a module of sentence-transformers
 _TEMPLATES = "additional_chat_templates"
 
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Context with a scratch folder, which becomes `out` at its end; nothing is left if it fails.
+    """Yields a scratch folder that becomes `out` at the end. Leaves nothing behind if it fails.
 
     Raises:
-        ParameterError: `out` is there already, or below a file.
+        ParameterError: `out` already exists or is below a file.
         ModelError: it can't be written.
     """
     if out.exists():
@@ -48,12 +48,14 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
 
     try:
         save_file(dict(tensors), file, metadata={"format": "pt"})
-    except SafetensorError as error:  # which is no OSError, whatever its reason
+    except SafetensorError as error:  # never an OSError, whatever its cause
         raise OSError(str(error)) from error
 
 
 def copy_description(folder: Path, out: Path) -> None:
-    """Copies the files that describe a model, config, tokenizer and templates, and the modules behind an encoder."""
+    """Copies the files that describe a model (config, tokenizer and templates) and the modules that
+    follow an encoder.
+    """
     for other in folder.iterdir():
         if other.is_file() and other.suffix in _DESCRIBING:
             shutil.copy(other, out / other.name)

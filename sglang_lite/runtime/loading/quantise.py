@@ -1,4 +1,6 @@
-"""Folders of quantised weights, as compressed-tensors packs them, from folders of plain ones."""
+"""Writes folders of quantised weights, packed like compressed-tensors does, from folders of plain
+weights.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from sglang_lite.runtime.models.weights.folder import weight_files
 from sglang_lite.runtime.models.weights.quantised_formats import read_quantisation
 from sglang_lite.runtime.models.weights.source import canonical
 
-_Packed: TypeAlias = dict[str, torch.Tensor]  # tensors of a matrix, by the ends of their names
-_PLAIN = ("router", "shared_expert_gate")  # roles of small matrices that decide much
+_Packed: TypeAlias = dict[str, torch.Tensor]  # tensors of a matrix, by the suffixes of their names
+_PLAIN = ("router", "shared_expert_gate")  # roles of small but sensitive matrices
 
 
 def quantise(
@@ -35,24 +37,28 @@ def quantise(
     texts: Path | None = None,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = iter,
 ) -> None:
-    """Writes a model with its layers' matrices rounded to 4 or 8 bits, which vLLM, SGLang and transformers read, too.
+    """Writes a model with its layers' matrices rounded to 4 or 8 bits, in a form that vLLM, SGLang
+    and transformers also read.
 
-    Each block gets the scale with the smallest squared error; if there are texts, of products with what a matrix meets
-    while the model reads them, and errors are fed back (`rounding.py`). Embeddings, heads, routers, norms and experts
-    that are stored in one tensor stay as they are. Nothing is left in `out` if writing fails.
+    Each block gets the scale with the smallest squared error. With texts, this is the error of
+    products with the inputs of a matrix while the model reads them, and errors are fed back
+    (`rounding.py`). Embeddings, heads, routers, norms and experts that are stored in one tensor
+    stay unchanged. Nothing is left in `out` if writing fails.
 
     Args:
         model: folder of safetensors, or hub id.
-        out: folder to be made.
-        to: bits of a number.
-        group: inputs of a block, which divide those of every matrix.
-        texts: JSONL file of texts, which the model reads before (`calibrate.py`). None to look at weights alone.
-        progress: wraps the files of weights.
+        out: folder to create.
+        to: type of the rounded numbers.
+        group: number of inputs in a block, which must divide that of every matrix.
+        texts: JSONL file of texts that the model reads first (`calibrate.py`). None to use only the
+            weights.
+        progress: wraps the iterable of weight files.
 
     Raises:
-        ModelError: the model is no folder of plain safetensors of a known architecture, can't be written, or has inputs
-            that are not finite or whose moments the memory does not hold.
-        ParameterError: a group divides no matrix's inputs, `out` is there already, or the texts can't be read.
+        ModelError: the model is not a folder of plain safetensors of a known architecture, can't be
+            written, or has inputs that are not finite or whose moments do not fit in memory.
+        ParameterError: the group does not divide a matrix's inputs, `out` already exists, or the
+            texts can't be read.
     """
     folder = resolve(model)
     if not folder.is_dir() or weight_files(folder)[0] != "safetensors":
@@ -71,7 +77,9 @@ def quantise(
 
 
 def _matrices(spec: ModelSpec, group: int) -> frozenset[str]:
-    """Names of the matrices to be quantised. Raises ParameterError if the groups don't divide their inputs."""
+    """Returns the names of the matrices to quantise. Raises ParameterError if the groups don't
+    divide their inputs.
+    """
     found = set()
     for parameter in parameters(spec):
         piece = parameter.slices[0]
@@ -134,7 +142,9 @@ def _write(
 def _calibrate(
     folder: Path, spec: ModelSpec, texts: Sequence[str], bits: int, group: int, scratch: Path
 ) -> dict[str, _Packed]:
-    """Matrices whose inputs are known, by name, rounded so that their products change little."""
+    """Rounds the matrices whose inputs are known so that their products change little, and returns
+    them by name.
+    """
     from safetensors import safe_open
 
     files: dict[str, tuple[Path, str]] = {}
@@ -164,7 +174,7 @@ def _calibrate(
 
 
 def _packed(matrix: Rounded, bits: int) -> _Packed:
-    """Tensors of a matrix as compressed-tensors' pack-quantized has them."""
+    """Packs a matrix into the tensors of compressed-tensors' pack-quantized format."""
     words = (matrix.numbers.int() + (1 << bits - 1)).view(len(matrix.numbers), -1, 32 // bits)
     packed = words[:, :, 0].clone()
     for i in range(1, 32 // bits):

@@ -12,11 +12,11 @@ from sglang_lite.runtime.parallel.layout import Parallel
 
 
 def rank_device(config: EngineConfig, parallel: Parallel) -> torch.device:
-    """GPU of a rank, whose thread then runs near it. All ranks raise the same error if there is none for one of them,
-    or if they differ.
+    """Returns the GPU of a rank, and makes the calling thread run near it. If a GPU is missing for
+    any rank or the GPUs differ, all ranks raise the same error.
 
     Raises:
-        ParameterError: as said.
+        ParameterError: a rank has no GPU, or the GPUs differ.
     """
     indices = [config.base_gpu_id + config.gpu_id_step * place for place in range(parallel.per_node)]
     count = torch.cuda.device_count()

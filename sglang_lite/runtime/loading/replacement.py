@@ -1,4 +1,4 @@
-"""Weights that may replace those of a running model, as sources that can be opened again and again."""
+"""Weights that may replace those of a running model, as sources that can be opened repeatedly."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 
 def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Callable[[], WeightSource]:
-    """Function that opens the weights at `path`, to replace those of `model`.
+    """Returns a function that opens the weights at `path` to replace those of `model`.
 
     Raises:
-        ModelError: the checkpoint can't be read, or is of another architecture.
+        ModelError: the checkpoint can't be read or has another architecture.
     """
     gguf = GgufFile(path) if path.is_file() else None
     spec = read_spec(path, config.model_impl) if gguf is None else spec_of_gguf(gguf)
@@ -49,27 +49,27 @@ def checkpoint_opener(config: EngineConfig, path: Path, model: Decoder) -> Calla
 def tensors_opener(
     tensors: Mapping[str, torch.Tensor] | Path, model: Decoder, folder: Path | None
 ) -> Callable[[], WeightSource]:
-    """Function that opens some of the tensors of a checkpoint, to replace those of `model`.
+    """Returns a function that opens some tensors of a checkpoint to replace those of `model`.
 
     Args:
         tensors: tensors by name, or a file in the format of safetensors.
-        model: model that they are for.
+        model: model whose weights they replace.
         folder: the model's files, which declare how its matrices are stored; None if it has none.
     """
     matrices = PLAIN if folder is None or folder.is_file() else read_quantisation(folder).matrices
     on_cpu = model.device.type == "cpu"
     if isinstance(tensors, Path):
         return lambda: RangeSource(tensors, {tensors}, matrices, LocalRanges(), 1, pinned=not on_cpu)
-    # On a CPU a part may be made of a tensor as it is.
+    # On a CPU, a part may be built from a tensor without copying.
     return lambda: TensorSource("the given tensors", tensors, matrices, copies=on_cpu)
 
 
 def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Path | None) -> None:
-    """Checks names, dtypes and shapes of tensors that will come for `model`.
+    """Checks the names, dtypes and shapes of tensors that will be sent for `model`.
 
     Args:
         tensors: tensors by name, without values.
-        model, folder: as of `tensors_opener`.
+        model, folder: same as for `tensors_opener`.
 
     Raises:
         ModelError: a tensor doesn't fit, or the model has no place for it.
@@ -77,7 +77,7 @@ def check_forms(tensors: Mapping[str, torch.Tensor], model: Decoder, folder: Pat
     source, parts = tensors_opener(tensors, model, folder)(), WeightParts(model)
     for name in list(source.names):
         shape = parts.shape(name)
-        if shape is not None and not source.has_packed:  # others have shapes of their packing
+        if shape is not None and not source.has_packed:  # packed tensors have other shapes
             source.take_stack(name, shape)
         elif parts.key(name) is not None:
             source.ignore(name)

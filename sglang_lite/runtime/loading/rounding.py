@@ -1,7 +1,9 @@
-"""Rounding of matrices to few bits, in blocks of columns with a scale each; what they are multiplied with may be known.
+"""Rounds matrices to few bits, in blocks of columns with one scale each. Their inputs may be taken
+into account.
 
-A value is scale * number, with numbers from -2**(bits - 1) to 2**(bits - 1) - 1. There is one negative number more than
-positive ones, so a block whose largest number is positive has a negative scale. Nothing here knows models or files.
+A value is scale * number, with numbers from -2**(bits - 1) to 2**(bits - 1) - 1. There is one more
+negative number than positive ones, so a block whose largest number is positive has a negative
+scale. Independent of models and files.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-_SHARES = torch.arange(24, 11, -1) / 20  # of the scale that makes a block's largest number the largest integer
-_ELEMENTS = 1 << 20  # of a block's rows, each with all scales that are tried: what a core's cache holds
-_DAMPING = 0.0003  # of the mean square, added to each: of few rows of inputs, squares alone have no inverse
+_SHARES = torch.arange(24, 11, -1) / 20  # tried multiples of the scale that maps a block's largest number to the limit
+_ELEMENTS = 1 << 20  # elements of a block's rows, times all scales tried, that fit in a core's cache
+_DAMPING = 0.0003  # fraction of the mean square added to each square: with few inputs, moments have no inverse
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class RoundingGrid:
 
     Attributes:
         bits: bits of a number: 4 or 8.
-        group: columns of a block, which divide the matrix's.
+        group: number of columns in a block, which must divide the matrix's.
         dtype: dtype of scales.
     """
 
@@ -30,7 +32,7 @@ class RoundingGrid:
     dtype: torch.dtype
 
     def scales(self, block: torch.Tensor) -> torch.Tensor:
-        """Scales float32 [tried, *] that are worth trying for blocks float32 [columns, *]."""
+        """Returns the scales, float32 [tried, *], worth trying for blocks float32 [columns, *]."""
         least, most = block.aminmax(dim=0)
         outermost = torch.where(most > -least, most, least)
         full = -outermost / (1 << self.bits - 1)
@@ -39,14 +41,14 @@ class RoundingGrid:
         return torch.where(tried.abs() < tiny, tiny, tried)
 
     def numbers(self, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Numbers nearest to values with scales, as float32."""
+        """Returns the numbers nearest to values at given scales, as float32."""
         half = 1 << self.bits - 1
         return (values / scale).round_().clamp_(-half, half - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Matrix on a grid.
+    """Matrix rounded to a grid.
 
     Attributes:
         numbers: int8 [rows, columns].
@@ -57,13 +59,15 @@ class Rounded:
     scale: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """float32 [rows, columns]."""
+        """Returns the values, float32 [rows, columns]."""
         blocks = self.numbers.view(*self.scale.shape, -1).float()
         return blocks.mul_(self.scale.float().unsqueeze(-1)).view(self.numbers.shape)
 
 
 def round_to_nearest(weight: torch.Tensor, grid: RoundingGrid) -> Rounded:
-    """Rounds each number of a matrix [rows, columns], with the scales that make the least squared error."""
+    """Rounds each number of a matrix [rows, columns], using the scales with the least squared
+    error.
+    """
     blocks = weight.float().view(len(weight), -1, grid.group)
     tried = grid.scales(blocks.movedim(-1, 0)).unsqueeze(-1)
     errors = [(grid.numbers(blocks, scale) * scale).sub_(blocks).square_().sum(-1) for scale in tried]
@@ -74,13 +78,14 @@ def round_to_nearest(weight: torch.Tensor, grid: RoundingGrid) -> Rounded:
 
 
 def round_with_feedback(weight: torch.Tensor, moments: torch.Tensor, grid: RoundingGrid) -> Rounded:
-    """Rounds a matrix so that its products with inputs change little (GPTQ, Frantar et al., arXiv:2210.17323).
+    """Rounds a matrix so that its products with inputs change little (GPTQ, Frantar et al.,
+    arXiv:2210.17323).
 
-    Columns are rounded one after the other. What that does to the products is taken back as far as possible by the
-    columns that are still to be rounded: with U the upper Cholesky factor of the inverse of the moments, in the order
-    of rounding, an error of U[i, i] e in column i changes column j by -U[i, j] e, and costs e**2. Blocks come in the
-    order of their inputs' squares, the largest first. A block is rounded with each scale that is worth trying, and the
-    one that costs least stays.
+    Columns are rounded one after another. The effect on the products is compensated as far as
+    possible in the columns still to be rounded: with U the upper Cholesky factor of the inverse of
+    the moments, in the order of rounding, an error of U[i, i] e in column i changes column j by
+    -U[i, j] e and costs e**2. Blocks are rounded in the order of their inputs' squares, the largest
+    first. Each block is rounded with every scale worth trying, and the cheapest one is kept.
 
     Args:
         weight: matrix [rows, columns].
@@ -103,7 +108,9 @@ def round_with_feedback(weight: torch.Tensor, moments: torch.Tensor, grid: Round
 
 
 def _fed_back(left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers int8 [columns, rows] and scales [blocks, rows] of columns float32 [columns, rows], which change."""
+    """Rounds columns float32 [columns, rows], which are modified. Returns numbers int8 [columns,
+    rows] and scales [blocks, rows].
+    """
     numbers, scales = torch.empty(left.shape, dtype=torch.int8), list[torch.Tensor]()
     for first in range(0, len(left), grid.group):
         last = first + grid.group
@@ -124,7 +131,9 @@ def _fed_back(left: torch.Tensor, factor: torch.Tensor, grid: RoundingGrid) -> t
 
 
 def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
-    """Upper Cholesky factor of the inverse of moments, which are damped in place until they have one."""
+    """Returns the upper Cholesky factor of the inverse of moments, which are damped in place until
+    they are invertible.
+    """
     diagonal = moments.diagonal()
     step = diagonal.mean().item() * _DAMPING or 1.0  # inputs may all be 0
     while True:

@@ -1,4 +1,4 @@
-"""Folders of weights in the files of `load_format="sharded_state"`."""
+"""Saves weights as folders of files for `load_format="sharded_state"`."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ def save_sharded(
     part_bytes: int = _PART_BYTES,
     progress: Callable[[Iterable[Path]], Iterable[Path]] = iter,
 ) -> None:
-    """Writes a model's tensors, as they are stored, to files of ranks, beside what describes it. Matrices in 16 and 32
-    bits that ranks cut are cut; what else there is, stacked ones too, is in those of rank 0.
+    """Writes a model's tensors, as they are stored, to files for each rank, along with the files
+    that describe the model. Matrices in 16 or 32 bits that ranks share are cut. Everything else,
+    including stacked matrices, goes into the files of rank 0.
 
     Args:
         model: folder of safetensors or `.bin`, or hub id.
-        out: folder to be made.
+        out: folder to create.
         tp: number of ranks.
         part_bytes: size at which a file ends.
-        progress: wraps the files of weights, for each rank.
+        progress: wraps the iterable of weight files, once for each rank.
 
     Raises:
-        ModelError: the model is no folder, or `out` can't be written.
-        ParameterError: `out` is there already, or the model can't be cut for so many ranks.
+        ModelError: the model is not a folder, or `out` can't be written.
+        ParameterError: `out` already exists, or the model can't be cut for this many ranks.
     """
     folder = resolve(model)
     if not folder.is_dir():
@@ -60,7 +61,8 @@ def save_sharded(
 
 
 def _parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
-    """Part of each rank, by canonical name of the matrices that are cut. Ranks that have the same share it out.
+    """Returns the part of each rank by canonical name of the matrices that are cut. Ranks that hold
+    the same part divide it among them.
 
     Raises:
         ParameterError: the model can't be cut.
@@ -85,7 +87,7 @@ def _parts(folder: Path, tp: int) -> dict[str, list[RankPart]]:
 
 
 def _apart(parts: Iterable[RankPart]) -> Iterator[RankPart]:
-    """Parts without what those before have."""
+    """Yields the parts without what the parts before them already contain."""
     at = 0
     for part in parts:
         yield replace(part, start=min(max(part.start, at), part.stop))
@@ -95,7 +97,7 @@ def _apart(parts: Iterable[RankPart]) -> Iterator[RankPart]:
 def _stored(
     files: Iterable[Path], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a rank as they are stored, with their names in its files."""
+    """Yields the tensors of a rank as they are stored, with their names in its files."""
     from safetensors import safe_open
 
     for file in files:
@@ -112,8 +114,10 @@ def _stored(
 def _part(
     name: str, whole: Any, shape: Sequence[int], parts: Mapping[str, Sequence[RankPart]], rank: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Rank's part of a tensor, or of a slice as safetensors has it; none if others have all of it. One of another shape
-    than the model's stays whole, for who reads it to refuse it."""
+    """Yields a rank's part of a tensor, or of a safetensors slice. Yields nothing if other ranks
+    hold all of it. A tensor whose shape is not the model's is kept whole, so that the file's reader
+    can reject it.
+    """
     own = parts.get(canonical(name))
     axis = int(own is not None and own[rank].axis == "inputs")
     if own is None or len(shape) != 2 or shape[axis] != own[-1].stop or whole[:0].dtype.itemsize < 2:
@@ -127,7 +131,7 @@ def _part(
 def _write(tensors: Iterable[tuple[str, torch.Tensor]], out: Path, rank: int, part_bytes: int) -> None:
     parts, state, size = 0, dict[str, torch.Tensor](), 0
     for name, tensor in tensors:
-        state[name] = tensor.clone(memory_format=torch.contiguous_format)  # pickled ones may share memory
+        state[name] = tensor.clone(memory_format=torch.contiguous_format)  # pickled tensors may share memory
         size += tensor.nbytes
         if size >= part_bytes:
             write_tensors(state, out / shard_name(rank, parts))

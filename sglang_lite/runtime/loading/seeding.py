@@ -1,4 +1,4 @@
-"""Settings of an engine that takes its weights from a running one. Needs no torch."""
+"""Settings of an engine that receives its weights from a running one. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sglang_lite.runtime.models.weights.seed import Seed, seed_address
 
 
 def with_seed(config: EngineConfig) -> EngineConfig:
-    """Config with what the seed's server says: the version of its weights, and for `instance://` the model's name.
+    """Completes the config with what the seed's server reports: the version of its weights, and for
+    `instance://` the model's name.
 
     Raises:
         ParameterError: a setting contradicts another one, or is missing.
@@ -36,7 +37,7 @@ def with_seed(config: EngineConfig) -> EngineConfig:
 
 
 def seed_of(config: EngineConfig) -> tuple[str, int]:
-    """Host and port of the seed. Raises ParameterError if a config has none."""
+    """Returns the host and port of the seed. Raises ParameterError if the config has none."""
     host = config.remote_instance_weight_loader_seed_instance_ip
     port = config.remote_instance_weight_loader_seed_instance_service_port
     if host is None or port is None:

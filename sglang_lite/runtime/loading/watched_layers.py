@@ -1,4 +1,4 @@
-"""Layers of a model that are looked at one by one, as a config says."""
+"""Inspection of individual layers of a model, as configured."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang_lite.runtime.parallel.layout import Parallel
 
 
 def layer_watch(config: EngineConfig, spec: ModelSpec, parallel: Parallel, device: torch.device) -> LayerWatch:
-    """Watch over a rank's layers, as the config says.
+    """Returns the watch over a rank's layers that the config asks for.
 
     Raises:
-        ParameterError: a layer that is to be written is none of the model's.
+        ParameterError: the model has no layer with a requested number.
     """
     for number in config.debug_tensor_dump_layers or ():
         if number >= len(spec.layers):

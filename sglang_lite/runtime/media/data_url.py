@@ -1,5 +1,6 @@
-"""Images, videos and sounds in data URLs (RFC 2397) and in base64, and at addresses, which are fetched before an engine
-reads them."""
+"""Images, videos and sounds given as data URLs (RFC 2397), as base64, or as addresses that are
+fetched before an engine reads them.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +17,17 @@ ARTICLES: Mapping[MediaKind, str] = {"image": "an image", "video": "a video", "a
 
 
 def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
-    """Medium of a data URL, or of base64; one at an address of the web, whose bytes are to be fetched.
+    """Returns the medium in a data URL or base64 text. For a web address, returns a medium whose
+    bytes are still to be fetched.
 
     Args:
         source: the URL, or base64.
         where: name of the parameter, for errors.
-        kind: kind of medium that it must be.
+        kind: required kind of medium.
 
     Raises:
-        CapabilityError: it is an address of another kind.
-        ParameterError: the source is none.
+        CapabilityError: the source is an address with another scheme.
+        ParameterError: the source is none of these.
     """
     untold = "" if kind == "image" else f"{kind}/*"
     if not isinstance(source, str):
@@ -51,7 +53,7 @@ def medium_from(source: object, where: str, kind: MediaKind = "image") -> Media:
 
 
 def unfetched(url: str, where: str) -> CapabilityError:
-    """Error for an address where none is fetched."""
+    """Returns the error for an address in a place where none is fetched."""
     return CapabilityError(
         f"{shown(url)} is an address, and none is fetched here.", parameter=where,
         hint="Send the bytes as data:image/png;base64,…",

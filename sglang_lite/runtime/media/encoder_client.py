@@ -1,7 +1,9 @@
-"""Client of encoders on other servers (`serve --encoder-only`), in the place of an encoder and of what prepares for it.
+"""Client of encoders on other servers (`serve --encoder-only`). Stands in for an encoder and for
+the preparation of its inputs.
 
-A server is sent the file, which is smaller than what an encoder reads of it, and answers with features in the format of
-safetensors, named by a hash of the file and of the settings that it is prepared with. Nothing is unpickled.
+A server receives the file, which is smaller than the encoder's inputs, and responds with features
+in the format of safetensors, named by a hash of the file and of its preparation settings. Nothing
+is unpickled.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 
 logger = logging.getLogger("sglang_lite")
 _KEY = "SGLANG_LITE_ENCODER_KEY"  # variable with the servers' API key
-_TIMEOUT = httpx2.Timeout(60.0, connect=5.0)  # of each read and write
-_ANSWER_S = 60.0  # for the whole body of an answer, from its head on
-_MORE_BYTES = 1 << 20  # of an answer: a head, or what is said of an error
-_PAUSE_S = 10.0  # for which a server that has failed is asked after the others
+_TIMEOUT = httpx2.Timeout(60.0, connect=5.0)  # for each read and write
+_ANSWER_S = 60.0  # for the whole body of a response, after its headers
+_MORE_BYTES = 1 << 20  # allowance in a response for a header or an error message
+_PAUSE_S = 10.0  # time after a failure during which a server is tried last
 _FEATURES = "features"
 
 
@@ -33,9 +35,10 @@ class EncoderClient:
     """Encoders of a model's images, videos and sounds at several addresses.
 
     Args:
-        urls: addresses of the servers, as "http://10.0.0.2:30000".
-        size, planes: size of a vector, and number of vectors in a feature, as `VisionTower.planes`.
-        dtype, device: of the features.
+        urls: addresses of the servers, such as "http://10.0.0.2:30000".
+        size, planes: size of a vector, and number of vectors in a feature, like
+            `VisionTower.planes`.
+        dtype, device: data type and device of the features.
     """
 
     def __init__(self, urls: Sequence[str], size: int, planes: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -44,16 +47,17 @@ class EncoderClient:
         key = os.environ.get(_KEY)
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client = httpx2.Client(timeout=_TIMEOUT, trust_env=False, headers=headers)
-        self._paused = dict.fromkeys(self._urls, 0.0)  # until when
+        self._paused = dict.fromkeys(self._urls, 0.0)  # end of each server's pause
 
     def prepare(self, item: MediaItem) -> Pixels:
-        """Features of an image, a video or a sound. May be called on several threads.
+        """Fetches the features of an image, a video or a sound. May be called on several threads.
 
-        A server is asked first for what it has been asked before. If it does not answer, the next one is asked.
+        The same file goes to the same server first. If that server does not respond, the next one
+        is tried.
 
         Raises:
-            ParameterError: a server refuses the file.
-            BackendError: no server answers with its features.
+            ParameterError: a server rejects the file.
+            BackendError: no server responds with its features.
         """
         first, now, failures = int.from_bytes(item.key[:4], "big") % len(self._urls), time.monotonic(), list[str]()
         for url in sorted(self._urls[first:] + self._urls[:first], key=lambda url: now < self._paused[url]):
@@ -69,15 +73,15 @@ class EncoderClient:
         )
 
     def encode(self, media: Sequence[Pixels]) -> list[torch.Tensor]:
-        """Features [count, planes * size] of each, on the device."""
+        """Moves the features [count, planes * size] of each medium to the device."""
         return [each[_FEATURES].to(self.device, self.dtype, non_blocking=True) for each in media]
 
     def close(self) -> None:
-        """Ends all connections. Requests that are under way fail."""
+        """Closes all connections. Requests in progress fail."""
         self._client.close()
 
     def _asked(self, url: str, item: MediaItem) -> torch.Tensor:
-        """Features from one server."""
+        """Fetches the features from one server."""
         from safetensors.torch import load
 
         medium = item.medium
@@ -106,7 +110,9 @@ class EncoderClient:
         return pinned(features) if self.device.type == "cuda" else features
 
     def _answer(self, url: str, asked: Mapping[str, object], most: int) -> tuple[int, bytes]:
-        """Status and body of an answer, of `most` bytes at most."""
+        """Sends a request and returns the status and body of the response, which may have at most
+        `most` bytes.
+        """
         parts, size = list[bytes](), 0
         with self._client.stream("POST", f"{url}/encode", json=asked) as response:
             end = time.monotonic() + _ANSWER_S
@@ -121,11 +127,11 @@ class EncoderClient:
 
 
 class _UnusableError(Exception):
-    """Answer of a server in which there are no features that can be used."""
+    """Raised for a server's response without usable features."""
 
 
 def _problem(data: bytes) -> str:
-    """Problem that an answer names."""
+    """Returns the error message in a response."""
     try:
         return str(json.loads(data)["error"]["message"])[:500]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Checks of an image before it is decoded: format, size, kind."""
+"""Checks an image before it is decoded: format, size and kind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_BYTES = 50 * 2**20
 MAX_PIXELS = 64 * 10**6  # 8,000 x 8,000: decoded, 192 MB
 MAX_ASPECT = 200  # longer side over shorter side
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
-_ORIENTATION, _LYING = 0x0112, 5  # tag of EXIF; from this value on, sides are swapped
+_ORIENTATION, _LYING = 0x0112, 5  # EXIF tag; from this value on, width and height are swapped
 
 
 def read_header(image: Media) -> tuple[int, int]:
-    """Width and height of an image as it is shown.
+    """Returns the width and height of an image as displayed.
 
     Raises:
         ParameterError: see `open_image`.
@@ -29,13 +29,14 @@ def read_header(image: Media) -> tuple[int, int]:
 
 
 def upright(picture: Picture) -> Picture:
-    """Pixels of an image as it is shown, in RGB of 8 bits, on white where it is transparent. Decodes them. Errors of
-    pillow are of many kinds."""
+    """Decodes an image to 8-bit RGB pixels as displayed, on white where it is transparent. Pillow
+    may raise many kinds of errors.
+    """
     import PIL.Image
     import PIL.ImageOps
 
     shown = PIL.ImageOps.exif_transpose(picture) if _orientation(picture) > 1 else picture
-    if shown.mode.startswith("I"):  # 16 bits of grey, which pillow would cut off above 255
+    if shown.mode.startswith("I"):  # 16-bit grey, which pillow would clip at 255
         return shown.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L").convert("RGB")
     if shown.has_transparency_data:
         shown = PIL.Image.alpha_composite(PIL.Image.new("RGBA", shown.size, "white"), shown.convert("RGBA"))
@@ -43,19 +44,22 @@ def upright(picture: Picture) -> Picture:
 
 
 def _orientation(picture: Picture) -> int:
-    """Orientation in the numbers of EXIF. Of a PNG, whose pixels would be decoded to read it, always 1: upright."""
+    """Returns the orientation as an EXIF number. For a PNG this is always 1 (upright), since
+    reading it would decode the pixels.
+    """
     try:
         return 1 if picture.format == "PNG" else int(picture.getexif().get(_ORIENTATION, 1))
-    except Exception:  # of pillow, for damaged metadata
+    except Exception:  # raised by pillow for damaged metadata
         return 1
 
 
 def open_image(image: Media) -> Picture:
-    """Opens an image, whose pixels are not decoded yet.
+    """Opens an image without decoding its pixels.
 
     Raises:
-        ParameterError: it has no bytes or too many, is none, is in an unknown format, animated, of several pages, in
-            CMYK or in 32 bits of grey, too large, or too long and narrow; or the package pillow is missing.
+        ParameterError: it has no bytes or too many, is not an image, is in an unknown format,
+            animated, has several pages, is in CMYK or 32-bit grey, is too large, or too long and
+            narrow; or the package pillow is missing.
     """
     try:
         import PIL.Image
@@ -79,7 +83,7 @@ def open_image(image: Media) -> Picture:
         raise _error(f"{width:,} x {height:,} pixels, the limit is {MAX_PIXELS:,} in all.", "Scale it down.")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise _error(f"{width:,} x {height:,} pixels: one side is over {MAX_ASPECT} times the other.", "Cut it.")
-    # A JPEG of several pictures is the first: others are small ones, depths or light for the same photo.
+    # Of a JPEG with several pictures, use the first: the others are previews, depth or gain maps of the same photo.
     if getattr(picture, "is_animated", False) and picture.format != "MPO":
         if picture.format == "TIFF":
             raise _error("has several pages.", "Send each as an image.")

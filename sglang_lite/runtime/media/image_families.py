@@ -1,4 +1,4 @@
-"""Placeholders of an image, as families of models write them. Needs neither torch nor pillow."""
+"""Placeholders of an image in each model family's format. Needs neither torch nor pillow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ IDEFICS_LIMIT = 4096  # longest side that transformers' processor makes
 
 
 def _llava(config: Config, settings: Config) -> Parts:
-    """LLaVA 1.5: every image is cut to one square. Pixtral is of the same type, with another encoder."""
+    """Returns the placeholders of LLaVA 1.5, which crops every image to one square. Pixtral has the
+    same type but another encoder.
+    """
     vision = config["vision_config"]
     if vision.get("model_type") == "pixtral":
         return _pixtral(config, settings)
@@ -28,7 +30,9 @@ def _llava(config: Config, settings: Config) -> Parts:
 
 
 def _idefics(config: Config, settings: Config) -> Parts:
-    """Idefics3 and SmolVLM: tiles in rows and columns, each with its place, and the whole image."""
+    """Returns the placeholders of Idefics3 and SmolVLM: tiles in rows and columns, each with its
+    position, then the whole image.
+    """
     tile, whole = settings["max_image_size"]["longest_edge"], idefics_tile(config)
     count = whole[1]
     longest = settings["size"]["longest_edge"] if settings.get("do_resize", True) else None
@@ -48,14 +52,16 @@ def _idefics(config: Config, settings: Config) -> Parts:
 
 
 def idefics_tile(config: Config) -> tuple[str, int, str]:
-    """An image of one tile, as Idefics3 and SmolVLM write it."""
+    """Returns the text and placeholders of a one-tile image in Idefics3 and SmolVLM."""
     vision = config["vision_config"]
     count: int = (vision["image_size"] // vision["patch_size"]) ** 2 // config["scale_factor"] ** 2
     return f"{_AROUND}<global-img>", count, _AROUND
 
 
 def _tiles(width: int, height: int, longest: int | None, tile: int) -> tuple[int, int]:
-    """Rows and columns of tiles, as transformers' processor cuts them; 0 and 0 for an image of one tile."""
+    """Returns the rows and columns of tiles as transformers' processor cuts them; 0 and 0 for an
+    image of one tile.
+    """
     if longest is not None:
         width, height = scaled(width, height, min(longest, IDEFICS_LIMIT))
     aspect = width / height
@@ -69,7 +75,7 @@ def _tiles(width: int, height: int, longest: int | None, tile: int) -> tuple[int
 
 
 def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
-    """Size after scaling the longer side to `longest`, with an even shorter side."""
+    """Returns the size after scaling the longer side to `longest`, with an even shorter side."""
     aspect = width / height
     if width >= height:
         width, height = longest, int(longest / aspect)
@@ -81,7 +87,9 @@ def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 def _qwen(config: Config, settings: Config) -> Parts:
-    """Qwen2-VL and its successors: a grid of patches, merged in squares, of about the image's own size."""
+    """Returns the placeholders of Qwen2-VL and its successors: a grid of patches, merged in
+    squares, of about the image's own size.
+    """
     size, merge, patch = settings.get("size") or {}, settings.get("merge_size", 2), settings.get("patch_size", 14)
     least = settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56
     most = settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
@@ -90,7 +98,9 @@ def _qwen(config: Config, settings: Config) -> Parts:
 
 
 def fitted(width: int, height: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Rows and columns of squares of `unit` pixels into which Qwen2-VL scales an image, of `least` to `most` pixels."""
+    """Returns the rows and columns of squares of `unit` pixels to which Qwen2-VL scales an image,
+    with `least` to `most` pixels.
+    """
     rows, columns = round(height / unit), round(width / unit)
     if rows * columns * unit**2 > most:
         shrink = math.sqrt(height * width / most)
@@ -102,10 +112,12 @@ def fitted(width: int, height: int, unit: int, least: int, most: int) -> tuple[i
 
 
 def _pixtral(config: Config, settings: Config) -> Parts:
-    """Pixtral and Mistral 3: patches of the image's own size, with a token behind each row."""
+    """Returns the placeholders of Pixtral and Mistral 3: patches of the image's own size, with a
+    token after each row.
+    """
     size, patch = settings.get("size") or {"longest_edge": 1024}, settings.get("patch_size", 16)
     unit = (patch if isinstance(patch, int) else patch["height"]) * config.get("spatial_merge_size", 1)
-    least = 1 if "spatial_merge_size" not in config else 2  # transformers' Mistral 3 can't encode one alone
+    least = 1 if "spatial_merge_size" not in config else 2  # transformers' Mistral 3 can't encode a single patch
     most_rows, most_columns = (size.get("longest_edge") or size[side] for side in ("height", "width"))
 
     def parts(width: int, height: int) -> Sequence[Part]:
@@ -120,7 +132,9 @@ def _pixtral(config: Config, settings: Config) -> Parts:
 
 
 def _gemma(config: Config, settings: Config) -> Parts:
-    """Gemma 3: every image is made one square, between two tokens and empty lines."""
+    """Returns the placeholders of Gemma 3, which turns every image into one square, between two
+    tokens and empty lines.
+    """
     count: int = config["mm_tokens_per_image"]
     if settings.get("do_pan_and_scan"):
         raise ValueError("do_pan_and_scan is not supported")
@@ -128,7 +142,7 @@ def _gemma(config: Config, settings: Config) -> Parts:
 
 
 def _onevision(config: Config, settings: Config) -> Parts:
-    """LLaVA-OneVision: tiles, scaled down if there are many."""
+    """Returns the placeholders of LLaVA-OneVision: tiles, scaled down if there are many."""
     if config.get("vision_feature_select_strategy", "full") != "full":
         raise ValueError("vision_feature_select_strategy must be 'full'")
     sides = range(384, 2305, 384)
@@ -138,7 +152,7 @@ def _onevision(config: Config, settings: Config) -> Parts:
 
 
 def _llava_next(config: Config, settings: Config) -> Parts:
-    """LLaVA-NeXT (1.6): tiles of a few sizes."""
+    """Returns the placeholders of LLaVA-NeXT (1.6): tiles of a few sizes."""
     if config.get("vision_feature_select_strategy", "default") != "default":
         raise ValueError("vision_feature_select_strategy must be 'default'")
     sizes = settings.get("image_grid_pinpoints") or [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
@@ -146,7 +160,9 @@ def _llava_next(config: Config, settings: Config) -> Parts:
 
 
 def _tiled(config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles: float = math.inf) -> Parts:
-    """The whole image, then tiles without their padding, with a token behind each row."""
+    """Returns the placeholders of the whole image, then of tiles without their padding, with a
+    token after each row.
+    """
     side = config["vision_config"]["image_size"] // config["vision_config"]["patch_size"]
 
     def parts(width: int, height: int) -> Sequence[Part]:
@@ -165,7 +181,9 @@ def _tiled(config: Config, tile: int, sizes: Sequence[Sequence[int]], most_tiles
 
 
 def _fit(width: int, height: int, wide: int, tall: int) -> tuple[int, int]:
-    """Rank of a size for an image, as transformers ranks them: by its pixels there, then by those left empty."""
+    """Ranks a size for an image like transformers does: by the image's pixels at that size, then by
+    the fewest empty pixels.
+    """
     scale = min(wide / width, tall / height)
     pixels = min(int(width * scale) * int(height * scale), width * height)
     return pixels, pixels - wide * tall

@@ -1,4 +1,6 @@
-"""Placeholders of images, videos and sounds in prompts. Needs neither torch nor pillow, except to look at files."""
+"""Placeholders of images, videos and sounds in prompts. Needs neither torch nor pillow, except to
+read files.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,15 @@ _CURES: Mapping[MediaKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """Placeholders of one kind of media, as a model's family writes them.
+    """Placeholders of one kind of media in a model family's format.
 
     Attributes:
         named: text that stands for a medium in prompts.
         token: text of the placeholder token.
         token_id: its id.
-        parts: gives what stands for a medium, in order. Reads as little of it as it can. Raises ParameterError if it is
-            damaged, or the model can't take it.
-        most: largest number in a prompt; None for no limit.
+        parts: returns what stands for a medium, in order. Reads as little of it as possible. Raises
+            ParameterError if it is damaged or the model can't take it.
+        most: maximum number in a prompt; None for no limit.
     """
 
     named: str
@@ -56,14 +58,14 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class MediaFormat:
-    """Images, videos and sounds in a model's prompts.
+    """Format of images, videos and sounds in a model's prompts.
 
     Attributes:
-        kinds: placeholders of each kind that it takes.
-        vocab_size: size of the vocabulary, from which on ids are virtual.
-        settings: hash of what media are prepared with.
+        kinds: placeholders of each kind of media that the model takes.
+        vocab_size: size of the vocabulary; ids from there on are virtual.
+        settings: hash of the settings with which media are prepared.
         block: number of an image's tokens, if they attend to each other in both directions; else 0.
-        video, sound: how it takes videos and sounds; None if it takes none.
+        video, sound: how the model takes videos and sounds; None if it takes none.
         begins: whether each prompt begins with one sound, and has no other.
     """
 
@@ -76,7 +78,9 @@ class MediaFormat:
     begins: bool = False
 
     def check_beginning(self, tokens: Ints, media: Sequence[MediaItem]) -> None:
-        """Raises ParameterError if prompts begin with a sound that has text behind it, and these tokens do not."""
+        """Raises ParameterError if prompts must begin with a sound followed by text and these
+        tokens do not.
+        """
         if not self.begins:
             return
         places = virtual_positions(tokens, self.vocab_size)
@@ -89,8 +93,9 @@ class MediaFormat:
             raise ParameterError("prompt", problem, hint="Write <|startoftranscript|> and what follows it there.")
 
     def placed(self, spans: Sequence[Span]) -> Iterator[Span]:
-        """Spans of a prompt that names its placeholders in text, with these by themselves. Text that can't name special
-        tokens has none."""
+        """Splits spans at the placeholders named in their text. Text that can't name special tokens
+        is not split.
+        """
         for span in spans:
             if span.ids is not None or not span.special:
                 yield span
@@ -104,11 +109,12 @@ class MediaFormat:
             yield Span(text)
 
     def spans(self, image: Media) -> tuple[Span, ...]:
-        """Spans that stand for an image, a video or a sound in a prompt. Of an image, only the beginning is read.
+        """Returns the spans that stand for an image, a video or a sound in a prompt. Reads only the
+        beginning of an image.
 
         Raises:
-            ParameterError: it can't be read, is too large, or the model takes none of its kind.
-            CapabilityError: it is an address.
+            ParameterError: it can't be read or is too large.
+            CapabilityError: it is an address, or the model takes none of its kind.
         """
         kind, frames = image.kind, image.frames
         if frames < 0:
@@ -136,22 +142,25 @@ class MediaFormat:
         return tuple(spans)
 
     def item(self, medium: Media) -> MediaItem:
-        """An image, a video or a sound as prompts have it. Raises as `spans`."""
+        """Returns an image, a video or a sound in the form that prompts have. Raises the same
+        errors as `medium_spans`.
+        """
         items = (span.item for span in self.spans(medium) if isinstance(span, ImageSpan))
         return next(item for item in items if item is not None)
 
 
 def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> Sequence[Span]:
-    """Spans of a prompt, with the placeholders of its images, videos and sounds.
+    """Returns the spans of a prompt with the placeholders of its images, videos and sounds.
 
     Args:
-        prompt: its media belong to its placeholders (`is_placeholder`), in order. If it has none, they are named in
-            its text, each kind by itself.
-        media: how prompts have them; None if the model takes none.
+        prompt: its media belong to its placeholders (`is_placeholder`), in order. If it has none,
+            its text names them, each kind separately.
+        media: how prompts contain media; None if the model takes none.
         model_name: name of the model, for messages.
 
     Raises:
-        ParameterError: a medium can't be read, the model takes none, or there are more or fewer than placeholders.
+        ParameterError: a medium can't be read, the model takes none, or there are more or fewer
+            than placeholders.
     """
     named = not any(map(is_placeholder, prompt.spans))
     if not prompt.images and named and not _names_any(prompt.spans, media):
@@ -180,8 +189,9 @@ def prompt_spans(prompt: Prompt, media: MediaFormat | None, model_name: str) -> 
 
 
 def _check_places(places: int, count: int, kind: MediaKind, named: str) -> None:
-    """Raises ParameterError if there are more or fewer placeholders than media. `named` is the text of one, "" if no
-    text names them."""
+    """Raises ParameterError if there are more or fewer placeholders than media. `named` is the text
+    of a placeholder, or "" if the text names none.
+    """
     if places == count:
         return
     problem = f"has {places} placeholder{'s' * (places != 1)}, and {count} {NAMES[kind]}{'s' * (count != 1)}."
@@ -192,7 +202,7 @@ def _check_places(places: int, count: int, kind: MediaKind, named: str) -> None:
 
 
 def _names_any(spans: Sequence[Span], media: MediaFormat | None) -> bool:
-    """True if text that may spell special tokens has a placeholder's."""
+    """Returns True if text that may spell special tokens contains a placeholder."""
     return media is not None and any(
         each.named in span.text
         for span in spans if span.special and span.ids is None
@@ -201,16 +211,16 @@ def _names_any(spans: Sequence[Span], media: MediaFormat | None) -> bool:
 
 
 def no_media_error(kind: MediaKind, model_name: str) -> ParameterError:
-    """Error for a medium at a model that takes none of its kind."""
+    """Returns the error for a medium sent to a model that takes none of its kind."""
     return ParameterError("prompt", f"{model_name} can't {_SENSES[kind]}.", hint=_CURES[kind])
 
 
 def media_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions) -> MediaFormat | None:
-    """Media of the model in a folder; None if it takes none that are supported.
+    """Returns the media format of the model in a folder, or None if it takes no supported media.
 
     Raises:
         ModelError: a setting that they need is missing or damaged.
-        ParameterError: the options have a setting of videos that there is not.
+        ParameterError: the options contain an unknown setting for videos.
     """
     config = read_config(folder)
     family = config.get("model_type", "")
@@ -230,7 +240,8 @@ def media_format(folder: Path, tokenizer: Tokenizer, vocab_size: int, options: I
 def _image_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
-    """Media of a model that sees images, and watches videos if its family does."""
+    """Returns the media format of a model that sees images, and watches videos if its family does.
+    """
     if (saved := _settings(folder, "image_processor", "preprocessor_config.json")) is None:
         return None
     settings, family = {**saved, **options.processors.get("image", {})}, config["model_type"]
@@ -260,7 +271,7 @@ def _image_format(
 def _sound_format(
     folder: Path, config: Config, tokenizer: Tokenizer, vocab_size: int, options: ImageOptions
 ) -> MediaFormat | None:
-    """Media of a model that hears sounds."""
+    """Returns the media format of a model that hears sounds."""
     if (settings := _settings(folder, "feature_extractor", "preprocessor_config.json")) is None:
         return None
     sound = SOUND_FAMILIES[config["model_type"]](config, settings)
@@ -277,7 +288,7 @@ def _sound_format(
 
 
 def _id(config: Config, name: str) -> int:
-    """Id of a placeholder token, under either of transformers' names."""
+    """Returns the id of a placeholder token, under either of transformers' names."""
     found: int = config[f"{name}_id" if f"{name}_id" in config else f"{name}_index"]
     return found
 
@@ -287,7 +298,9 @@ def _digest(*settings: Config) -> bytes:
 
 
 def _settings(folder: Path, part: str, name: str) -> Config | None:
-    """Settings of a part of a folder's processor, where transformers reads them; None if there are none."""
+    """Returns the settings of a part of a folder's processor, read from where transformers reads
+    them, or None if there are none.
+    """
     whole, file = folder / "processor_config.json", folder / name
     nested = read_json(whole).get(part) if whole.exists() else None  # written from transformers 5 on
     if isinstance(nested, dict):

@@ -1,5 +1,6 @@
-"""Preparing of images, videos and sounds for an encoder: decoding within bounds, and transformers' processors or their
-arithmetic. Takes long, so not on the loop's thread."""
+"""Prepares images, videos and sounds for an encoder: bounded decoding, then transformers'
+processors or equivalent arithmetic. Slow, so not for the event loop's thread.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +30,18 @@ Pixels: TypeAlias = dict[str, torch.Tensor]  # inputs of an encoder, by name
 
 
 class MediaPreparer:
-    """Preparer of images, videos and sounds for the model in a folder, with the folder's settings.
+    """Prepares images, videos and sounds for the model in a folder, with the folder's settings.
 
     Args:
         folder: folder of the model.
         media: how the model takes them.
         options: options of the engine.
-        pinned: whether what it makes is in pinned memory, from which a GPU copies while the host continues.
+        pinned: whether results are in pinned memory, from which a GPU copies while the host
+            continues.
 
     Raises:
         ModelError: transformers has no such processor.
-        ParameterError: the processor of images has not a setting of the options.
+        ParameterError: the image processor lacks a setting of the options.
     """
 
     def __init__(self, folder: Path, media: MediaFormat, options: ImageOptions, *, pinned: bool = False) -> None:
@@ -53,36 +55,39 @@ class MediaPreparer:
             self._of_kind["audio"] = partial(_prepared_sound, media.sound)
 
     def prepare(self, item: MediaItem) -> Pixels:
-        """Inputs of the encoder for an image, a video or a sound. May be called on several threads.
+        """Returns the encoder's inputs for an image, a video or a sound. May be called on several
+        threads.
 
         Raises:
-            ParameterError: it is damaged; or as `open_image`, `frames` and `samples`.
+            ParameterError: it is damaged, or `open_image`, `frames` or `samples` rejects it.
         """
         made = self._of_kind[item.medium.kind](item.medium)
         return {name: pinned(each) for name, each in made.items()} if self._pinned else made
 
 
 def pinned(values: torch.Tensor) -> torch.Tensor:
-    """Copy of a tensor in pinned memory. By numpy: torch would copy by a team of threads for each that prepares."""
+    """Copies a tensor to pinned memory. Uses numpy, since torch would start a team of threads for
+    each thread that prepares.
+    """
     made = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     np.copyto(made.view(torch.uint8).numpy(), values.contiguous().view(torch.uint8).numpy())
     return made
 
 
 class _ImagePreparer:
-    """Preparer of images, by transformers' processor."""
+    """Prepares images with transformers' processor."""
 
     def __init__(self, folder: Path, options: ImageOptions) -> None:
         self._processor: Any = _processor(folder, options.processors.get("image", {}))
         self._options: dict[str, Any] = {}
-        if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 cuts for merged patches
+        if merged := read_json(folder / "config.json").get("spatial_merge_size"):  # Mistral 3 crops to merged patches
             patch = self._processor.patch_size
             self._options["patch_size"] = merged * (patch if isinstance(patch, int) else patch["height"])
 
     def prepare(self, image: Media) -> Pixels:
         try:
             with warnings.catch_warnings(), open_image(image) as picture:
-                warnings.simplefilter("ignore")  # about metadata, and sizes within our own bound
+                warnings.simplefilter("ignore")  # about metadata, and about sizes within our own limit
                 shown = upright(picture)
         except SglError:
             raise
@@ -98,11 +103,12 @@ def _prepared_video(video: VideoFormat, given: Media) -> Pixels:
 
 
 def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures: Iterable[Picture]) -> Pixels:
-    """Inputs of an encoder for frames of a video. transformers' processors of videos compute the same by torchvision.
+    """Returns the inputs of an encoder for frames of a video. Computes the same as transformers'
+    video processors, which use torchvision.
 
     Args:
         video: videos of the model.
-        sizes: widths and heights to which each frame is scaled, one after the other.
+        sizes: widths and heights to which each frame is scaled, one after another.
         pictures: the frames, in RGB.
     """
     scaled = []
@@ -114,7 +120,7 @@ def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures:
     pixels.div_(255).sub_(torch.tensor(video.mean)).div_(torch.tensor(video.std))
     if video.patches is None:
         made = {video.inputs: pixels.permute(0, 3, 1, 2)[None].contiguous()}
-        if video.inputs == "pixel_values":  # of images that a mask tells from padding
+        if video.inputs == "pixel_values":  # a mask distinguishes these images from padding
             made["pixel_attention_mask"] = torch.ones(made[video.inputs].select(2, 0).shape, dtype=torch.int64)
         return made
     together, side, pixel = video.patches
@@ -125,7 +131,9 @@ def video_inputs(video: VideoFormat, sizes: Sequence[tuple[int, int]], pictures:
 
 
 def _prepared_sound(sound: SoundFormat, given: Media) -> Pixels:
-    """Samples [1, n], padded with silence to whole windows, and the number of them before it, `count` [1]."""
+    """Returns the samples [1, n], padded with silence to whole windows, and the number of samples
+    before padding, `count` [1].
+    """
     heard = samples(given, sound.rate, sound.seconds)
     padded = np.pad(heard, (0, -len(heard) % sound.window))
     return {"samples": torch.from_numpy(padded)[None], "count": torch.tensor([len(heard)])}
@@ -136,7 +144,7 @@ def _processor(folder: Path, given: Mapping[str, Any]) -> Any:  # of transformer
 
     try:
         found: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True, **given)
-    except Exception as error:  # of transformers, of many kinds
+    except Exception as error:  # transformers raises many kinds of errors
         raise ModelError(
             f"{folder}: transformers can't make its image processor: {error}",
             hint="Read text alone with enable_multimodal=False, or mend preprocessor_config.json.",

@@ -1,4 +1,4 @@
-"""Sounds, as families of models hear them. Needs neither torch nor av."""
+"""Sounds in each model family's format. Needs neither torch nor av."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from sglang_lite.runtime.media.image_families import Config, Part
 
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
-    """Sounds of a model, which hears a spectrogram.
+    """Format of a model's sounds, which it hears as a spectrogram.
 
     Attributes:
         rate: samples in a second.
         hop: samples from one column of the spectrogram to the next.
         seconds: longest sound.
-        window: samples to a multiple of which a sound is padded; the encoder gets one such window after the other.
-        count: number of placeholders of a spectrogram of so many columns.
+        window: sounds are padded to a multiple of this many samples; the encoder reads one such
+            window after another.
+        count: function from a spectrogram's columns to the number of its placeholders.
         named: text that stands for a sound in prompts; "" if it is the token that the config names.
     """
 
@@ -32,7 +33,9 @@ class SoundFormat:
     named: str = ""
 
     def parts(self, samples: int) -> Sequence[Part]:
-        """Placeholders of a sound of so many samples. Raises ParameterError if it is too short."""
+        """Returns the placeholders of a sound with `samples` samples. Raises ParameterError if it
+        is too short.
+        """
         count = self.count(-(-samples // self.hop))
         if count < 1:
             raise ParameterError("audio", f"{samples:,} samples are too short to hear.", hint="Send a longer sound.")
@@ -42,8 +45,9 @@ class SoundFormat:
 def _spectrogram(
     settings: Config, count: Callable[[int], int], most_seconds: float = 0, named: str = ""
 ) -> SoundFormat:
-    """Whisper's spectrogram, of a window if a sound may not be longer. Raises ModelError if it is not of the samples
-    alone."""
+    """Returns the format of Whisper's spectrogram. Unless `most_seconds` is given, a sound may not
+    exceed one window. Raises ModelError for settings that add noise or padding values.
+    """
     for name in ("dither", "padding_value"):
         if settings.get(name):
             hint = "Set it to 0: sounds are read without noise, and with silence behind them."
@@ -53,12 +57,16 @@ def _spectrogram(
 
 
 def _qwen2_audio(config: Config, settings: Config) -> SoundFormat:
-    """Qwen2-Audio: the spectrogram is halved by a convolution and again by pooling."""
+    """Returns the format of Qwen2-Audio, which halves the spectrogram by a convolution and again by
+    pooling.
+    """
     return _spectrogram(settings, lambda columns: ((columns - 1) // 2 - 1) // 2 + 1)
 
 
 def _voxtral(config: Config, settings: Config) -> SoundFormat:
-    """Voxtral: all frames of each window, so many of them in a feature as the projector takes."""
+    """Returns the format of Voxtral: all frames of each window, with as many of them in a feature
+    as the projector takes.
+    """
     audio = {"hidden_size": 1280, "intermediate_size": 5120, "max_source_positions": 1500, **config["audio_config"]}
     columns, frames = 2 * audio["max_source_positions"], audio["max_source_positions"]
     each = frames * audio["hidden_size"] // audio["intermediate_size"]
@@ -66,7 +74,7 @@ def _voxtral(config: Config, settings: Config) -> SoundFormat:
 
 
 def _whisper(config: Config, settings: Config) -> SoundFormat:
-    """Whisper: all frames of a window, in front of the text."""
+    """Returns the format of Whisper: all frames of a window, before the text."""
     tokens = SoundPrefix.of(config["max_source_positions"]).tokens
     return _spectrogram(settings, lambda columns: tokens, named="<audio>")
 

@@ -1,4 +1,6 @@
-"""Transcripts of speech: the prompts of models that are trained to write them, and what their answers mean."""
+"""Transcripts of speech: the prompts of models trained to write them, and how to read their
+answers.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,13 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WhisperSpeech:
-    """Transcripts of Whisper.
+    """Transcripts by Whisper.
 
     Attributes:
         sound: sounds of the model.
         tokenizer: tokenizer of the model.
         settings: content of its `generation_config.json`.
-        languages: token of each language that it can be told, by code; empty for a model of English alone.
+        languages: token of each selectable language, by code; empty for an English-only model.
     """
 
     sound: SoundFormat
@@ -57,21 +59,22 @@ class WhisperSpeech:
 
     @property
     def end(self) -> int:
-        """Token that ends a transcript; those of text are below it."""
+        """Token that ends a transcript. Those of text are below it."""
         return self._id("<|endoftext|>")
 
     def instructions(self, language: str | None, task: Task, *, timed: bool) -> list[int]:
-        """Tokens that begin a transcript.
+        """Returns the tokens that begin a transcript.
 
         Args:
-            language: code of the language that is spoken; None if it is not known, of which nothing but the first
-                token is written.
-            task: whether to write what is said, or a translation into English.
+            language: code of the spoken language. None if it is unknown: then only the first token
+                is returned.
+            task: whether to write what is said or a translation into English.
             timed: whether to write when segments begin and end.
 
         Raises:
             ParameterError: the model has no such language.
-            CapabilityError: the model knows English alone, and a translation is wanted.
+            CapabilityError: the model knows only English, and a translation or another language is
+                requested.
         """
         ids = [self._id("<|startoftranscript|>")]
         if self.languages:
@@ -86,12 +89,12 @@ class WhisperSpeech:
         return ids if timed else [*ids, self._first_time - 1]
 
     def prompt(self, sound: Media, instructions: Sequence[int], before: str = "") -> Prompt:
-        """Prompt for a transcript of a sound.
+        """Returns the prompt for a transcript of a sound.
 
         Args:
-            sound: the sound, of one window at most.
+            sound: the sound, at most one window long.
             instructions: tokens that begin the transcript.
-            before: text that is taken for what was said before; of a long one, the end.
+            before: text treated as what was said before; only the end of a long text is used.
         """
         ids = [*instructions]
         if before:
@@ -101,7 +104,8 @@ class WhisperSpeech:
         return Prompt((Span("<audio>", ()), Span("", tuple(ids))), images=(sound,))
 
     def rules(self, instructions: Sequence[int], *, timed: bool) -> LogitProcessor | None:
-        """Processor of the logits behind these instructions; None if they are drawn as they are."""
+        """Returns the processor of logits after these instructions, or None if they need no change.
+        """
         never = tuple(self.settings.get("suppress_tokens") or ())
         not_first = tuple(self.settings.get("begin_suppress_tokens") or ())
         if not (timed or never or not_first):
@@ -112,7 +116,8 @@ class WhisperSpeech:
         )  # fmt: skip
 
     def segments(self, ids: Sequence[int], seconds: float) -> tuple[list[Segment], float]:
-        """Segments of a transcript with times, and the second up to which it is complete.
+        """Returns the segments of a transcript with times, and the second up to which it is
+        complete.
 
         Args:
             ids: its token ids.
@@ -121,7 +126,7 @@ class WhisperSpeech:
         first, ids = self._first_time, [each for each in ids if each < self.end or each >= self._first_time]
         times = [each >= first for each in ids]
         borders = [i for i in range(1, len(ids)) if times[i - 1] and times[i]]  # one segment ends, the next begins
-        whole = times[-2:] == [False, True]  # nothing has begun behind the last segment
+        whole = times[-2:] == [False, True]  # nothing has begun after the last segment
         parts = [ids[start:end] for start, end in zip([0, *borders], [*borders, len(ids)]) if start < end]
         if borders and not whole:
             parts.pop()  # begun and not ended
@@ -148,18 +153,20 @@ class WhisperSpeech:
 
 @dataclass(frozen=True, slots=True)
 class VoxtralSpeech:
-    """Transcripts of Voxtral, without times.
+    """Transcripts by Voxtral, without times.
 
     Attributes:
         sound: sounds of the model.
-        placeholder: text that stands for one.
+        placeholder: text that stands for a sound.
     """
 
     sound: SoundFormat
     placeholder: str
 
     def prompt(self, sound: Media, language: str | None) -> Prompt:
-        """Prompt for a transcript of a sound. Raises ParameterError if the language is no code."""
+        """Returns the prompt for a transcript of a sound. Raises ParameterError if the language is
+        not a language code.
+        """
         if language is not None and not re.fullmatch("[a-z]{2}", language):
             problem = f"{shown(language)} is no code of a language."
             raise ParameterError("language", problem, hint='Write it as ISO 639-1 does: "en".')
@@ -170,7 +177,9 @@ class VoxtralSpeech:
 def speech_of(
     media: MediaFormat | None, tokenizer: Tokenizer, folder: Callable[[], Path]
 ) -> WhisperSpeech | VoxtralSpeech:
-    """Transcripts of the model in a folder. Raises CapabilityError if it is not trained to write any."""
+    """Returns the transcripts of the model in a folder. Raises CapabilityError if it is not trained
+    to write any.
+    """
     sound = None if media is None else media.sound
     if media is not None and sound is not None and media.begins:
         file = folder() / "generation_config.json"

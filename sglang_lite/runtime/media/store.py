@@ -1,4 +1,4 @@
-"""Store of the features that an encoder made of images, in rows that steps refer to."""
+"""Store of the features that an encoder computed from images, in rows that steps refer to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 
 @dataclass(eq=False, slots=True)
 class Features:
-    """Rows of an image.
+    """Rows of an image in the store.
 
     Attributes:
         item: the image.
@@ -37,7 +37,8 @@ class Features:
 
 
 class FeatureStore:
-    """Features by key of their image; those that no request needs are given up, the least recently used first.
+    """Features by key of their image. Those that no request needs are evicted, the least recently
+    used first.
 
     Args:
         table: memory of the features [rows, width].
@@ -56,8 +57,9 @@ class FeatureStore:
         return len(self._entries)
 
     def claim(self, request: Request) -> list[Features] | None:
-        """Reserves rows for all images of a request. Returns them, or None if others need the room: then none are
-        reserved."""
+        """Reserves rows for all images of a request and returns them. Returns None, reserving
+        nothing, if other requests need the room.
+        """
         assert request.media is not None
         missing = self._missing(request.media)
         unused, rows = self._unused(request.media), sum(item.count for item in missing)
@@ -81,12 +83,14 @@ class FeatureStore:
         entry.filled = True
 
     def drop(self, entry: Features) -> None:
-        """Gives up an image that could not be encoded."""
+        """Removes an image, such as one that could not be encoded."""
         del self._entries[entry.item.key]
         self._free = np.concatenate((self._free, entry.rows))
 
     def forget(self) -> list[Features]:
-        """Gives up all features. Returns the images of requests that have not ended, whose rows stay reserved."""
+        """Invalidates all features. Returns the images of requests that have not ended, whose rows
+        stay reserved.
+        """
         found = [entry for entry in self._entries.values() if entry.filled]
         for entry in found:
             entry.filled = False
@@ -95,7 +99,9 @@ class FeatureStore:
         return [entry for entry in found if entry.used]
 
     def has_room(self, request: Request) -> bool:
-        """True if the images of a request are there or could be, if those that no request needs are given up."""
+        """Returns True if the images of a request are in the store or would fit once images that no
+        request needs are evicted.
+        """
         assert request.media is not None
         rows = sum(item.count for item in self._missing(request.media))
         return rows <= len(self._free) + sum(entry.item.count for entry in self._unused(request.media))
@@ -104,6 +110,6 @@ class FeatureStore:
         return [item for key, item in {each.key: each for each in media.items}.items() if key not in self._entries]
 
     def _unused(self, media: RequestMedia) -> list[Features]:
-        """Images that can be given up for others, the least recently used first."""
+        """Returns the images that can be evicted for others, the least recently used first."""
         kept = {item.key for item in media.items}
         return [entry for key, entry in self._entries.items() if key not in kept and not entry.used]

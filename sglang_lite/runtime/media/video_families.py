@@ -1,5 +1,6 @@
-"""Videos, as families of models see them: which frames, of what size, and between which texts. Needs neither torch nor
-pillow."""
+"""Videos in each model family's format: which frames, at what size, and between which texts. Needs
+neither torch nor pillow.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ _LANCZOS, _BICUBIC = 1, 3  # numbers of pillow's filters
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Frames of a video for a model.
+    """Frames of a video that a model sees.
 
     Attributes:
-        indices: their numbers in the video, ascending.
-        sizes: widths and heights to which each is scaled, one after the other.
-        parts: what stands for them in a prompt.
+        indices: ascending frame numbers in the video.
+        sizes: widths and heights to which each frame is scaled, one after another.
+        parts: what stands for the frames in a prompt.
     """
 
     indices: Sequence[int]
@@ -38,20 +39,21 @@ class Sample:
     parts: Sequence[Part]
 
 
-Sampling: TypeAlias = Callable[[VideoHeader, int], Sample]  # of a video and the number of frames wanted, 0 for any
+Sampling: TypeAlias = Callable[[VideoHeader, int], Sample]  # takes a video and the requested frame count, 0 for any
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFormat:
-    """Videos of a model.
+    """Format of a model's videos.
 
     Attributes:
-        sample: chooses frames. Raises ParameterError if the model can't be shown them.
+        sample: chooses frames. Raises ParameterError if the model can't see them.
         inputs: name of the encoder's input.
-        patches: frames, squares a side, and pixels a side of a square in a patch; None if the encoder takes frames.
-        mean, std: of red, green and blue, from 0 to 1.
+        patches: frames in a patch, squares per side, and pixels per side of a square; None if the
+            encoder takes frames.
+        mean, std: mean and standard deviation of red, green and blue, from 0 to 1.
         resample: number of pillow's filter that scales frames.
-        named: text that stands for a video in prompts; "" if it is the placeholder token's.
+        named: text that stands for a video in prompts; "" if it is that of the placeholder token.
     """
 
     sample: Sampling
@@ -64,7 +66,9 @@ class VideoFormat:
 
 
 def _qwen2(config: Config, settings: Config) -> VideoFormat:
-    """Qwen2-VL and Qwen2.5-VL: patches of two frames each; the latter tells seconds by positions."""
+    """Returns the format of Qwen2-VL and Qwen2.5-VL: patches of two frames each. Qwen2.5-VL encodes
+    seconds in positions.
+    """
     size, patches = settings.get("size") or {}, _patches(settings, 14)
     least, most = size.get("shortest_edge") or 128 * 28 * 28, size.get("longest_edge") or 28 * 28 * 768
     per_second = config["vision_config"].get("tokens_per_second", 4) if config["model_type"] == "qwen2_5_vl" else 0
@@ -88,7 +92,7 @@ def _qwen2(config: Config, settings: Config) -> VideoFormat:
 
 
 def _qwen3(config: Config, settings: Config) -> VideoFormat:
-    """Qwen3-VL: patches of two frames each, with their seconds as text."""
+    """Returns the format of Qwen3-VL: patches of two frames each, with their seconds as text."""
     size, patches = settings.get("size") or {}, _patches(settings, 16)
     least, most = size.get("shortest_edge") or 128 * 32 * 32, size.get("longest_edge") or 32 * 32 * 768
     unit = patches[1] * patches[2]
@@ -117,8 +121,9 @@ def _qwen3(config: Config, settings: Config) -> VideoFormat:
 def _fitted_together(
     width: int, height: int, count: int, together: int, unit: int, least: int, most: int
 ) -> tuple[int, int]:
-    """Rows and columns of squares of `unit` pixels into which Qwen3-VL scales `count` frames, of `least` to `most`
-    pixels in all."""
+    """Returns the rows and columns of squares of `unit` pixels to which Qwen3-VL scales `count`
+    frames, with `least` to `most` pixels in total.
+    """
     rows, columns, frames = round(height / unit), round(width / unit), round(count / together) * together
     if frames * rows * columns * unit**2 > most:
         shrink = math.sqrt(count * height * width / most)
@@ -130,7 +135,9 @@ def _fitted_together(
 
 
 def _onevision(config: Config, settings: Config) -> VideoFormat:
-    """LLaVA-OneVision: frames as images of one tile each, pooled, with one token behind all."""
+    """Returns the format of LLaVA-OneVision: frames as images of one tile each, pooled, with one
+    token after all of them.
+    """
     vision, size = config["vision_config"], (settings["size"]["width"], settings["size"]["height"])
     pooled = math.ceil(vision["image_size"] // vision["patch_size"] / 2)
 
@@ -145,7 +152,9 @@ def _onevision(config: Config, settings: Config) -> VideoFormat:
 
 
 def _smolvlm(config: Config, settings: Config) -> VideoFormat:
-    """SmolVLM: frames as images of one tile each, with their minutes and seconds as text."""
+    """Returns the format of SmolVLM: frames as images of one tile each, with their minutes and
+    seconds as text.
+    """
     before, tokens, behind = idefics_tile(config)
     tile, longest = settings["max_image_size"]["longest_edge"], settings["size"]["longest_edge"]
     fps = settings.get("fps") or 1
@@ -173,7 +182,9 @@ def _smolvlm(config: Config, settings: Config) -> VideoFormat:
 
 
 def video_settings(saved: Config, given: Config) -> Config:
-    """Settings of a video processor, with others in the place of some, under transformers' present names."""
+    """Returns the settings of a video processor under transformers' current names, with some of
+    them replaced.
+    """
     rule, size = saved.get("video_sampling") or {}, dict(saved.get("size") or {})
     for ours, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if saved.get(older):
@@ -183,8 +194,9 @@ def video_settings(saved: Config, given: Config) -> Config:
 
 
 def _count(video: VideoHeader, wanted: int, settings: Config, *, least: int, most: int) -> int:
-    """Number of frames to show of a video: as many as wanted, or some a second. Raises ParameterError if too many are
-    wanted."""
+    """Returns the number of frames to show of a video: as many as requested, or some per second.
+    Raises ParameterError if too many are requested.
+    """
     if wanted > most:
         raise ParameterError("video", f"{wanted:,} frames are wanted, and {most} is the limit.", hint="Show fewer.")
     count = wanted or settings.get("num_frames")
@@ -199,7 +211,9 @@ def _patches(settings: Config, pixels: int) -> tuple[int, int, int]:
 
 
 def _sample(indices: list[int], patches: tuple[int, int, int], grid: Grid, parts: Sequence[Part]) -> Sample:
-    """Sample of frames that are cut into patches; the last one is repeated until they are full."""
+    """Returns the sample of frames that are cut into patches. The last frame is repeated to fill a
+    patch.
+    """
     unit = patches[1] * patches[2]
     padded = [*indices, *indices[-1:] * (-len(indices) % patches[0])]
     return Sample(padded, ((grid.columns * unit, grid.rows * unit),), parts)

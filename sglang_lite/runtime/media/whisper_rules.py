@@ -1,4 +1,4 @@
-"""Rules by which Whisper's tokens are drawn (arXiv:2212.04356, section 4.5), as a logit processor. Needs no torch."""
+"""Whisper's decoding rules (arXiv:2212.04356, section 4.5) as a logit processor. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ def by_whispers_rules(
     start: int, spoken: int, end: int, first_time: int, latest: int | None, never: Sequence[int],
     not_first: Sequence[int], tokens: Sequence[int], logits: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Logits of the next token, -inf for those that may not follow.
+    """Returns the logits of the next token, with -inf for those that may not follow.
 
     Args:
-        start: token that begins a transcript; the last one in `tokens` does.
-        spoken: number of tokens from it on that are the prompt's.
-        end: token that ends a transcript, behind all of texts.
-        first_time: first token of a time, which all others follow; 0 to write without times.
-        latest: latest time that a transcript may begin with, in tokens of times; None for any.
-        never, not_first: tokens that are not drawn, and those that are not the first.
+        start: token that begins a transcript; its last occurrence in `tokens` counts.
+        spoken: number of tokens from there on that belong to the prompt.
+        end: token that ends a transcript; its id is above those of all text tokens.
+        first_time: first timestamp token; all others have higher ids. 0 to write without times.
+        latest: latest time at which a transcript may begin, counted in timestamp tokens; None for
+            any.
+        never, not_first: tokens that are never drawn, and those that are never drawn first.
         tokens: ids of the prompt and the output so far.
-        logits: float32 [vocabulary], changed in place.
+        logits: float32 [vocabulary], modified in place.
     """
     drawn = tokens[len(tokens) - 1 - tokens[::-1].index(start) + spoken :]
     none = float("-inf")
     logits[[*never, *(() if drawn else not_first)]] = none
     if not first_time:
         return logits
-    logits[first_time - 1] = none  # the token that stands for no times
+    logits[first_time - 1] = none  # the token that turns timestamps off
     times = [token for token in drawn if token >= first_time]
     if not drawn:
         logits[:first_time] = none

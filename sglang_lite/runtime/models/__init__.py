@@ -1,1 +1,3 @@
-"""Models: the specification in a checkpoint's config, the table of its parameters, and decoders. Knows no requests."""
+"""Models: specifications read from checkpoint configs, the parameter table, and the decoders.
+Independent of requests.
+"""

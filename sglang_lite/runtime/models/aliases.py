@@ -1,4 +1,4 @@
-"""Models with a short name: where each is fetched from, what it needs, and what it is good for."""
+"""Models with short names: where each is downloaded from, what it needs and what it is good for."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HubModel:
         hub_id: its name there, `owner/name`.
         licence: its licence, and what to do first if it is gated.
         parameters: number of weights. They take two bytes each in bfloat16.
-        token_numbers: as of PackagedModel.
+        token_numbers: as for PackagedModel.
         use: what its publisher says it is for.
     """
 
@@ -69,9 +69,9 @@ class HubFile:
     Attributes:
         hub_id: name of the repository, `owner/name`.
         file: name of the file in it.
-        file_bytes, file_sha256: size and hash of the file: another one is refused.
-        licence, parameters, token_numbers: as of HubModel.
-        use: what it was seen to do here (docs/models.md).
+        file_bytes, file_sha256: size and hash of the file; a file with a different hash is rejected.
+        licence, parameters, token_numbers: as for HubModel.
+        use: what it did well in our tests (docs/models.md).
     """
 
     hub_id: str
@@ -93,7 +93,7 @@ _APACHE = "Apache-2.0"
 _LLAMA = "Llama 3.2's licence, gated: accept it on the hub and set HF_TOKEN"
 _GEMMA = "Gemma's licence, gated: accept it on the hub and set HF_TOKEN"
 _GEMMA_COPY = "Gemma's licence; if the hub says that it is gated, accept it there and set HF_TOKEN"
-# Proposed to a machine, the best first. They were run here, answer instructions, and need no account.
+# Suggested to users, best first. All were tested here, follow instructions and need no account.
 PROPOSED = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m")
 ALIASES: dict[str, PackagedModel | HubModel | HubFile] = {
     "smollm2-135m": PackagedModel(

@@ -1,4 +1,4 @@
-"""Base of models whose layers are modules of transformers, with keys and values in our KV cache."""
+"""Base for models whose layers are transformers modules, with keys and values in our KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.runtime.parallel.shared_steps import UNSHARED
 
 
 class CachedModule(ABC):
-    """Model of modules of transformers, of which a subclass has the layers.
+    """Base for models built from transformers modules; subclasses supply the layers.
 
     Attributes:
         dtype, device: of the weights and the computation.
@@ -25,7 +25,7 @@ class CachedModule(ABC):
     kv_layout: KVLayout
 
     spec = parts = None
-    window = None  # layers with a window have the pages of the others
+    window = None  # layers with a window share the other layers' pages
     window_bytes = 0
     logit_softcap = None  # the module's own head applies any soft cap
     steps = UNSHARED
@@ -59,4 +59,4 @@ class CachedModule(ABC):
 
     @abstractmethod
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [R, V] in the head's dtype; in `out` if given."""
+        """Returns logits [R, V] in the head's dtype, written to `out` if given."""

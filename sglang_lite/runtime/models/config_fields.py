@@ -40,10 +40,12 @@ class Field:
     required: bool = False
 
     def problem(self, value: Json) -> str | None:
-        """Reason why a value is not valid, as the end of a sentence, or None if it is valid."""
+        """Returns the reason why a value is invalid, as the end of a sentence, or None if it is
+        valid.
+        """
         if self.kind in ("wholes", "numbers", "texts"):
             if isinstance(value, list) and value and self._all_valid(value):
-                return None  # at once: vocabularies are long
+                return None  # without checking each item: vocabularies are long
             one = Field(_ONE_OF[self.kind], self.least, self.most)
             for item in value if isinstance(value, list) else [value]:
                 if problem := one.problem(item):
@@ -56,7 +58,9 @@ class Field:
         return None
 
     def _all_valid(self, values: list[Json]) -> bool:
-        """True if a list has only texts, or whole numbers in the range; False may be said of other lists, too."""
+        """Returns True if a list has only texts, or only whole numbers in range. May return False
+        for other valid lists.
+        """
         types = set(map(type, values))
         if self.kind == "wholes" and types == {int}:
             return bool(self.least <= min(values) and max(values) <= self.most)
@@ -285,7 +289,7 @@ def read_text(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """Value as text for a message, shortened if it is long."""
+    """Formats a value for a message, shortened if it is long."""
     if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value):,}"
     if isinstance(value, int) and value.bit_length() > 512:

@@ -1,4 +1,4 @@
-"""Collectives of ranks on the CPUs of one machine, through memory that they share."""
+"""Collectives for ranks on the CPUs of one machine, through shared memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TIMEOUT_S = 300.0
 
 
 class CpuRanks:
-    """Collectives through shared memory, in pieces of what fits into it.
+    """Collectives through shared memory, in pieces that fit into it.
 
     Args:
-        host: collectives for numbers of types that are not summed here.
+        host: collectives for dtypes that shared memory does not sum.
         shared: exchanges through shared memory.
-        in_stage: collectives of the ranks of a stage, if these are of several.
+        in_stage: collectives of this stage's ranks, if there are several stages.
     """
 
     def __init__(self, host: Collectives, shared: SharedSums, in_stage: Collectives | None) -> None:
@@ -52,7 +52,9 @@ class CpuRanks:
 
 
 def connect(host: Collectives) -> Collectives:
-    """Collectives of ranks that all call this; those of the host where there is no compiler, or several machines."""
+    """Connects ranks that all call this. Returns the host's collectives without a compiler or
+    across several machines.
+    """
     parallel = host.parallel
     if parallel.nodes > 1 or parallel.ranks == 1:
         return host

@@ -34,7 +34,7 @@ MAX_SINGLE_THREAD_READS = 1 << 23
 
 
 class SmallBatchStep:
-    """Computes a decoder's steps of few tokens on a CPU.
+    """Computes a decoder's steps on a CPU when they have few tokens.
 
     Args:
         ops: single-threaded operators compiled for the model's dtypes.
@@ -66,7 +66,7 @@ class SmallBatchStep:
         self._max_in_one_call = _MAX_IN_ONE_CALL if self._in_one_call else 0
 
     def supports(self, plan: AttentionPlan) -> bool:
-        """Returns True if a batch with this plan is computed by this step."""
+        """Returns whether this step can compute a batch with this plan."""
         tokens = len(plan.store_at)
         if plan.both_ways:
             return False
@@ -150,7 +150,9 @@ def small_batch_step(
 
 
 def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
-    """Layers as one record for a single compiled call, or None if their shapes differ or a matrix is not in blocks."""
+    """Packs the layers into one record for a single compiled call. Returns None if shapes differ or
+    a matrix is not in blocks.
+    """
     made, shapes = [], set()
     for layer in layers:
         mlp, spec = layer.feed_forward, layer.spec.attention

@@ -1,7 +1,7 @@
-"""Decoder-only transformer for all families; the differences are in `ModelSpec`.
+"""Decoder-only transformer for all families, whose differences are in `ModelSpec`.
 
-It takes token ids and an attention plan and returns hidden states and logits. Requests, schedules and sampling are
-unknown to it.
+Maps token ids and an attention plan to hidden states and logits. Knows nothing of requests
+or sampling.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class Decoder:
         progress: wraps the iteration over layer indices while weights are read, for example to show progress.
         head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
         ranks: collectives of the ranks that have parts of the model, each of which loads its own.
-        offload: what keeps the weights of the last layers in the host's memory, if they are not to be on the GPU.
-        placement: experts of each group of ranks; None for consecutive ones, each once.
+        offload: keeps the last layers' weights in host memory; None to keep all on the device.
+        placement: experts held by each group of ranks; None to divide them into consecutive ranges.
 
     Attributes:
-        spec: shape of the rank's part of the model; only its vocabulary is the whole one.
-        layer_ranks: collectives of the ranks that share its layers.
+        spec: shape of this rank's part of the model, with the full vocabulary.
+        layer_ranks: collectives of the ranks that share the layers.
         linears: builder of its linear layers.
-        unused_tensors: prefixes of tensors that a checkpoint may have beside those of the model.
-        tower: encoder of images or sounds whose features it reads, if there is one.
-        both_ways: whether tokens of images see later ones.
-        recorded: heads, size and data type of what its caches record of each token, by the cache's attribute.
-        expert_moves: changes of the experts that its ranks have, if it has started with a placement.
-        weight_memory: memory of its weights on a GPU, if that and caches can be given back.
-        watch: watch over its layers, if they are looked at.
+        unused_tensors: prefixes of tensors that a checkpoint may have in addition to the model's.
+        tower: encoder of the images or sounds whose features the decoder reads, or None.
+        both_ways: whether image tokens attend to later tokens.
+        recorded: heads, size and dtype of what caches record for each token, by the cache's attribute.
+        expert_moves: moves experts between ranks, if the model started with a placement.
+        weight_memory: memory of the weights on a GPU, if it and the caches can be released.
+        watch: observes the layers for profiling and dumps.
 
     Raises:
         ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
@@ -79,8 +79,8 @@ class Decoder:
     """
 
     fused = False
-    vocab_block = 1  # tokens that the vocabulary is cut into multiples of
-    cuts_embedding = True  # whether ranks cut the table of embeddings, too
+    vocab_block = 1  # vocabulary parts are multiples of this many tokens
+    cuts_embedding = True  # whether ranks shard the embedding table, too
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Decoder:
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
-        # From the last one if the host gets the last ones, as their bytes are known when they are built.
+        # In reverse if the last layers go to the host: a layer's size is known only once it is built.
         order = reader.layers if offload is None else reader.layers[::-1]
         for i, left in zip(progress(order), reversed(range(len(order)))):
             self.layers.append(reader.layer(i))
@@ -142,18 +142,20 @@ class Decoder:
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     def plan_small_batches(self) -> None:
-        """Chooses how steps of few tokens are computed; called again when layers have been replaced."""
+        """Chooses how steps with few tokens are computed. Called again when layers have been
+        replaced.
+        """
         args = self.spec, self.precision, self.layers, self.norm, self.device, self.ranks
         cut_otherwise = self.ranks.parallel.pp > 1 or self.ranks.parallel.dp > 1
         self._small_batch = None if self.fused or cut_otherwise else small_batch_step(*args)
 
     def forget_small_batches(self) -> None:
-        """Frees what steps of few tokens keep of the layers."""
+        """Frees the references to layers that steps with few tokens keep."""
         self._small_batch = None
 
     @property
     def encoder_weights(self) -> dict[str, torch.nn.Parameter]:
-        """Weights of the encoder by transformers' names; none without one."""
+        """Weights of the encoder by transformers' names; empty without an encoder."""
         return {} if self.tower is None else self.tower.parameters
 
     @property
@@ -162,13 +164,13 @@ class Decoder:
 
     @cached_property
     def _parts(self) -> list[range]:
-        """Tokens whose embeddings and logits each rank has."""
+        """Ranges of the vocabulary whose embeddings and logits each rank has."""
         every = map(self.ranks.parallel.of, range(self.ranks.parallel.ranks))
         return [vocabulary_part(self.vocab_size, each, self.vocab_block) for each in every]
 
     @property
     def vocabulary(self) -> range:
-        """Tokens whose embeddings and logits this rank has."""
+        """Range of the vocabulary whose embeddings and logits this rank has."""
         return self._parts[self.ranks.parallel.rank]
 
     @cached_property
@@ -208,7 +210,9 @@ class Decoder:
         )  # fmt: skip
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor of zeros on the model's device, whose memory goes with the weights' when an engine sleeps."""
+        """Returns a tensor of zeros on the model's device; its memory is released with the weights'
+        when an engine sleeps.
+        """
         if self.weight_memory is None:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return self.weight_memory.zeros(shape, dtype)
@@ -244,13 +248,13 @@ class Decoder:
         return UNSHARED if shared is None else shared.steps
 
     def share_steps(self, steps: SharedSteps) -> None:
-        """Makes each step one of all ranks, which have rows of their own."""
+        """Runs every step on all ranks together, each with its own rows."""
         steps.idle = self._idle
         for layer in self.layers:
             layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
 
     def _idle(self) -> None:
-        """Computes this rank's part of a step in which it has no rows."""
+        """Takes this rank's part in a step in which it has no rows."""
         x = torch.empty((0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device)
         for layer in self.layers:
             _feed_forward(layer, x, None, None)
@@ -263,7 +267,9 @@ class Decoder:
         plan: AttentionPlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        """Rows [T, hidden_size] behind this rank's layers; arguments as `_embedded` and `forward` make them."""
+        """Returns rows [T, hidden_size] after this rank's layers. Arguments are those `_embedded`
+        and `forward` build.
+        """
         for i, layer in enumerate(self.watch.over(self.layers)):
             if 0 < i <= len(deep):
                 x = x + deep[i - 1]
@@ -291,7 +297,9 @@ class Decoder:
         return x + self._added(layer, self._norm(h, layer.post_mlp_norm))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [T, hidden_size] before the first layer, of the ids int64 [T] of text."""
+        """Returns the rows [T, hidden_size] that enter the first layer, for the ids of text, int64
+        [T].
+        """
         return self._embedded(ids)[0]
 
     def run_layer(
@@ -305,12 +313,14 @@ class Decoder:
             positions, plan, cache: as for `forward`.
 
         Returns:
-            Rows [T, hidden_size] behind it.
+            Rows [T, hidden_size] after it.
         """
         return self._run_layer(index, self.layers[index], x, [rope.at(positions) for rope in self.ropes], plan, cache)
 
     def _embedded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Embeddings [T, hidden_size], and what is added to them behind each of the first layers."""
+        """Returns embeddings [T, hidden_size] and the rows to add to the residual after each of the
+        first layers.
+        """
         x = self._looked_up(ids if self.features is None else ids.clamp(min=0)).to(self.precision.compute)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
@@ -385,7 +395,7 @@ class Decoder:
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
 
     def _whole_qk_norm(self, layer: Layer, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """`_qk_norm` over all ranks' queries and keys, of which this rank has `q` and `k`."""
+        """Applies `_qk_norm` over all ranks' queries and keys; `q` and `k` are this rank's part."""
         assert layer.q_norm is not None
         assert layer.k_norm is not None
         squares = self.layer_ranks.sum(torch.stack([x.float().square().sum(1) for x in (q, k)], 1))

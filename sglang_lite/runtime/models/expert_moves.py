@@ -1,4 +1,4 @@
-"""Experts of a model's ranks: counts of what is chosen, and other experts in the place of those that a rank has."""
+"""Moves experts between a model's ranks, and counts how often each expert is chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def count_experts(layers: Sequence[Layer], device: torch.device) -> None:
-    """Makes layers count, from now on, the rows that choose each of their experts."""
+    """Makes layers count the rows that choose each of their experts."""
     for layer in layers:
         experts = layer.feed_forward
         if not isinstance(experts, FeedForward):
@@ -29,7 +29,8 @@ def count_experts(layers: Sequence[Layer], device: torch.device) -> None:
 
 
 def expert_counts(layers: Sequence[Layer]) -> list[list[int]]:
-    """Number of rows that have chosen each expert of each layer, modulo 2 ** 32; [] for a layer without experts.
+    """Returns how many rows chose each expert of each layer, modulo 2 ** 32; [] for a layer without
+    experts.
 
     Raises:
         CapabilityError: they are not counted.
@@ -48,15 +49,18 @@ def expert_counts(layers: Sequence[Layer]) -> list[list[int]]:
 
 
 class ExpertMoves:
-    """Changes of a rank's experts while the model runs. All ranks make the same ones, between the same steps.
+    """Replaces a rank's experts while the model runs.
+
+    All ranks make the same moves between the same steps.
 
     Args:
-        layers: layers of the model, which are changed.
-        placement: where experts are at first.
-        read: function that reads the experts of a layer for a placement of that layer, as `WeightReader.layer` does.
+        layers: layers of the model, modified in place.
+        placement: initial placement of the experts.
+        read: reads the experts of a layer for a placement of that layer, as
+            `WeightReader.layer` does.
 
     Attributes:
-        placed: placement of each layer, behind all moves that have begun.
+        placed: placement of each layer after all moves that have begun.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class ExpertMoves:
         self._begun: tuple[int, Future[Any]] | None = None
 
     def move(self, layer: int | None, slots: tuple[int, ...]) -> None:
-        """Takes the experts into use whose reading the last call has begun, and begins to read others.
+        """Installs the experts that the previous call began to read, and begins to read others.
 
         Args:
             layer: layer whose experts are read; None for none.
@@ -90,7 +94,8 @@ class ExpertMoves:
 
 
 def _take(layer: Layer, new: Any) -> None:
-    """Puts experts in the place of a layer's own: on a GPU into their memory, which graphs read."""
+    """Replaces a layer's experts; on a GPU it overwrites their memory, which captured graphs read.
+    """
     own = layer.feed_forward
     if isinstance(own, Experts):
         layer.feed_forward = replace(own, experts=new.experts, local_ids=new.local_ids)
@@ -101,5 +106,5 @@ def _take(layer: Layer, new: Any) -> None:
 
 
 def _tensors(experts: Any) -> Iterator[torch.Tensor]:
-    """Tensors of experts on a GPU that differ from rank to rank."""
+    """Yields the tensors of experts on a GPU that differ between ranks."""
     return tensors_within((experts.matrices, experts.local_ids), set())

@@ -1,6 +1,8 @@
-"""Table of model families: how each family's config is read, and how its tensors are named. A new family is a new row.
+"""Model families: how each family's config is read and its tensors named. A new family is a new
+row.
 
-A row states the differences from Llama. `read_config.py` reads configs by it; `parameters.py` has Llama's tensor names.
+A row states the differences from Llama. `read_config.py` uses it to read configs;
+`parameters.py` has Llama's tensor names.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def _after_max_window_layers(config: Config, layer: int) -> bool:
 
 
 def _but_each(field: str) -> Callable[[Config, int], bool]:
-    """Predicate that is False for every n-th layer, where n is the value of a config field."""
+    """Returns a predicate that is False for every n-th layer, where n is the value of a config
+    field.
+    """
     return lambda config, layer: (layer + 1) % int(config[field]) > 0
 
 
@@ -105,7 +109,7 @@ def _granite_model(config: Config) -> dict[str, Any]:
 
 
 def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
-    """Model fields for layer norms in place of RMS norms.
+    """Returns model fields for layer norms instead of RMS norms.
 
     Args:
         eps: config field that holds the epsilon.
@@ -116,7 +120,8 @@ def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
 
 
 def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
-    """Attention fields for query and key norms of the given kind, enabled by a config flag."""
+    """Returns attention fields for query and key norms of the given kind, enabled by a config flag.
+    """
     return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
 
 
@@ -129,7 +134,9 @@ def _cohere_model(config: Config) -> dict[str, Any]:
 
 
 def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
-    """True if a layer applies rotary embedding: by the config's list of flags, else all but every n-th layer."""
+    """Returns whether a layer applies rotary embedding: by the config's list of flags, or else all
+    but every n-th layer.
+    """
     listed = config.get("no_rope_layers")
     if not listed:
         return (layer + 1) % int(config["no_rope_layer_interval"]) > 0
@@ -139,7 +146,9 @@ def _has_rope_smollm3(config: Config, layer: int, window: int | None) -> bool:
 
 
 def _count(config: Config, name: str) -> int:
-    """Number of experts of a layer, from the family's field or another family's: transformers writes either."""
+    """Returns a layer's number of experts, from the family's field or another family's:
+    transformers writes either.
+    """
     others = ("num_local_experts", "num_experts", "n_routed_experts")
     given = (config[other] for other in others if other != name and config.get(other) is not None)
     return int(next(given, config[name]))
@@ -165,7 +174,7 @@ def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
     size, hidden = config["moe_intermediate_size"], config["hidden_size"]
-    if hidden in (size, 2 * size):  # files have inputs before outputs, or behind them, which the shape has to tell
+    if hidden in (size, 2 * size):  # files put inputs before or after outputs; only the shape shows which
         raise ValueError(f"experts of {size} by hidden_size {hidden} have square matrices, of unknown orientation")
     return _qwen_experts({**config, "norm_topk_prob": True}, layer)
 
@@ -521,6 +530,6 @@ TEXT_PARTS: Mapping[str, tuple[str, Config]] = {
     }),  # sizes that Qwen2-Audio's config omits
     "mistral": ("mistral", {"num_attention_heads": 32}),  # which Pixtral's config omits
     "qwen3_vl_text": ("qwen3", {"mrope_section": [24, 20, 20], "mrope_interleaved": True}),
-    # The first configs of Qwen2-VL and Qwen2.5-VL have the decoder's fields beside those of the whole.
+    # Early configs of Qwen2-VL and Qwen2.5-VL have the decoder's fields at the top level.
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), ("qwen2", _QWEN2_VL)),
 }  # fmt: skip

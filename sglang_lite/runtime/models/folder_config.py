@@ -1,4 +1,6 @@
-"""Config of a model's folder: `config.json`, or what Mistral's own `params.json` says, in the terms of the former."""
+"""Config of a model folder: its `config.json`, or Mistral's `params.json` converted to the same
+fields.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,18 @@ _WITHOUT_EFFECT = ("dtype", "max_seq_len", "max_batch_size")
 
 
 def has_config(folder: Path) -> bool:
-    """True if a folder says what its model is."""
+    """Returns whether a folder has a config file."""
     return (folder / _CONFIG).exists() or (folder / PARAMS).exists()
 
 
 def config_file(folder: Path) -> Path:
-    """File that says what the model in a folder is."""
+    """Returns the path of the config file in a model folder."""
     params = folder / PARAMS
     return params if params.exists() and not (folder / _CONFIG).exists() else folder / _CONFIG
 
 
 def read_config(folder: Path) -> dict[str, Json]:
-    """Returns the config of the model in a folder, in the terms of Hugging Face's `config.json`.
+    """Reads the config of the model in a folder, in Hugging Face's `config.json` format.
 
     Raises:
         ModelError: the file is missing or damaged, or Mistral's has a field that is not supported.
@@ -53,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Json]:
 
 
 def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]:
-    """Returns Mistral's `params.json` in the terms of Hugging Face's `config.json`.
+    """Converts Mistral's `params.json` to Hugging Face's `config.json` format.
 
     Args:
         params: parsed file.
@@ -84,7 +86,9 @@ def config_of_params(params: Mapping[str, Json], source: str) -> dict[str, Json]
 
 
 def _part(left: dict[str, Json], name: str, names: Mapping[str, str], source: str) -> dict[str, Json]:
-    """Takes an object out of the fields, and names its own as `config.json` does."""
+    """Removes an object from the remaining fields and renames its own fields to those of
+    `config.json`.
+    """
     given = left.pop(name, {})
     if not isinstance(given, dict) or given.keys() - names.keys():
         raise ModelError(
@@ -95,7 +99,9 @@ def _part(left: dict[str, Json], name: str, names: Mapping[str, str], source: st
 
 
 def _window(window: Json, layers: int, source: str) -> dict[str, Json]:
-    """Fields of a window, which is one number, or a list that repeats over the layers, with null for those without."""
+    """Returns the config fields of a window: one size, or a list repeated over the layers with null
+    for full attention.
+    """
     if isinstance(window, int):
         return {"sliding_window": window}
     sizes = {each for each in window if each is not None} if isinstance(window, list) and window else set()

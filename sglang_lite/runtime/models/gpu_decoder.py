@@ -1,4 +1,4 @@
-"""Decoder on a GPU, as fused kernels: the weights of `Decoder`, driven by a device plan."""
+"""Decoder on a GPU with fused kernels: the weights of `Decoder`, driven by a device plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GpuDecoder(Decoder):
     """Decoder-only transformer loaded on a GPU. Takes the arguments of Decoder.
 
     Raises:
-        ModelError: keys and values differ in size, or Decoder raises the error.
+        ModelError: keys and values differ in size, or for any reason that Decoder raises it.
     """
 
     fused = True
@@ -54,14 +54,14 @@ class GpuDecoder(Decoder):
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         ranks = kwargs.get("ranks")
-        # With dp, each has its own rows: `share_steps`.
+        # With dp, each rank has its own rows; see `share_steps`.
         every = ranks if isinstance(ranks, GpuRanks) and ranks.parallel.dp == 1 else None
         sharing = None if every is None else every.in_stage
         self.gpu_ranks = sharing if isinstance(sharing, GpuRanks) else None  # that share a layer
         if every is not None:
             _check_ranks(spec, every.parallel)
         super().__init__(spec, *args, **kwargs)
-        if self.offload is not None:  # a step takes as long as its copies, so that launches of kernels cost nothing
+        if self.offload is not None:  # copies dominate a step, so kernel launches cost nothing
             self.uncapturable = "they copy weights from the host's memory"
         self.parts = None if every is None else LogitParts(every, tuple(map(len, self._parts)))
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
@@ -102,8 +102,9 @@ class GpuDecoder(Decoder):
         return self.spec.logit_softcap
 
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Computes the plan's tokens and stores their keys and values. Replicas that share feed-forwards have begun a
-        step.
+        """Computes the plan's tokens and stores their keys and values.
+
+        Replicas that share feed-forwards must have begun a step.
 
         Args:
             plan: device plan of the step.
@@ -111,7 +112,8 @@ class GpuDecoder(Decoder):
             attention: attention that has been prepared for this plan.
 
         Returns:
-            Hidden states [T, hidden_size] after the last norm; with several stages, the rows behind this rank's.
+            Hidden states [T, hidden_size] after the last norm; with several stages, the rows after
+            this rank's layers.
         """
         assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
         rows = None if plan.lora is None else _rows_of(plan.lora, plan.slots, self.layers)
@@ -122,7 +124,9 @@ class GpuDecoder(Decoder):
         return self.watch.passed(plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual)
 
     def ended(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, hidden_size] after the last norm, of what `run` returned of some tokens."""
+        """Returns hidden states [R, hidden_size] after the last norm, given rows of what `run`
+        returned.
+        """
         staged = self.ranks.parallel.pp > 1
         return norm(from_last_stage(self.ranks, hidden), self.norm, self.spec.rms_eps) if staged else hidden
 
@@ -137,10 +141,11 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [T, hidden_size] behind this rank's layers: after the last norm, and as the residual.
+        """Returns hidden states [T, hidden_size] after this rank's layers, with the last norm and
+        without.
 
         Args:
-            residual: rows before the layers, which are overwritten.
+            residual: rows that enter the layers; overwritten.
             rows: rows of adapters, or None.
             plan, cache, attention: as for `run`.
         """
@@ -174,24 +179,26 @@ class GpuDecoder(Decoder):
         return hidden, self.watch.behind(len(self.layers) - 1, residual)
 
     def _peers(self, rows: int) -> Peers | None:
-        """Memory through which the `add_norm` after each block sums the ranks' rows; None if they are summed before it,
-        or there is one rank."""
+        """Returns the memory through which `add_norm` sums the ranks' rows after each block. None
+        if they are summed earlier, or for a single rank.
+        """
         if self.gpu_ranks is None or not self._plain:
             return None
         return self.gpu_ranks.fused(rows, self.spec.hidden_size * self.precision.compute.itemsize)
 
     def _streamed(self) -> Iterable[Layer]:
-        """The layers, each when its weights are on the device."""
+        """Iterates over the layers, yielding each when its weights are on the device."""
         return self.watch.over(self.layers if self.offload is None else self.offload.stream(self.layers))
 
     def _add_plane(self, index: int, plan: DevicePlan, residual: torch.Tensor) -> None:
-        """Adds to the residual before a layer what features of images have for it."""
+        """Adds the image features that belong to a layer to the residual before it."""
         if self.features is not None and 0 < index < self.features.shape[1] // self.spec.hidden_size:
             add_features(plan, self.features, index, residual)
 
     def _in_8_bits(self, layer: Layer, rows: int) -> tuple[torch.dtype | None, torch.dtype | None]:
-        """Returns, for a layer's attention and its feed-forward, the 8-bit type that they take so many rows in, or
-        None."""
+        """Returns the 8-bit types that a layer's attention and feed-forward accept for this many
+        rows, or None for 16 bits.
+        """
         fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
         first = matrix(layer.qkv).eight_bits(rows) if _norms_in_kernel(layer.spec.attention, self.spec.norm) else None
         if isinstance(fed, GpuExperts):
@@ -205,14 +212,15 @@ class GpuDecoder(Decoder):
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None,
         peers: Peers | None, *, eight: torch.dtype | None, unquantised: bool = False,
     ) -> torch.Tensor | EightBitRows:  # fmt: skip
-        """Input of a matrix product: the residual, after x has been added to it, normalised if a weight is given.
+        """Adds x to the residual and returns it, normalised if a weight is given, as a product's
+        input.
 
         Args:
             weight: weight of the norm, or None for no norm.
             x: output of the previous block, or None at the first layer.
             residual: residual, updated in place.
-            scales: factors that x has yet to be multiplied with, or None.
-            peers: memory through which the ranks' x are summed, or None if that has been done.
+            scales: factors that x is still to be multiplied by, or None.
+            peers: memory through which the ranks' x are summed, or None if they already are.
             eight: 8-bit type of the rows to return, or None.
             unquantised: whether to keep the 16-bit rows, too.
         """
@@ -229,8 +237,9 @@ class GpuDecoder(Decoder):
     def _out(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Output of a block to add to the residual, normalised and scaled as the layer requires; and its pending
-        scales."""
+        """Normalises and scales a block's output before it is added to the residual. Returns it
+        with its pending scales.
+        """
         if weight is not None:
             x, scales = norm(x, weight, self.spec.rms_eps, scales), None
         return self._added(layer, x), scales
@@ -238,8 +247,9 @@ class GpuDecoder(Decoder):
     def _last(
         self, linear: Linear, rows: torch.Tensor | EightBitRows, peers: Peers | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Last product of a block, and its pending scales; in parts if an `add_norm` follows, which also sums the
-        ranks' products if it has `peers`."""
+        """Computes the last product of a block, returned with its pending scales. If an `add_norm`
+        follows, the product stays in parts, and with `peers` the ranks' sum is left to it.
+        """
         if self.gpu_ranks is None or peers is not None:
             return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
         x, scales = matrix(linear).unscaled(rows)
@@ -248,7 +258,9 @@ class GpuDecoder(Decoder):
         return self.gpu_ranks.sum(x), None
 
     def _qkv(self, layer: Layer, rows: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        """First product of a layer's attention, with norms that the attention kernels lack; and its pending scales."""
+        """Computes the first product of a layer's attention, with any norms the attention kernels
+        lack. Returns it with its pending scales.
+        """
         product, spec = matrix(layer.qkv), layer.spec.attention
         if _norms_in_kernel(spec, self.spec.norm):
             return product.unscaled(rows)
@@ -267,7 +279,7 @@ class GpuDecoder(Decoder):
         self, layer: Layer, rows: torch.Tensor | EightBitRows, peers: Peers | None, count: int,
         record: Callable[[torch.Tensor], None] | None,
     ) -> tuple[torch.Tensor, Scales | None]:  # fmt: skip
-        """Output of a layer's feed-forward, and its pending scales.
+        """Computes a layer's feed-forward. Returns its output with its pending scales.
 
         Args:
             layer: weights of the layer.
@@ -292,7 +304,9 @@ class GpuDecoder(Decoder):
     def _run_one(
         self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_run_stage` for a single token; norms and activations are fused into adjacent products."""
+        """Runs `_run_stage` for a single token, with norms and activations fused into adjacent
+        products.
+        """
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._streamed()):
@@ -312,8 +326,9 @@ class GpuDecoder(Decoder):
         return add_norm(x, residual, self.norm, eps), residual
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] of what `run` returned of some tokens, in the model's dtype, before soft-capping, of
-        this rank's part of the vocabulary; in `out` if given."""
+        """Returns logits [R, V] for rows of what `run` returned, in the model's dtype and before
+        soft-capping, for this rank's part of the vocabulary. Written to `out` if given.
+        """
         hidden = self.ended(hidden)
         logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
         return logits if self.spec.logit_scale == 1.0 else torch.mul(logits, self.spec.logit_scale, out=out)
@@ -328,7 +343,9 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Attention outputs [T, heads * head_dim], computed from the first product of a layer's attention."""
+        """Computes attention outputs [T, heads * head_dim] from the first product of a layer's
+        attention.
+        """
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
@@ -352,7 +369,9 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """`_attend` for latent attention: absorbs queries into the latents, or expands keys and values from them."""
+        """Computes `_attend` for latent attention: absorbs queries into the latents, or expands
+        keys and values from them.
+        """
         weights, rope = layer.latent, self.ropes[layer.rope].tables
         assert weights is not None
         q = made_queries(spec, weights, product[:, : -spec.key_size])
@@ -377,19 +396,22 @@ class GpuDecoder(Decoder):
 
 
 def _norms_in_kernel(spec: AttentionSpec | LatentSpec, norm: str) -> bool:
-    """True if the attention kernels do all processing of queries and keys that a layer requires, whose norms are so."""
+    """Returns whether the attention kernels do all the processing of queries and keys that a layer
+    with this norm needs.
+    """
     if isinstance(spec, LatentSpec) or spec.clip is not None:
         return False
     return not spec.qk_norm or (spec.qk_norm == "head" and norm == "rms")
 
 
 def _rows_of(step: LoraStep, slots: torch.Tensor, layers: Iterable[Layer]) -> Rows:
-    """The rows of a step and their adapters, as the products of so many rows take them."""
+    """Returns the step's rows and their adapters in the form that products for this many rows take.
+    """
     return adapted_rows(step, slots, tiles=all(matrix(layer.qkv).tiles for layer in layers))
 
 
 def _activation_elements(spec: FeedForwardSpec, hidden: int) -> int:
-    """Activation elements that a feed-forward holds per token at one time."""
+    """Returns the activation elements that a feed-forward holds per token at one time."""
     if isinstance(spec, DenseSpec):
         return 3 * spec.size
     return spec.top_k * (spec.size + hidden) + 3 * spec.shared_size + hidden
@@ -409,18 +431,22 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
 
 
 def _is_plain(layer: LayerSpec) -> bool:
-    """True if an `add_norm` can add the layer's block outputs to the residual unchanged."""
+    """Returns whether an `add_norm` can add the layer's block outputs to the residual unchanged."""
     return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
 
 
 def _fuses_one(layer: Layer) -> bool:
-    """True if the products of a layer's single row take the norms before them and the gate after them."""
+    """Returns whether a layer's products for a single row can include the preceding norms and the
+    following gate.
+    """
     fed = layer.feed_forward
     return matrix(layer.qkv).fuses_one and isinstance(fed, FeedForward) and matrix(fed.gate_up).fuses_one
 
 
 def _norms_in_products(layer: LayerSpec) -> bool:
-    """True if a plain layer's norms, activations and sums can be fused into the products of a single row."""
+    """Returns whether a plain layer's norms, activations and sums can be fused into the products of
+    a single row.
+    """
     fed, attention = layer.feed_forward, layer.attention
     if isinstance(attention, AttentionSpec) and (attention.qk_norm == "whole" or attention.clip is not None):
         return False

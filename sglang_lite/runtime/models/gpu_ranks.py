@@ -1,4 +1,5 @@
-"""Collectives of ranks on GPUs: by stores into each other's memory up to limits, by NCCL above them."""
+"""Collectives of ranks on GPUs: stores into each other's memory up to a size limit, NCCL above it.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from sglang_lite.runtime.parallel.layout import Parallel
 
 logger = logging.getLogger("sglang_lite")
 
-# Most bytes that a rank sends to others in a sum of one trip; more are summed by parts, or gathered by NCCL.
+# Most bytes that a rank sends in a one-shot sum; larger sums go by parts or through NCCL.
 ONE_SHOT = 1 << 21
-_TIMEOUT_S = 300.0  # of ranks that look for one another, who have met already
-_FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums: it connects the GPUs then, which no capture should meet
+_TIMEOUT_S = 300.0  # for ranks to connect; they have already met
+_FIRST = (1 << 22, 1 << 26)  # bytes of NCCL's first sums, in which it connects the GPUs: that must not happen during graph capture
 
 
 class LargeSums(Protocol):
-    """Operations of NCCL, by which many numbers are summed or sent."""
+    """NCCL operations that sum or send many numbers."""
 
     def sum(self, x: torch.Tensor) -> None: ...
 
@@ -49,14 +50,15 @@ class LargeSums(Protocol):
 
 
 class GpuRanks:
-    """Collectives of ranks on GPUs of one machine. All may be captured in CUDA graphs.
+    """Collectives of ranks on GPUs of one machine. All of them can be captured in CUDA graphs.
 
     Args:
         parallel: layout of the ranks.
         peers: memory through which ranks exchange numbers; None without peer access.
-        nccl: NCCL's operations; None if ranks share a GPU, which NCCL refuses.
-        in_stage: collectives of the ranks of a stage, if these are of several.
-        parts: memory through which ranks sum more numbers; None as for `peers`.
+        nccl: NCCL's operations; None if ranks share a GPU, which NCCL does not support.
+        in_stage: collectives of this stage's ranks, if there are several stages.
+        parts: memory through which ranks sum larger tensors; None in the same cases as
+            `peers`.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class GpuRanks:
         self.in_stage: Collectives = in_stage or self
 
     def fused(self, rows: int, row_bytes: int) -> Peers | None:
-        """Memory for the sum of rows in the kernel that reads them; None if they are summed otherwise."""
+        """Returns the memory for summing rows in the kernel that reads them, or None if they are
+        summed separately.
+        """
         peers = self.peers
         fits = peers is not None and rows * row_bytes <= self._most_summed(peers) and peers.takes_rows(rows, row_bytes)
         return peers if fits else None
@@ -94,7 +98,7 @@ class GpuRanks:
         return own_rows(self.sum(x), counts, self.parallel.rank)
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns all ranks' x, as [ranks, ...]."""
+        """Returns x of all ranks as [ranks, ...]."""
         x, peers = x.contiguous(), self.peers
         if peers is not None and _fits(x, self._most(peers)):
             return gather_ranks(x, peers)
@@ -113,7 +117,7 @@ class GpuRanks:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes)], 1)
 
     def hand_on(self, x: torch.Tensor, stage: int) -> torch.Tensor:
-        """Passes rows on from a stage to the next one, from each rank to that at the same place.
+        """Passes rows from each rank of a stage to the rank at the same place in the next stage.
 
         Args:
             x: rows, on ranks of the stage; on others, memory for as many, which may be written.
@@ -132,12 +136,15 @@ class GpuRanks:
         return x
 
     def _most(self, peers: Peers) -> int:
-        """Most bytes that are exchanged by stores at once: each rank sends them to all others."""
+        """Returns the most bytes that one exchange by stores may have. Each rank sends them to all
+        others.
+        """
         return min(ONE_SHOT // (self.parallel.ranks - 1), peers.max_bytes) // 4 * 4  # whole words
 
     def _most_summed(self, peers: Peers) -> int:
-        """Most bytes that are summed by stores at once: on four ranks fewer than `_most`, as of parts, a rank sends no
-        more than on two."""
+        """Returns the most bytes that one sum by stores may have. It is lower than `_most` on four
+        ranks, where a sum by parts sends less.
+        """
         pairs = self.parallel.ranks * (self.parallel.ranks - 1) // 2
         return self._most(peers) if self.parts is None else min(ONE_SHOT // pairs, self._most(peers))
 
@@ -155,14 +162,14 @@ def _fits(x: torch.Tensor, most: int) -> bool:
 
 
 def from_last_stage(ranks: Collectives, x: torch.Tensor) -> torch.Tensor:
-    """Rows of the last stage, on every rank, each of which has as many of its own."""
+    """Copies the last stage's rows to every rank. x has the same shape on all ranks."""
     last = ranks.parallel.rank == ranks.parallel.ranks - 1  # all of its stage have the same rows
     return ranks.sum(x if last else torch.zeros_like(x))
 
 
 @dataclass(frozen=True, slots=True)
 class LogitParts:
-    """Parts of the logits of a step that ranks have.
+    """How the logits of a step are divided among ranks.
 
     Attributes:
         ranks: the ranks.
@@ -174,35 +181,37 @@ class LogitParts:
 
     @property
     def size(self) -> int:
-        """Tokens of this rank's part."""
+        """Number of tokens in this rank's part."""
         return self.sizes[self.ranks.parallel.rank]
 
     @property
     def first(self) -> int:
-        """Blocks of tokens before this rank's part."""
+        """Number of token blocks before this rank's part."""
         return sum(self.sizes[: self.ranks.parallel.rank]) // BLOCK
 
     @property
     def blocks(self) -> int:
-        """Blocks of tokens of the largest part."""
+        """Number of token blocks in the largest part."""
         return cdiv(max(self.sizes), BLOCK)
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Returns whole logits [R, vocab_size] of rows, of which this rank has its part [R, size]."""
+        """Gathers whole logits [R, vocab_size] from the ranks' parts; `logits` is this rank's [R,
+        size].
+        """
         return self.ranks.gather(logits, self.sizes)
 
     def words(self, masks: torch.Tensor) -> torch.Tensor:
-        """Returns the words of this rank's tokens, of masks int32 [masks, words]."""
+        """Returns the words of this rank's tokens from masks int32 [masks, words]."""
         start = self.first * BLOCK // 32
         return masks[:, start : start + cdiv(self.size, 32)]
 
 
 class _Nccl:
-    """NCCL's operations, through a group of torch that is no default group.
+    """NCCL's operations, through a torch process group that is not the default group.
 
     Args:
         parallel: layout of the ranks.
-        store: store of torch by which the ranks find one another.
+        store: torch store through which the ranks find one another.
         device: this rank's GPU.
     """
 
@@ -234,14 +243,15 @@ class _Nccl:
 def connect(
     host: Collectives, device: torch.device, row_bytes: int, *, own_sum: bool = True, meeting: str | None = None
 ) -> Collectives:
-    """Collectives of ranks that all call this, each with its GPU.
+    """Connects ranks that all call this, each with its own GPU.
 
     Args:
         host: collectives of the ranks' processes.
         device: this rank's GPU.
         row_bytes: bytes of a row of hidden states.
-        own_sum: whether to exchange rows by stores; False for NCCL alone.
-        meeting: where the ranks of several machines find one another, for NCCL, which then sums all; None on one.
+        own_sum: whether to exchange rows by stores; False for NCCL only.
+        meeting: where the ranks of several machines find one another for NCCL, which then does
+            all sums; None on one machine.
     """
     if meeting is not None:
         return _connected(host, device, None, open_store(meeting, host.parallel, _TIMEOUT_S))
@@ -253,19 +263,20 @@ def connect(
     all_reach = all(map(any, swap(host, bytes([reaches]))))
     if not all_reach and rank == 0:
         logger.warning("not all GPUs have access to one another's memory: NCCL sums, which takes longer for few rows.")
-    # A file without a name, which ends with rank 0's process.
+    # An anonymous file that disappears with rank 0's process.
     meeting = f"/proc/{os.getpid()}/fd/{os.memfd_create('nccl')}" if rank == 0 else ""
     store = open_store(swap(host, meeting.encode())[0].decode(), host.parallel, _TIMEOUT_S)
     return _connected(host, device, row_bytes if own_sum and all_reach else None, store)
 
 
 def _connected(host: Collectives, device: torch.device, row_bytes: int | None, store: Any) -> Collectives:
-    """`connect` with what it has found out.
+    """Builds the collectives once `connect` knows which GPUs reach each other.
 
     Args:
-        host, device: as there.
-        row_bytes: as there; None if the GPUs have no access to one another's memory, or are not to use it.
-        store: store of torch by which the ranks find one another for NCCL; None if they share a GPU.
+        host, device: as for `connect`.
+        row_bytes: as for `connect`; None to exchange nothing by stores.
+        store: torch store through which the ranks find one another for NCCL; None if they
+            share a GPU.
     """
     parallel, in_stage = host.parallel, None
     if parallel.ranks == 1:

@@ -1,7 +1,8 @@
-"""Module of transformers as steps on a GPU, with our attention kernels and CUDA graphs for decoding steps.
+"""Runs a transformers module as steps on a GPU, with our attention kernels and CUDA graphs.
 
-Matrix products use the kernels of our own decoder. RMS norms and rotary embeddings, which transformers spells as many
-small operations in each layer, are replaced by one kernel if a comparison on random inputs shows the same results.
+Matrix products use the kernels of our own decoder. RMS norms and rotary embeddings, which
+transformers writes as many small operations in each layer, are replaced by one kernel if a
+comparison on random inputs gives the same results.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ _MEASURED = 1024  # tokens of the run that measures the memory per token
 
 
 class GpuTransformersModel(TransformersModel):
-    """Module of transformers that runs on a GPU. Takes the arguments of TransformersModel.
+    """Transformers module that runs on a GPU. Takes the arguments of TransformersModel.
 
     Attributes:
-        uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
+        uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None
+            if they can.
 
     Raises:
-        ModelError: keys and values differ in size or heads, or the module is refused by TransformersModel.
+        ModelError: keys and values differ in size or heads, or TransformersModel rejects the
+            module.
     """
 
     fused = True
@@ -148,7 +151,9 @@ def _as_product(part: nn.Linear, few: SmallBatchLinear) -> Callable[..., torch.T
 
 
 def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
-    """Forward of an RMS norm as one kernel, or None if the module is not an RMS norm or its results differ."""
+    """Returns a one-kernel forward for an RMS norm, or None if the module is not an RMS norm or its
+    results differ.
+    """
     weight, eps = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
     if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return None
@@ -166,7 +171,9 @@ _ROTATION = "apply_rotary_pos_emb"  # name of the function in most of transforme
 
 
 def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
-    """Forward of an attention module with our rotary kernel, or None if it has no rotation of the common kind."""
+    """Returns an attention module's forward with our rotary kernel, or None if its rotation is not
+    of the common kind.
+    """
     forward = type(part).forward
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
         return None
@@ -209,6 +216,6 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
 
 
 def _equal_up_to_rounding(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """True if two tensors differ by no more than rounding."""
+    """Returns whether two tensors differ by no more than rounding."""
     tolerance = max(1e-5, 2 * torch.finfo(expected.dtype).eps)
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())

@@ -1,4 +1,6 @@
-"""Models of the Hugging Face hub: folders, and single GGUF files, fetched once and then used from its cache."""
+"""Models from the Hugging Face hub: folders and single GGUF files, downloaded once and then used
+from the hub's cache.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ ADAPTER = "adapter_config.json"  # written by peft
 
 
 def is_cached(hub_id: str, file: str) -> bool:
-    """Returns True if the hub's cache has a file of a repository."""
+    """Returns whether the hub's cache has a file of a repository."""
     if not is_installed("huggingface_hub"):
         return False
     from huggingface_hub import try_to_load_from_cache
@@ -31,7 +33,9 @@ def is_cached(hub_id: str, file: str) -> bool:
 
 
 def read_hub_headers(hub_id: str, revision: str | None) -> SafetensorsRepoMetadata | None:
-    """Headers of a repository's safetensors files, or None if the hub does not provide them."""
+    """Reads the headers of a repository's safetensors files. Returns None if the hub does not
+    provide them.
+    """
     from huggingface_hub import HfApi
 
     if modelscope.is_asked_for():
@@ -43,15 +47,16 @@ def read_hub_headers(hub_id: str, revision: str | None) -> SafetensorsRepoMetada
 
 
 def fetch_folder(model: str, revision: str | None, *, weights: bool) -> Path:
-    """Returns the folder of a model in the hub's cache, and downloads what it lacks.
+    """Returns the folder of a model in the hub's cache, downloading the missing files.
 
     Args:
-        model: its name at the hub, `owner/name`.
+        model: its name on the hub, `owner/name`.
         revision: branch, tag or commit.
-        weights: whether to download its weights, not only the files that describe it.
+        weights: whether to download the weights, too, and not only the files that describe the
+            model.
 
     Raises:
-        DownloadError: the hub does not give it, and the cache does not have all of it.
+        DownloadError: the download fails and the cache does not have the complete model.
     """
     patterns = ["*.json", "*.jinja", "*.model", "*.txt"]
     if modelscope.is_asked_for():
@@ -78,17 +83,19 @@ def fetch_folder(model: str, revision: str | None, *, weights: bool) -> Path:
 
 
 def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
-    """Returns the path of a GGUF file in the hub's cache, with the right hash. Downloads it if it is not there; a copy
-    that is there is used without the hub.
+    """Returns the path of a GGUF file in the hub's cache, after checking its hash.
+
+    Downloads the file if it is missing or damaged. An intact copy is used without contacting
+    the hub.
 
     Args:
         model: the file.
         revision: branch, tag or commit.
-        note: path of a note that the copy had its hash.
+        note: path of a note that the copy had the right hash.
 
     Raises:
-        DownloadError: the hub does not give the file or gives another one, of which nothing is kept; or the disk has no
-            room for it.
+        DownloadError: the download fails, the disk has too little room, or the file has
+            another hash; such a file is deleted.
     """
     if modelscope.is_asked_for():
         found = modelscope.from_modelscope(model.hub_id, revision, (model.file,), cache_folder() / "modelscope")
@@ -104,16 +111,16 @@ def fetch_file(model: HubFile, revision: str | None, note: Path) -> Path:
     check_disk(Path(constants.HF_HUB_CACHE), model.file_bytes, model.description, "HF_HOME")
     try:
         path = hf_hub_download(model.hub_id, model.file, revision=revision, force_download=is_damaged)
-    except Exception as error:  # as of folders
+    except Exception as error:  # as for folders
         raise _failure(model.hub_id, error, f"the path of {model.file}") from error
     return _checked(Path(path), model, note)
 
 
 def _checked(path: Path, model: HubFile, note: Path) -> Path:
-    """Path of a file that was fetched, unless it has another hash: then it is removed.
+    """Returns the path of a downloaded file if its hash is right, and deletes the file otherwise.
 
     Raises:
-        DownloadError: it has, or there is none.
+        DownloadError: the hash is wrong, or there is no file.
     """
     if is_whole(path, model.file_sha256, note):
         return path
@@ -130,7 +137,9 @@ def _checked(path: Path, model: HubFile, note: Path) -> Path:
 
 
 def is_denied(error: Exception) -> bool:
-    """Returns True if the hub knows a model and denies it to this account, or to callers without one."""
+    """Returns whether the hub has a model but denies access to this account, or to anonymous
+    callers.
+    """
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
     if isinstance(error, GatedRepoError):
@@ -139,10 +148,10 @@ def is_denied(error: Exception) -> bool:
 
 
 def _failure(model: str, error: Exception, instead: str) -> DownloadError:
-    """Error of a model that is not here and that the hub did not give.
+    """Returns the error for a model that is not on this machine and could not be downloaded.
 
     Args:
-        model: its name at the hub.
+        model: its name on the hub.
         error: error of the hub's library.
         instead: what the caller can give instead, for the hint.
     """
@@ -161,8 +170,9 @@ def _failure(model: str, error: Exception, instead: str) -> DownloadError:
 
 
 def _said(error: Exception) -> str:
-    """Returns in one line what the hub's library says: a status with its meaning, or the error of a connection. The
-    advice that it adds is in the hint."""
+    """Returns the hub library's error in one line: a status with its meaning, or a connection
+    error. Its advice is left out, since the hint has it.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     lines = [line.strip() for line in str(error).removeprefix("Got: ").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Scales of 8-bit keys and values: the checkpoint's own, or found by a trial run."""
+"""Scales of 8-bit keys and values: from the checkpoint, or measured in a trial run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.spec import LatentSpec
 
 _TOKENS = 512  # tokens of the trial run
-# Other texts have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full precision down to
+# Other texts may have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full precision down to
 # 1/28,672 of its largest number, so with this, down to 1/3,584 of a head's largest value at worst.
 _HEADROOM = 4
 
 
 def read_kv_scales(path: Path, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
-    """Scales [kv_heads] by layer and "k" or "v" of a file as SGLang's `quantization_param_path` names it, with a number
-    for each layer of rank 0: `{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02, …}}}}`.
+    """Reads scales [kv_heads] by layer and "k" or "v" from a file in the format of SGLang's
+    `quantization_param_path`.
+
+    The file has a number for each layer of rank 0: `{"kv_cache": {"dtype": "float8_e4m3fn",
+    "scaling_factor": {"0": {"0": 0.02, …}}}}`.
 
     Raises:
-        ModelError: the file can't be read, or has something else.
+        ModelError: the file can't be read, or has other content.
     """
     try:
         cache = json.loads(path.read_text(encoding="utf-8"))["kv_cache"]
@@ -79,7 +82,8 @@ def kv_scales(model: Decoder, stored: Mapping[tuple[int, str], torch.Tensor], bo
 
 
 def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
-    """Scales [kv_heads] by layer and "k" or "v", from a run of tokens spread over the vocabulary.
+    """Measures scales [kv_heads] by layer and "k" or "v" in a run of tokens spread over the
+    vocabulary.
 
     For latent attention, the shapes are those of `KVScales`.
     """
@@ -109,6 +113,8 @@ def _calibrated(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.
 
 
 def _power_of_two(x: torch.Tensor) -> torch.Tensor:
-    """Smallest power of two not below x, limited to 2^±100, which float32 can divide by; 1 for 0."""
+    """Rounds x up to a power of two, limited to 2^±100, which float32 can divide by. Returns 1 for
+    0.
+    """
     mantissa, exponent = np.frexp(x.numpy())
     return torch.from_numpy(np.ldexp(np.float32(1), np.clip(exponent - (mantissa == 0.5), -100, 100)))

@@ -1,4 +1,4 @@
-"""Looks into a decoder's layers: a range of each for profilers, and files of the hidden states behind it."""
+"""Observes a decoder's layers: marks each for profilers, and dumps its hidden states to files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _Layer = TypeVar("_Layer")
 
 
 class LayerWatch:
-    """Watch over the layers of one process, or none. Steps that it sees can't be captured in CUDA graphs.
+    """Observes the layers of one process, or nothing. Observed steps can't be captured in CUDA
+    graphs.
 
     Args:
         layers: numbers of the process's layers.
-        marks: device of the layers, if each is to be a range of profiles.
-        chosen: numbers of the layers that are written; None for all.
+        marks: device of the layers, if profiles should show each as a range.
+        chosen: numbers of the layers whose hidden states are dumped; None for all.
 
     Attributes:
-        folder: folder of this process's files; None until it is set, after which each forward makes a `Pass00000.pt`,
-            which `torch.load` reads: ids and positions of its tokens [T], and the hidden states [T, hidden_size] behind
-            each layer and behind the last norm; of stages on GPUs, instead of the latter again those behind the stage.
+        folder: folder of this process's dumps. Once it is set, each forward writes a
+            `Pass00000.pt`, readable with `torch.load`: ids and positions of its tokens [T],
+            and the hidden states [T, hidden_size] after each layer and after the last norm.
+            Stages on GPUs write the stage's output in place of the latter.
     """
 
     folder: Path | None = None
@@ -44,11 +46,11 @@ class LayerWatch:
 
     @property
     def looks(self) -> bool:
-        """True if layers are looked at one by one."""
+        """True if layers are observed one by one."""
         return self._marks is not None or self.folder is not None
 
     def over(self, layers: Iterable[_Layer]) -> Iterable[_Layer]:
-        """The layers, each inside its range."""
+        """Iterates over the layers, marking each as a range if profiles should show it."""
         return layers if self._marks is None else self._marked(layers, self._marks)
 
     def _marked(self, layers: Iterable[_Layer], device: torch.device) -> Iterator[_Layer]:
@@ -57,13 +59,15 @@ class LayerWatch:
                 yield layer
 
     def behind(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the hidden states behind a layer, once they are kept: one of the process's, or -1 for none."""
+        """Records the hidden states after a layer and returns them. `index` is -1 before the first
+        layer.
+        """
         if self.folder is not None and index >= 0 and (number := self._layers[index]) in self._chosen:
             self._outputs[f"model.layers.{number}"] = hidden.to("cpu", copy=True)
         return hidden
 
     def passed(self, ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns what a forward of ids at positions gives, once its file is there."""
+        """Writes the dump of a forward, if dumps are on, and returns its hidden states."""
         if self.folder is not None:
             inputs = {"input_ids": ids, "positions": positions}
             named = {f"model.forward_batch_info.{name}": each.cpu() for name, each in inputs.items()}
@@ -73,10 +77,10 @@ class LayerWatch:
 
 
 def folder_of_process(folder: str, parallel: Parallel) -> Path:
-    """Makes this process's folder of files, named as SGLang names it.
+    """Creates this process's dump folder, named the way SGLang names it.
 
     Raises:
-        ParameterError: it can't be made.
+        ParameterError: it can't be created.
     """
     made = Path(folder) / f"TP{parallel.rank % parallel.tp}_PP{parallel.stage}_Rank{parallel.rank}_pid{os.getpid()}"
     try:
@@ -89,7 +93,7 @@ def folder_of_process(folder: str, parallel: Parallel) -> Path:
 
 @contextmanager
 def marked(name: str, device: torch.device) -> Iterator[None]:
-    """Context that is a range of torch's profiles, and on a GPU of NVTX's."""
+    """Marks its body as a range in torch's profiles and, on a GPU, in NVTX."""
     with torch.profiler.record_function(name):
         if device.type != "cuda":
             yield

@@ -1,4 +1,4 @@
-"""Loader of models that run through transformers' own code."""
+"""Loads models that run through transformers' own code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 300  # characters of transformers' own message that are shown
 
 
 def kind_of(device: torch.device) -> type[TransformersModel]:
-    """Class that runs a module of transformers on a device."""
+    """Returns the class that runs transformers modules on a device."""
     if device.type != "cuda":
         return TransformersModel
     from sglang_lite.runtime.models.gpu_transformers_model import GpuTransformersModel  # needs Triton
@@ -45,7 +45,9 @@ def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
 
 
 def _layout(skeleton: PreTrainedModel, path: Path, device: torch.device) -> KVLayout | None:
-    """Layout of the KV cache of a module on the meta device, or None if its trial run needs values."""
+    """Returns the KV cache layout of a module on the meta device, or None if its trial run needs
+    values.
+    """
     try:
         return kind_of(device)(skeleton, str(path)).kv_layout
     except ModelError:
@@ -55,7 +57,7 @@ def _layout(skeleton: PreTrainedModel, path: Path, device: torch.device) -> KVLa
 
 
 def _skeleton(path: Path) -> PreTrainedModel:
-    """Module of a folder's config on the meta device: all of its shapes, and no values.
+    """Builds the module of a folder's config on the meta device, with all shapes but no values.
 
     Raises:
         ModelError: transformers has no code for the model, or its attention can't be replaced.
@@ -118,8 +120,8 @@ def load_transformers(
     """
     skeleton = _skeleton(path)
     config, class_name = skeleton.config, type(skeleton).__name__
-    _layout(skeleton, path, device)  # what it refuses needs no weights
-    # Of the file, as transformers may have taken a part of the config.
+    _layout(skeleton, path, device)  # rejects unsupported models before weights are read
+    # From the file, as transformers may have used only part of the config.
     names = read_json(path / "config.json").get("architectures")
     if class_name not in (names if isinstance(names, list) else [names]):
         raise ModelError(
@@ -127,9 +129,9 @@ def load_transformers(
             hint="Use a model of the families in docs/models.md.",
         )
     if not dummy:
-        weight_files(path)  # which says what it looked for
+        weight_files(path)  # its error lists what it looked for
     quantised = not dummy and getattr(config, "quantization_config", None) is not None
-    item = 0.5 if quantised else dtype.itemsize  # of a quantised checkpoint a lower bound
+    item = 0.5 if quantised else dtype.itemsize  # a lower bound for quantised checkpoints
     weights = int(sum(tensor.numel() for tensor in skeleton.parameters()) * item)
     check_room({"weights": weights}, device, str(path), "Take a smaller model or dtype.")
     options = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}

@@ -1,4 +1,4 @@
-"""Checks, before anything is allocated, that the memory a model takes is free."""
+"""Checks that a model's memory is free before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 
 def weight_bytes(spec: ModelSpec, item: float) -> int:
-    """Lower bound of the bytes that a model's matrices take.
+    """Returns a lower bound on the bytes of a model's matrices.
 
     Args:
         spec: specification of the model.
@@ -25,7 +25,7 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
 
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:
-    """Lower bound of the bytes that the rotary tables for `positions` positions take."""
+    """Returns a lower bound on the bytes of the rotary tables for `positions` positions."""
     size = spec.layers[0].attention.key_size
     return sum(positions * (rope.rotary_dim or size) * 4 for rope in spec.ropes)
 
@@ -49,7 +49,9 @@ def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes of memory that can be allocated, or None if the system does not report them."""
+    """Returns the bytes of memory that can be allocated, or None if the system does not report
+    them.
+    """
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -70,7 +72,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _reclaimable() -> int:
-    """Bytes of page cache that count towards the container's memory and can be dropped."""
+    """Returns the bytes of page cache that count towards the container's memory but can be dropped.
+    """
     lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
 

@@ -1,5 +1,6 @@
-"""Interfaces of models for the engine, the memory manager and the runners; implemented by decoders and by test
-doubles."""
+"""Interfaces of models for the engine, the memory manager and the runners. Implemented by decoders
+and by test doubles.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from sglang_lite.runtime.parallel.shared_steps import Steps
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.gpu_ranks import LogitParts  # imports Triton
 
-Cache: TypeAlias = Any  # KV cache of a model: its type is the model's own, and runners only pass it through
+Cache: TypeAlias = Any  # KV cache, of a type that only the model knows; runners pass it through
 
 
 class Model(Protocol):
@@ -34,7 +35,7 @@ class Model(Protocol):
 
     @property
     def spec(self) -> ModelSpec | None:
-        """Shape that a checkpoint must have to replace this one's weights, or None if the model has no checkpoint."""
+        """Specification that a checkpoint must match to replace the weights, or None if the model has no checkpoint."""
         ...
 
     @property
@@ -44,7 +45,7 @@ class Model(Protocol):
 
     @property
     def batch_sensitive(self) -> bool:
-        """True if rounding is so coarse that a row often yields another token when batched with different rows."""
+        """True if rounding is so coarse that a row's token often depends on which rows share its batch."""
         ...
 
     @property
@@ -59,7 +60,7 @@ class Model(Protocol):
 
     @property
     def window_bytes(self) -> int:
-        """Bytes that one token takes in these layers; they are among `token_bytes`."""
+        """Bytes that one token takes in these layers, included in `token_bytes`."""
         ...
 
     def allocate_cache(self, slots: int, window_slots: int = 0) -> Cache:
@@ -85,11 +86,11 @@ class DeviceModel(Model, Protocol):
     Attributes:
         kv_scales: scales of an 8-bit KV cache, or None if the cache is not in 8 bits.
         uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
-        rope_axes: `RotaryPositions.axes` for the model's plans; None if tokens have one position.
-        both_ways: whether its attention reads `DevicePlan.limits`, as tokens of images see later ones.
-        sound: tokens of the sound that each sequence begins with, if text attends to it apart from other text.
+        rope_axes: `RotaryPositions.axes` for the model's plans; None if a token has a single position.
+        both_ways: whether attention reads `DevicePlan.limits`, because image tokens attend to later tokens.
+        sound: tokens of the sound that begins each sequence, if text attends to sound and text separately.
         parts: how ranks share the logits; None if there is one rank.
-        steps: its steps, each of which is begun before `run`; shared if replicas have parts of its feed-forwards.
+        steps: steps to begin before each `run`; shared if the feed-forwards are divided among replicas.
     """
 
     kv_scales: KVScales | None
@@ -143,17 +144,20 @@ class DeviceModel(Model, Protocol):
         ...
 
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Computes hidden states [T, …] of the plan's tokens and stores the tokens' keys and values in the cache. With
-        several stages, returns the rows behind this rank's."""
+        """Computes hidden states [T, …] of the plan's tokens and stores the tokens' keys and values
+        in the cache. With several stages, returns the rows after this rank's layers.
+        """
         ...
 
     def ended(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns hidden states [R, …] behind the last layer, of what `run` returned of some tokens."""
+        """Returns hidden states [R, …] after the last layer, given rows of what `run` returned."""
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] of what `run` returned of some tokens, in the model's dtype, before soft-capping; in
-        `out` if given. With `parts`, those of this rank's part of the vocabulary."""
+        """Returns logits [R, V] for rows of what `run` returned, in the model's dtype and before
+        soft-capping, written to `out` if given. With `parts`, only those of this rank's part of the
+        vocabulary.
+        """
         ...
 
 

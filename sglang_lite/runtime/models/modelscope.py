@@ -1,4 +1,6 @@
-"""Models of ModelScope's hub, if `SGLANG_USE_MODELSCOPE` asks for them: fetched by its public interface over HTTP."""
+"""Downloads models from ModelScope's hub over its public HTTP API, if `SGLANG_USE_MODELSCOPE` is
+set.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +22,45 @@ from sglang_lite.kernel import progress_bar
 from sglang_lite.protocol import DownloadError
 
 _HUB = "https://www.modelscope.cn"
-_LISTED_AT_ONCE = 3000  # at which the hub cuts its list, without a word
+_LISTED_AT_ONCE = 3000  # the hub silently truncates its list at this many files
 _TIMEOUT_S = 30
 _CHUNK = 1 << 20
 _NOTE = ".files.json"
 
 
 class _File(msgspec.Struct, frozen=True):
-    """Size and SHA-256 of a file, as the hub lists them."""
+    """Size and SHA-256 of a file as listed by the hub."""
 
     size: int
     sha256: str | None
 
 
 class _Note(msgspec.Struct):
-    """Note in a folder: files that the hub listed last, and those that were fetched, by name."""
+    """Note in a model folder: the files that the hub last listed and those downloaded, by name."""
 
     listed: dict[str, _File] = {}
     fetched: dict[str, _File] = {}
 
 
 def is_asked_for() -> bool:
-    """True if hub ids are those of ModelScope: SGLang's variable is set."""
+    """Returns whether hub ids refer to ModelScope, which SGLang's environment variable selects."""
     return os.environ.get("SGLANG_USE_MODELSCOPE", "").lower() in ("1", "true", "yes")
 
 
 def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], cache: Path) -> Path:
-    """Fetches the files of a model that match some patterns, unless they are in the cache, and returns their folder.
+    """Downloads a model's files that match some patterns and are not in the cache. Returns their
+    folder.
 
     Args:
         model: id of the form owner/name.
         revision: branch or tag; None for "master".
-        patterns: as of `fnmatch`, for names of files; of two kinds of weights, safetensors alone are fetched.
+        patterns: `fnmatch` patterns for file names. If weights come in two formats, only
+            safetensors are downloaded.
         cache: folder with a folder for each model and revision.
 
     Raises:
-        DownloadError: the hub does not have the model, can't be reached, or a file is not what it lists.
+        DownloadError: the hub does not have the model or can't be reached, or a file is not
+            what the hub lists.
     """
     branch = revision or "master"
     folder = cache / model / urllib.parse.quote(branch, safe="")
@@ -74,7 +79,7 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
     except DownloadError:
         if not note.listed or missing(note.listed):
             raise
-        return folder  # as it was fetched before
+        return folder  # complete from an earlier download
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if listed != note.listed:
@@ -90,7 +95,7 @@ def from_modelscope(model: str, revision: str | None, patterns: Iterable[str], c
 
 
 def _noted(folder: Path) -> _Note:
-    """Note of a folder, an empty one if there is none, or it is damaged."""
+    """Reads the note of a folder. Returns an empty note if there is none or it is damaged."""
     try:
         return msgspec.json.decode((folder / _NOTE).read_bytes(), type=_Note)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -105,7 +110,7 @@ def _write(note: _Note, folder: Path) -> None:
 
 
 def _listed(model: str, branch: str) -> dict[str, _File]:
-    """Files of the model, by name. Raises DownloadError."""
+    """Lists the files of the model by name. Raises DownloadError."""
     query = urllib.parse.urlencode({"Revision": branch, "Recursive": "True"})
     try:
         with _open(f"{model}/repo/files?{query}") as answer:
@@ -123,7 +128,9 @@ def _listed(model: str, branch: str) -> dict[str, _File]:
 
 
 def _fetch(model: str, branch: str, name: str, listed: _File, folder: Path) -> None:
-    """Fetches a file as a whole. Raises OSError, HTTPException, or DownloadError if it is not what was listed."""
+    """Downloads a whole file. Raises OSError, HTTPException, or DownloadError if it is not what was
+    listed.
+    """
     target, digest, size = folder / name, hashlib.sha256(), 0
     target.parent.mkdir(parents=True, exist_ok=True)
     query = urllib.parse.urlencode({"Revision": branch, "FilePath": name})
@@ -156,7 +163,7 @@ def _open(path: str) -> Any:  # http.client's response
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, and gives the token to no other host than the hub's."""
+    """Follows redirects, and sends the token only to the hub's own host."""
 
     def redirect_request(self, request: urllib.request.Request, *others: Any) -> urllib.request.Request | None:
         following = super().redirect_request(request, *others)

@@ -1,7 +1,8 @@
 """New weights for a loaded decoder: staged and checked first, then written part by part.
 
-On a GPU they overwrite the old tensors, whose addresses captured graphs have. On a CPU new parts take the place of old
-ones. Memory for one part is needed beside the model's, and for what is staged.
+On a GPU they overwrite the old tensors, whose addresses captured graphs hold. On a CPU new
+parts replace the old ones. This needs memory for one part and for what is staged, besides
+the model's.
 """
 
 from __future__ import annotations
@@ -24,22 +25,25 @@ from sglang_lite.runtime.models.weight_reader import WeightReader
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedStack, PlainRows, Stored, WeightSource, is_of_encoder
 
-# Bytes of parts that are kept until they are written, on a CPU and on a GPU; further ones are built twice.
+# Bytes of parts that are kept until they are written, on a CPU and on a GPU; parts beyond are built twice.
 _STAGED_BYTES, _STAGED_ON_GPU = 1 << 30, 1 << 28
 
 
 class StagedWeights:
-    """New weights of a decoder that have passed all checks: each tensor is there once, fits and is finite, and on a GPU
-    each part has the form that it replaces.
+    """New weights of a decoder that have passed all checks.
+
+    Each tensor occurs once, fits and is finite, and on a GPU each part has the form of the one
+    that it replaces.
 
     Args:
-        model: loaded decoder; nothing of it has changed yet.
-        open_source: opens the source of the weights, from its beginning.
-        whole: whether the source must have all tensors. If not, it may have some: the others of their products are read
-            from the model.
+        model: loaded decoder, unchanged so far.
+        open_source: opens the source of the weights from its beginning.
+        whole: whether the source must have all tensors. If not, the missing tensors of a
+            product are read from the model.
 
     Raises:
-        ModelError: a tensor is missing, has no key, has another shape, is not finite, or the model can't hold it.
+        ModelError: a tensor is missing, has no key, has another shape, is not finite, or the
+            model can't hold it.
     """
 
     def __init__(self, model: Decoder, open_source: Callable[[], WeightSource], *, whole: bool) -> None:
@@ -65,7 +69,9 @@ class StagedWeights:
         self.names = frozenset((*given, *encoder))
 
     def _is_surplus(self, name: str) -> bool:
-        """True for a tensor of an encoder that the model's has not; a whole checkpoint may have some."""
+        """Returns whether a tensor belongs to an encoder but not to the model's. A whole checkpoint
+        may have such tensors.
+        """
         return is_of_encoder(name) and self._map.shape(name) is None
 
     def _reading(self) -> tuple[_NewTensors, Mapping[PartKey, Callable[[], Any]]]:  # builds any part
@@ -77,8 +83,11 @@ class StagedWeights:
         return source, build_functions(model, reader)
 
     def write(self) -> None:
-        """Writes the weights into the model. May be called once. If it fails, the model has some of them. Its small
-        batches are to be planned anew after it."""
+        """Writes the weights into the model. May be called once.
+
+        If it fails, the model has some of the new weights. Small batches must be planned again
+        afterwards.
+        """
         later = self._reading()[1] if None in self._parts.values() else {}
         for key in list(self._parts):
             part = self._parts.pop(key)
@@ -104,19 +113,20 @@ def _named(key: PartKey) -> str:
 
 
 class _NewTensors(WeightSource):
-    """Tensors of a source, on the model's device and checked to be finite, and those of a model for products of which
-    the source has only some.
+    """A source's tensors, moved to the model's device and checked to be finite.
+
+    If the source has only some tensors of a product, the others are read from the model.
 
     Args:
         given: source of new tensors.
         model: decoder that they are for.
-        parts: where its tensors are; None if all must be given.
+        parts: where the decoder's tensors are; None if the source must have all tensors.
     """
 
     def __init__(self, given: WeightSource, model: Decoder, parts: WeightParts | None) -> None:
         super().__init__(given.label, dict.fromkeys(given.names, Path()))
         self._given, self._device, self._map = given, model.device, parts
-        self._dtype = model.precision.compute  # in which a number of a wider type may be infinite
+        self._dtype = model.precision.compute  # numbers of a wider dtype may overflow in it
         self.taken_bytes = 0
         self._lacking: set[str] = set()
         for name in self.names if parts is not None else ():
@@ -173,7 +183,9 @@ def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
 
 
 def _is_bounded(blocks: Blocks, dtype: torch.dtype) -> bool:
-    """True if scales and minima alone show that all numbers are finite, so that none has to be decoded."""
+    """Returns whether scales and minima alone prove that all numbers are finite, so that none needs
+    decoding.
+    """
     largest = 128.0 if blocks.table is None else max(map(abs, blocks.table))
     bound = blocks.scale.abs().amax() * largest
     if blocks.minimum is not None:
@@ -182,7 +194,7 @@ def _is_bounded(blocks: Blocks, dtype: torch.dtype) -> bool:
 
 
 def tensor_pairs(old: Any, new: Any, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # parts
-    """Yields the tensors of a part with those that replace them.
+    """Yields each tensor of a part with the tensor that replaces it.
 
     Raises:
         ModelError: the parts differ in more than the values of their tensors.

@@ -1,7 +1,8 @@
-"""Weights of a decoder's last layers in the host's memory, copied to the device group by group while others compute.
+"""Keeps a decoder's last layers in host memory and copies them to the device group by group.
 
-Two groups have memory on the device, in turns. Copies run on a stream of their own: that of a group begins when the
-group two before it has been computed. Steps are launched kernel by kernel, not as captured graphs.
+Two groups have memory on the device, in turns. Copies run on their own stream, while other
+groups compute: a copy begins when the group two before it has been computed. Steps are
+launched kernel by kernel, not as captured graphs.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from sglang_lite.runtime.models.weight_reader import Layer
 
 _ALIGNED = 512  # bytes
 _GROUPS = 2  # groups on the device
-_BESIDE_MATRICES = 1.1  # most bytes of a layer, by those of its matrices: scales, norms and biases
+_BESIDE_MATRICES = 1.1  # upper bound on a layer's bytes relative to its matrices', for scales, norms and biases
 
 
 def check_size(spec: ModelSpec, gigabytes: int, item: float) -> None:
-    """Checks, before weights are read, that a model's layers may have so many GiB.
+    """Checks, before weights are read, that a model's layers are large enough for the offload size.
 
     Args:
         spec: specification of the model.
-        gigabytes: GiB that are to be in the host's memory.
+        gigabytes: GiB to keep in host memory.
         item: most bytes that an element of a matrix may take.
 
     Raises:
-        ParameterError: all layers have less, whatever their format.
+        ParameterError: the layers have fewer bytes, whatever their format.
     """
     matrices = sum(layer.weight_elements(spec.hidden_size) for layer in spec.layers) * item
     if gigabytes << 30 > matrices * _BESIDE_MATRICES:
@@ -58,14 +59,14 @@ class _View:
 
 
 class Offload:
-    """Weights of a decoder's last layers, which the host has: of the fewest that have so many bytes.
+    """Weights of a decoder's last layers in host memory: as few layers as reach a given size.
 
-    Bytes are those that layers have on the device, in whatever format. They are known when a layer is built, so layers
-    are taken from the last to the first.
+    Sizes are those that layers have on the device, in whatever format. A layer's size is known
+    only once it is built, so layers are taken from the last to the first.
 
     Args:
-        device: device of the decoder; on a CPU, for tests, copies are made at once.
-        least: least bytes of these layers.
+        device: device of the decoder. On a CPU, for tests, copies are made immediately.
+        least: bytes that these layers must reach.
         group_size: number of layers that are copied together.
     """
 
@@ -82,11 +83,11 @@ class Offload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a step copies."""
+        """Bytes that each step copies."""
         return sum(map(len, self._host))
 
     def take(self, index: int, layer: Layer, shared: Iterable[object]) -> None:
-        """Moves the weights of a layer to the host, unless the layers behind it have enough bytes.
+        """Moves a layer's weights to the host, unless the later layers have enough bytes.
 
         Args:
             index: index of the layer; layers are taken from the last to the first.
@@ -118,10 +119,10 @@ class Offload:
             tensor.set_(torch.empty(0, device=self._device).untyped_storage(), 0, (0,), (1,))
 
     def allocate(self) -> None:
-        """Allocates memory on the device for two groups, which the layers that were taken share.
+        """Allocates memory on the device for two groups, shared by the offloaded layers.
 
         Raises:
-            ParameterError: all layers have fewer bytes than they should.
+            ParameterError: all layers together are smaller than the requested size.
         """
         if self._taken < self._least:
             raise _too_much(self._least, self._taken)
@@ -138,8 +139,11 @@ class Offload:
         self._views.clear()
 
     def stream(self, layers: Sequence[Layer]) -> Iterator[Layer]:
-        """Yields the decoder's layers in order, each when its weights are on the device. What the caller launches on
-        the current stream before it takes the next one may use them."""
+        """Yields the decoder's layers in order, each when its weights are on the device.
+
+        Work that uses a layer must be launched on the current stream before the next layer is
+        requested.
+        """
         groups = [range(at, min(at + self._group_size, len(self._host)))
                   for at in range(0, len(self._host), self._group_size)]  # fmt: skip
         copied = [self._copied(group) for group in groups[:_GROUPS]]
@@ -155,7 +159,9 @@ class Offload:
             torch.cuda.current_stream(self._device).wait_stream(self._link)
 
     def _copied(self, group: range) -> torch.cuda.Event | None:
-        """Event of a group's copy, which begins when all that was launched has been computed; None on a CPU."""
+        """Starts a group's copy after all work launched so far. Returns the event of its
+        completion, or None on a CPU.
+        """
         if self._link is None:
             self._copy(group)
             return None
@@ -180,12 +186,14 @@ class Offload:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the storage of a tensor."""
+    """Returns all bytes of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def tensors_within(part: Any, seen: set[int]) -> Iterator[torch.Tensor]:  # any part of a model
-    """Yields the tensors in a part of a model that are not among `seen` ids, to which it adds theirs."""
+    """Yields the tensors in a part of a model whose ids are not in `seen`, and adds their ids to
+    it.
+    """
     if id(part) in seen:
         return
     if isinstance(part, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by parameter, wherever it stores them."""
+"""Reads parameters from a checkpoint's tensors, wherever it stores them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Table: TypeAlias = dict[tuple[str, int | None], ParameterSpec]  # parameters of 
 
 
 def part_of_tensor(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
-    """Parameter in a checkpoint's tensor, or in one with the same outputs."""
+    """Returns the slice of a checkpoint's tensor that holds a parameter. The tensor may be a part
+    with the same outputs.
+    """
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part].flatten(0, 1)
     part = whole[piece.part]
@@ -36,11 +38,12 @@ class ParameterTensors:
         self._stacks: dict[str, Stored] = {}  # tensors that hold several parameters, by name
 
     def forget_stacks(self) -> None:
-        """Frees the tensors of which parts were taken; called when a layer has taken all of its parts."""
+        """Frees the shared tensors. Called when a layer has taken all of its parts."""
         self._stacks.clear()
 
     def slice_of(self, parameter: ParameterSpec) -> CheckpointSlice:
-        """Slice in which the checkpoint stores a parameter; the first possible one if it stores none.
+        """Returns the slice in which the checkpoint stores a parameter, or the first possible one
+        if it stores none.
 
         Raises:
             ModelError: the checkpoint has the parameter twice.
@@ -54,7 +57,7 @@ class ParameterTensors:
         return found[0] if found else parameter.slices[0]
 
     def take(self, parameter: ParameterSpec) -> Weight:
-        """Tensor of a parameter, or the part of it that this rank has.
+        """Takes the tensor of a parameter, or this rank's part of it.
 
         Raises:
             ModelError: the tensor is missing or has another shape, or the rank's part cuts through its encoding.
@@ -76,7 +79,9 @@ class ParameterTensors:
             ) from error
 
     def has_part(self, parameter: ParameterSpec) -> bool:
-        """True if this rank has a part of a parameter; if not, its tensor is marked as used."""
+        """Returns whether this rank has a part of a parameter. If not, its tensor is marked as
+        used.
+        """
         part = self._cut(parameter)
         if part is None or part.size:
             return True
@@ -85,7 +90,9 @@ class ParameterTensors:
         return False
 
     def skip_others(self, parameters: Iterable[ParameterSpec]) -> None:
-        """Marks tensors that other ranks alone have as used. Comes last, as they may hold parts of this rank, too."""
+        """Marks tensors that only other ranks need as used. Called last, as they may hold parts of
+        this rank, too.
+        """
         for parameter in parameters:
             self.has_part(parameter)
 
@@ -116,12 +123,14 @@ class ParameterTensors:
         return vector
 
     def numbers(self, parameter: ParameterSpec) -> torch.Tensor:
-        """Vector or small matrix as float32."""
+        """Takes a vector or small matrix as float32."""
         taken = self.take(parameter)
         return taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
 
     def matrices(self, parameters: Sequence[ParameterSpec]) -> list[Weight]:
-        """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
+        """Takes matrices that will be stacked along their outputs, as a list. If they are stored
+        stacked, it has one matrix.
+        """
         slices = [self.slice_of(p) for p in parameters]
         if any(self._cut(p) for p in parameters):
             return [self.take(p) for p in parameters]
@@ -130,7 +139,9 @@ class ParameterTensors:
         return [self.take(p) for p in parameters]
 
     def bias(self, parameters: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:
-        """Bias of stacked matrices, zero for those that have none; None if none has one."""
+        """Takes the bias of stacked matrices, with zeros for matrices without one. Returns None if
+        none has a bias.
+        """
         given = [parameters.get((f"{role}_bias", expert)) for role in roles]
         biases = [None if bias is None or not self.has_part(bias) else bias for bias in given]
         if not any(biases):

@@ -109,7 +109,7 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
 
 
 def head_name(spec: ModelSpec) -> str:
-    """Name of the module that computes logits."""
+    """Returns the name of the module that computes logits."""
     return {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}["head"]
 
 

@@ -1,4 +1,6 @@
-"""Writes a model's layers as pseudo-code, so that a row of the table of families can be read like a model's file."""
+"""Writes a model's layers as pseudo-code, so that a row of the family table can be read like a
+model's file.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def _kinds_of_layers(layers: tuple[LayerSpec, ...]) -> list[tuple[LayerSpec, lis
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Returns numbers in words: "0-3, 5", and a step if they have one, as in "0, 2, 4 … 22"."""
+    """Formats layer numbers as ranges, such as "0-3, 5", or with a step, such as "0, 2, 4 … 22"."""
     steps = {after - before for before, after in pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
         return f"{', '.join(map(str, numbers[:3]))} … {numbers[-1]}"

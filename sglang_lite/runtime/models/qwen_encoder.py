@@ -1,5 +1,7 @@
-"""Parts of Qwen's encoders of images that pass over memory once, in the place of transformers': an image of 4,000
-patches spends more time in their norms, rotations and copies than in matrix products."""
+"""Faster versions of parts of Qwen's image encoders, which pass over memory once. With
+transformers' own, an image of 4,000 patches spends more time in norms, rotations and copies than in
+matrix products.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _ALIGNED = 8  # elements: matrix products are several times faster if rows are m
 
 
 def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # transformers' module
-    """Replaces parts of an encoder. Its parameters keep their names; some become parts of larger tensors.
+    """Replaces parts of an encoder with faster ones. Parameters keep their names; some become views
+    of larger tensors.
 
     Args:
         encoder: transformers' module, with its weights.
@@ -54,13 +57,16 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
 
 
 def _embedded(convolution: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Patches [T, hidden size] of their pixels [T, n]: the convolution has one place in each."""
+    """Embeds the pixels [T, n] of patches as [T, hidden size]. The convolution has a single
+    position per patch, so it is a matrix product.
+    """
     return F.linear(pixels, convolution.weight.flatten(1), convolution.bias)
 
 
 class _OfBorders(Generic[_R]):
-    """Function of borders that keeps its last results: all layers of a pass have the same one or two borders, and
-    finding a result waits for the GPU."""
+    """Function of window borders that caches its last two results. All layers of a pass share one
+    or two borders, and computing a result waits for the GPU.
+    """
 
     def __init__(self, find: Callable[[torch.Tensor], _R]) -> None:
         self._find = find
@@ -76,12 +82,14 @@ class _OfBorders(Generic[_R]):
 
 
 def _longest(borders: torch.Tensor) -> int:
-    """Length of the longest window."""
+    """Returns the length of the longest window."""
     return int(borders.diff().max())
 
 
 def _windows(borders: torch.Tensor) -> list[torch.Tensor]:
-    """Numbers [windows, length] of the patches in windows, for each length that there is."""
+    """Returns the patch indices [windows, length] of the windows, one tensor for each length that
+    occurs.
+    """
     starts: dict[int, list[int]] = {}
     for start, end in pairwise(borders.tolist()):
         starts.setdefault(end - start, []).append(start)
@@ -94,7 +102,7 @@ def _windows(borders: torch.Tensor) -> list[torch.Tensor]:
 def _flash(
     longest: Callable[[torch.Tensor], int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: torch.Tensor
 ) -> torch.Tensor:
-    """`_Attend` by one kernel for windows of all lengths."""
+    """Computes `_Attend` with one kernel for windows of all lengths."""
     from torch.nn.attention.varlen import varlen_attn
 
     most = longest(borders)
@@ -110,7 +118,7 @@ def _by_size(
     v: torch.Tensor,
     borders: torch.Tensor,
 ) -> torch.Tensor:
-    """`_Attend` for windows of one length after the other."""
+    """Computes `_Attend` for the windows of one length at a time."""
     out = torch.empty_like(v)
     for at in windows(borders):
         own_q, own_k, own_v = (each[at].transpose(1, 2) for each in (q, k, v))
@@ -119,13 +127,15 @@ def _by_size(
 
 
 class _WindowAttention(torch.nn.Module):
-    """Attention within windows or whole images: transformers' module takes one after the other, of which a large image
-    has hundreds in each layer, and waits for the GPU in each layer.
+    """Attention within windows or whole images.
+
+    Transformers' module computes one window at a time, of which a large image has hundreds,
+    and waits for the GPU in each layer.
 
     Args:
         attention: transformers' module.
         attend: attention of queries.
-        rotate: `kernels.rotate.rotate`, or its twin.
+        rotate: `kernels.rotate.rotate`, or its reference version.
     """
 
     def __init__(self, attention: torch.nn.Module, attend: _Attend, rotate: _Rotate) -> None:
@@ -140,7 +150,9 @@ class _WindowAttention(torch.nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         **_: object,
     ) -> torch.Tensor:
-        """Output [T, hidden size] of patches [T, hidden size]; cu_seqlens are the borders of windows."""
+        """Returns outputs [T, hidden size] for patches [T, hidden size]. `cu_seqlens` holds the
+        borders of the windows.
+        """
         q, k, v = self._of.qkv(hidden_states).view(len(hidden_states), 3, self._of.num_heads, -1).unbind(1)
         cos, sin = (each.contiguous().unsqueeze(0) for each in position_embeddings)
         rotated = self._rotate(q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), cos, sin)
@@ -177,5 +189,7 @@ class _GatedLayer(torch.nn.Module):
         return F.linear(self._gated(both, "silu"), padded, down.bias)
 
     def _with_up(self, gate: torch.Tensor) -> torch.Tensor:
-        """The tensor that begins with a gate's; new weights are written into its parts, and it may be moved."""
+        """Returns the tensor that begins with a gate's and holds the up projection, too. It is made
+        as a view on each call, as the weights may be rewritten or moved.
+        """
         return gate.as_strided((2 * self._rows, *gate.shape[1:]), gate.stride())

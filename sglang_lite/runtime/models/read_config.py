@@ -66,7 +66,7 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     named = {ours: given[theirs] for ours, theirs in FAMILIES[family].aliases.items() if given.get(theirs) is not None}
     whole = {**FAMILIES[family].defaults, **named, **given}
     if given.get("rope_scaling") and not given.get("rope_parameters"):
-        whole.pop("rope_parameters", None)  # the family's, which it replaces
+        whole.pop("rope_parameters", None)  # the family default, overridden by rope_scaling
     config_fields.check(whole, config_fields.CONFIG, source)
     for name in ("rope_parameters", "rope_scaling"):
         _check_rope(whole.get(name) or {}, source)
@@ -98,7 +98,8 @@ def _null(config: Config, source: str) -> ModelError:
 
 
 def _has_null(spec: object) -> bool:
-    """True if a number in a specification is None that may not be."""
+    """Returns whether a number in a specification is None although its field does not allow None.
+    """
     if isinstance(spec, tuple):
         return any(map(_has_null, spec))
     if not is_dataclass(spec):
@@ -108,7 +109,9 @@ def _has_null(spec: object) -> bool:
 
 
 def _text_part(config: Config, source: str) -> Config:
-    """Config of the decoder in a vision-language model. Raises ModelError if it is of none of our families."""
+    """Returns the config of a vision-language model's decoder. Raises ModelError if it belongs to
+    no supported family.
+    """
     text = config.get("text_config") or ({} if "hidden_size" not in config else config)
     name = text.get("model_type", "llama")
     family, omitted = TEXT_PARTS.get(name, (name, {}))
@@ -177,7 +180,7 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
 
 
 def is_bidirectional(config: Config) -> bool:
-    """True if tokens of the config's model attend to later tokens, so that it can't generate."""
+    """Returns whether the model's tokens attend to later tokens, so that it can't generate."""
     text = config.get("text_config")
     whole = {**(text if isinstance(text, Mapping) else {}), **config}
     return bool(whole.get("use_bidirectional_attention")) or whole.get("is_causal") is False
@@ -226,7 +229,9 @@ def _activation(family: Family, config: Config) -> str:
 
 
 def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
-    """Longest sequence: the config's limit, or YaRN's, as users add YaRN without raising `max_position_embeddings`."""
+    """Returns the longest sequence: the config's limit, or YaRN's, as users add YaRN without
+    raising `max_position_embeddings`.
+    """
     stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
     limits: list[int] = [config["max_position_embeddings"]]
     limits += [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
@@ -234,14 +239,15 @@ def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
 
 
 def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Rotary embeddings of layers without a window and of layers with one."""
+    """Returns the rotary embeddings of layers without a window and of layers with one."""
     full, local = _rope_parameters(family, config)
     rope = _rope(family, full, config, head_dim)
     return (rope, _rope(family, local, config, head_dim)) if family.layer_ropes else (rope, rope)
 
 
 def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Parameters of the rotary embedding of layers without a window and of layers with one, as transformers reads them.
+    """Returns the rotary parameters of layers without a window and of layers with one, as
+    transformers reads them.
 
     transformers 5 writes `rope_parameters`, for some families one entry for each type of layer. Older files have
     `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
@@ -256,12 +262,14 @@ def _rope_parameters(family: Family, config: Config) -> tuple[dict[str, Json], d
 
 
 def _beside_layers(parameters: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the parameters that belong to no type of layer."""
+    """Returns the rotary parameters that are not specific to a type of layer."""
     return {name: value for name, value in parameters.items() if name not in _LAYER_TYPES}
 
 
 def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
-    """Refuses a config whose keys of the rotary embedding contradict one another: readers choose differently."""
+    """Rejects a config with contradictory keys for the rotary embedding, as readers would choose
+    differently.
+    """
     given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     used = _rope_parameters(family, config)
     by_layer = [f"rope_scaling.{name}" for name in _LAYER_TYPES if scaling.get(name) is not None]
@@ -294,7 +302,9 @@ def _check_rope_mixture(family: Family, config: Config, source: str) -> None:
 
 
 def _check_local_theta(family: Family, config: Config, source: str) -> None:
-    """Refuses a `rope_theta` for all layers where transformers 5 takes it for those without a window alone."""
+    """Rejects a `rope_theta` for all layers that transformers 5 applies only to layers without a
+    window.
+    """
     if not family.layer_ropes or "rope_local_base_freq" in family.defaults:
         return
     own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
@@ -314,7 +324,7 @@ def _check_local_theta(family: Family, config: Config, source: str) -> None:
 
 
 def _in_rope(name: str, parameters: Mapping[str, Json]) -> Json:
-    """Value of a parameter, with what stands for a missing type."""
+    """Returns the value of a rotary parameter, with the default for a missing type."""
     if name in ("rope_type", "type"):
         return parameters.get("rope_type") or parameters.get("type") or "default"
     return parameters.get(name)
@@ -352,8 +362,9 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
 
 
 def _axes(sections: Sequence[int], pairs: int, *, alternating: bool) -> tuple[int, ...]:
-    """`RopeSpec.axes` of sections of time, rows and columns: one after the other, or alternating as far as each
-    reaches, with time in the places that remain (Qwen3-VL)."""
+    """Returns `RopeSpec.axes` for sections of time, rows and columns. They follow one another or
+    alternate as far as each reaches, with time in the remaining places (Qwen3-VL).
+    """
     if len(sections) != 3 or sum(sections) != pairs:
         raise ValueError(f"mrope_section {sections} doesn't fit {pairs} rotary pairs")
     if alternating:

@@ -1,4 +1,4 @@
-"""Reader of GGUF metadata: converts it to the config that the model's Hugging Face folder would have."""
+"""Converts GGUF metadata to the config that the model's Hugging Face folder would have."""
 
 from __future__ import annotations
 
@@ -203,7 +203,9 @@ def _with_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
 def _config(
     family: GgufFamily, value: Callable[[str], Json], metadata: Mapping[str, Json], arch: str, source: str
 ) -> dict[str, Any]:
-    """Config that the model's Hugging Face folder would have. Raises KeyError if a metadata key is missing."""
+    """Returns the config that the model's Hugging Face folder would have. Raises KeyError if a
+    metadata key is missing.
+    """
     heads, hidden = value("attention.head_count"), value("embedding_length")
     head_dim = metadata.get(f"{arch}.attention.key_length", hidden // heads)
     rotary = metadata.get(f"{arch}.rope.dimension_count", head_dim)

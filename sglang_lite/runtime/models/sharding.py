@@ -1,10 +1,11 @@
-"""Sharding of a model over ranks: one rule for each role of a parameter, by which it is cut. Needs no torch.
+"""Sharding of a model over ranks: one rule for each role of a parameter. Needs no torch.
 
-Heads are cut with the keys and values that they read, feed-forwards (also each expert's) by their inner size, embedding
-and head by the vocabulary; everything else is whole on every rank. With `ep`, experts are cut by number, and each by
-its inner size over the ranks that have it alone. So a layer needs two sums: of what the ranks' heads give, and of what
-their feed-forwards give. With `pp`, layers are cut by number, and only a stage's ranks share one. With `dp`, each rank
-has its own rows: feed-forwards alone are cut.
+Heads are sharded together with the keys and values that they read, feed-forwards (and each
+expert's) by their inner size, embedding and head by vocabulary. Everything else is whole
+on every rank. With `ep`, experts are sharded by number, and each of them by inner size
+over the ranks that share it. A layer therefore needs two sums: of attention outputs and of
+feed-forward outputs. With `pp`, layers are divided into stages, and only a stage's ranks
+share a layer. With `dp`, each rank has its own rows, and only feed-forwards are sharded.
 """
 
 from __future__ import annotations
@@ -47,14 +48,17 @@ NOTHING = RankPart("outputs", 0, 0)
 def rank_spec(
     spec: ModelSpec, parallel: Parallel, *, even: bool, placement: ExpertPlacement | None = None
 ) -> ModelSpec:
-    """Specification of a rank's part of a model: its heads, its part of each feed-forward, and the experts that it has.
+    """Returns the specification of a rank's part of a model: its heads, feed-forward parts and
+    experts.
+
     Vocabulary, hidden size and the number of experts to choose from stay whole.
 
     Args:
         spec: the model.
         parallel: layout of the ranks, and the place of this one.
         even: whether all ranks must have the same shapes, as kernels in graphs need.
-        placement: experts of each group of ranks; None for consecutive ones, each once.
+        placement: experts held by each group of ranks; None to divide them into consecutive
+            ranges.
 
     Raises:
         ParameterError: the ranks can't share the model.
@@ -77,7 +81,9 @@ def rank_spec(
 
 
 def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
-    """Layers of a rank's stage: one of `pp` runs with about as many weights."""
+    """Returns the layers of a rank's stage. The `pp` stages are consecutive layers with about
+    equally many weights.
+    """
     sums = [0, *accumulate(layer.weight_elements(spec.hidden_size) for layer in spec.layers)]
     count, pp, ends = len(spec.layers), parallel.pp, [0]
     for stage in range(1, pp):  # each has a layer at least
@@ -88,7 +94,7 @@ def stage_layers(spec: ModelSpec, parallel: Parallel) -> range:
 
 
 def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
-    """Raises ParameterError if stages can't share out the layers of a model."""
+    """Raises ParameterError if the model's layers can't be divided into the stages."""
     problem = None
     if parallel.pp > len(spec.layers):
         problem = f"{parallel.pp} is more than the model's {len(spec.layers)} layers."
@@ -99,13 +105,13 @@ def _check_stages(spec: ModelSpec, parallel: Parallel) -> None:
 
 
 def _windows(spec: ModelSpec, parallel: Parallel) -> int | None:
-    """Longest window of a stage's layers, or None."""
+    """Returns the longest window of a stage's layers, or None."""
     layers = stage_layers(spec, parallel)
     return replace(spec, layers=spec.layers[layers.start : layers.stop]).kv_layout.window
 
 
 def _check_experts(spec: ModelSpec, ep: int) -> None:
-    """Raises ParameterError if groups of ranks can't share out the experts of a model."""
+    """Raises ParameterError if the model's experts can't be divided among the groups of ranks."""
     counts = [layer.feed_forward.count for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if ep > min(counts, default=1):
         problem = f"{ep} is more than the model's {min(counts)} experts." if counts else "the model has no experts."
@@ -113,7 +119,9 @@ def _check_experts(spec: ModelSpec, ep: int) -> None:
 
 
 def _problem(spec: ModelSpec, parallel: Parallel, *, even: bool) -> str | None:
-    """Reason why ranks can't share a model, as the object of "can't share"; None if they can."""
+    """Returns the reason why ranks can't share a model, as the object of "can't share", or None if
+    they can.
+    """
     tp = parallel.same_rows.tp
     for layer in spec.layers:
         a, fed = layer.attention, layer.feed_forward
@@ -146,13 +154,14 @@ def _of_rank(layer: LayerSpec, index: int, parallel: Parallel, placement: Expert
 
 
 def _experts(layer: int, count: int, parallel: Parallel, placement: ExpertPlacement | None) -> tuple[int, ...]:
-    """Experts of a layer that a rank has, or has parts of."""
+    """Returns the experts of a layer that a rank has, whole or in part."""
     return tuple(parallel.experts(count)) if placement is None else placement.own(layer, parallel)
 
 
 def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[range, range]:
-    """A rank's query heads, and the heads of keys and values that they read. With fewer of these than ranks, some ranks
-    have the same one."""
+    """Returns a rank's query heads and the key-value heads that they read. With fewer key-value
+    heads than ranks, several ranks have the same one.
+    """
     if isinstance(a, LatentSpec):
         return parallel.share(a.heads), range(a.kv_heads)
     queries = a.heads // a.kv_heads
@@ -166,15 +175,19 @@ def head_shares(a: AttentionSpec | LatentSpec, parallel: Parallel) -> tuple[rang
 
 
 def _inner(size: int, parallel: Parallel) -> range:
-    """A rank's part of a feed-forward; its bounds are multiples of as large a number as an even cut allows."""
+    """Returns a rank's range of a feed-forward's inner size. Its bounds are multiples of the
+    largest grain that allows an even cut.
+    """
     grain = next((grain for grain in _GRAINS if size % (grain * parallel.tp) == 0), 1)
     units = parallel.share(size // grain)
     return range(units.start * grain, units.stop * grain)
 
 
 def vocabulary_part(size: int, parallel: Parallel, block: int = 1) -> range:
-    """A rank's part of the vocabulary; its bounds are multiples of `block`, and the last rank has the rest. Where that
-    would be nothing, or ranks have rows of their own, every rank has the whole."""
+    """Returns a rank's range of the vocabulary. Bounds are multiples of `block`, and the last rank
+    has the rest. Every rank has the whole vocabulary if the last part would be empty or ranks have
+    their own rows.
+    """
     if parallel.dp > 1:
         return range(size)
     each = -(-size // (block * parallel.ranks)) * block
@@ -192,14 +205,14 @@ def cut(
     embedding: bool = True,
     placement: ExpertPlacement | None = None,
 ) -> RankPart | None:
-    """Part of a parameter that a rank has; None for the whole.
+    """Returns the part of a parameter that a rank has, or None for the whole.
 
     Args:
-        parameter: the parameter, of no layer or one of the rank's stage.
+        parameter: the parameter, either of no layer or of one in the rank's stage.
         spec: the whole model.
         parallel: layout of the ranks, and the place of this one.
-        block: tokens that the vocabulary is cut into multiples of.
-        embedding: whether the table of embeddings is cut.
+        block: vocabulary parts are multiples of this many tokens.
+        embedding: whether the embedding table is sharded.
         placement: as for `rank_spec`.
     """
     if parallel.ranks == 1 or (parameter.role == "embedding" and not embedding):

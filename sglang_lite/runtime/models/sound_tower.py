@@ -1,4 +1,4 @@
-"""Encoders of sounds: transformers' modules, with the weights of their names in a checkpoint."""
+"""Encoders of sounds: transformers modules with weights from the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs: TypeAlias = Mapping[str, torch.Tensor]  # of an encoder, by name
 
 
 class SoundTower:
-    """Encoder of sounds, with the projector of a model that has one.
+    """Encoder of sounds, with its projector if the model has one.
 
     Args:
         folder, source, dtype, device: as for `VisionTower`.
@@ -44,11 +44,11 @@ class SoundTower:
         self.dtype, self.device = dtype, device
 
     def encode(self, sounds: Sequence[Inputs]) -> list[torch.Tensor]:
-        """Features [count, width] of each sound.
+        """Computes features [count, width] of each sound.
 
         Args:
-            sounds: `samples` [1, n] of each, of equal shapes, which are whole windows; and `count` [1], the number of
-                those that are heard.
+            sounds: for each sound, `samples` [1, n], padded to whole windows and of equal shapes,
+                and `count` [1], the number of samples that are not padding.
         """
         samples = torch.cat([each["samples"].to(self.device, non_blocking=True) for each in sounds])
         columns = [-(-int(each["count"]) // self._spectrograms.hop) for each in sounds]
@@ -85,8 +85,9 @@ class _Spectrograms:
         self._filters, self._window = filters.to(device, torch.float32), torch.hann_window(length, device=device)
 
     def of(self, samples: torch.Tensor) -> torch.Tensor:
-        """Spectrograms [all windows, mel bins, columns] of sounds [sounds, n] of whole windows: the logarithm of the
-        power of each bin, down to 80 dB below the sound's loudest."""
+        """Computes spectrograms [all windows, mel bins, columns] of sounds [sounds, n] that are
+        whole windows long: the log power of each bin, down to 80 dB below the sound's maximum.
+        """
         length = len(self._window)
         waves = torch.stft(samples, length, self.hop, window=self._window, return_complex=True)[..., :-1]
         log = (self._filters @ waves.abs().square().contiguous()).clamp(min=1e-10).log10()
@@ -103,7 +104,7 @@ def _qwen2_audio(config: Any, dtype: torch.dtype) -> tuple[dict[str, torch.nn.Mo
     projector = torch.nn.Linear(config.audio_config.d_model, config.text_config.hidden_size, dtype=dtype)
 
     def encode(inputs: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
-        heard = [(count - 1) // 2 + 1 for count in columns]  # behind the convolutions
+        heard = [(count - 1) // 2 + 1 for count in columns]  # after the convolutions
         steps = torch.arange((inputs.shape[-1] - 1) // 2 + 1, device=inputs.device)
         mask = steps < torch.tensor(heard, device=inputs.device)[:, None]  # [sounds, steps]
         mask = mask[:, None, None].expand(-1, 1, len(steps), -1)

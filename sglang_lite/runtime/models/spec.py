@@ -97,7 +97,7 @@ class AttentionSpec:
         return (self.heads + 2 * self.kv_heads) * self.key_size * 2
 
     def weight_elements(self, hidden: int) -> int:
-        """Number of elements of the weight matrices."""
+        """Counts the elements of the weight matrices."""
         return hidden * (self.heads + self.kv_heads) * (self.key_size + self.value_size)
 
 
@@ -168,7 +168,7 @@ class LatentSpec:
         return made + self.heads * (self.query_size + 2 * self.key_size + self.value_size)
 
     def weight_elements(self, hidden: int) -> int:
-        """Number of elements of the weight matrices."""
+        """Counts the elements of the weight matrices."""
         queries = self.heads * self.query_size
         made = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
         return (
@@ -196,7 +196,7 @@ class DenseSpec:
     gated: bool = True
 
     def weight_elements(self, hidden: int) -> int:
-        """Number of elements of the weight matrices."""
+        """Counts the elements of the weight matrices."""
         return (3 if self.gated else 2) * hidden * self.size
 
 
@@ -245,15 +245,15 @@ class ExpertsSpec:
 
     @property
     def experts(self) -> Sequence[int]:
-        """Experts whose matrices there are."""
+        """Experts whose matrices this rank has."""
         return range(self.count) if self.own is None else self.own
 
     def weight_elements(self, hidden: int, experts: float | None = None) -> int:
-        """Number of elements of the weight matrices.
+        """Counts the elements of the weight matrices.
 
         Args:
             hidden: size of the hidden state.
-            experts: number of experts to count, or None for those whose matrices there are.
+            experts: number of experts to count; None for those of this rank.
         """
         chosen = len(self.experts) if experts is None else experts
         return int(hidden * (3 * (chosen * self.size + self.shared_size) + self.count + self.shared_gate))
@@ -289,11 +289,12 @@ class LayerSpec:
         return {"before": before, "after": after, "both": before + after}[self.norms]
 
     def weight_elements(self, hidden: int) -> int:
-        """Number of elements of the weight matrices."""
+        """Counts the elements of the weight matrices."""
         return self.attention.weight_elements(hidden) + self.feed_forward.weight_elements(hidden)
 
     def active_weights(self, hidden: int) -> int:
-        """Number of matrix elements that a token is multiplied by; of the experts, only the chosen ones count."""
+        """Counts the matrix elements that a token is multiplied by, with only the chosen experts.
+        """
         fed = self.feed_forward
         return self.attention.weight_elements(hidden) + (
             fed.weight_elements(hidden) if isinstance(fed, DenseSpec) else fed.weight_elements(hidden, fed.top_k)

@@ -14,12 +14,12 @@ _LIMITS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "model_max_length",
     "seq_length",
 )  # fmt: skip
-# Fields of configs without a position limit, and the layers whose state such a model keeps from token to token.
+# Config fields of models without a position limit -> the layers whose state such a model keeps from token to token.
 _STATES = {
     "state_size": "state space layers", "lru_width": "recurrent layers", "rescale_every": "RWKV's layers",
     "chunkwise_kernel": "xLSTM's layers",
 }  # fmt: skip
-# Architectures of diffusion language models, and how the names of others end.
+# Architectures of diffusion language models, and name suffixes of others.
 _DIFFUSION = frozenset((
     "LLaDAModelLM", "LLaDAMoEModelLM", "LLaDA2MoeModelLM", "DreamModel", "SDARForCausalLM", "SDARMoeForCausalLM",
     "Fast_dLLM_QwenForCausalLM",
@@ -59,7 +59,9 @@ class TransformersSpec:
 
 
 def is_native(config: Config) -> bool:
-    """True if the config names an architecture implemented here, or if `architectures` is missing or malformed."""
+    """Returns whether the config names an architecture implemented here, or `architectures` is
+    missing or malformed.
+    """
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
@@ -86,7 +88,9 @@ def fallback_spec(config: Config, source: str) -> TransformersSpec:
 
 
 def not_causal(model_type: Json) -> str | None:
-    """Reason why transformers' models of a type generate no text, or None if they do or it does not know the type."""
+    """Returns the reason why transformers' models of a type generate no text. None if they do or
+    the type is unknown to it.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # imports torch
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

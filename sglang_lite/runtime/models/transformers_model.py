@@ -33,7 +33,7 @@ from sglang_lite.runtime.models.cached_module import CachedModule
 
 NAME = "sglang_lite"  # name that our attention is registered under in transformers
 _TRIAL = 12  # tokens of the second trial run
-# Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: in
+# Largest difference between the trial run in one step and in several, relative to the norm of a token's hidden state: in
 # float64, where rounding causes 3e-13 in 8 layers of random weights, and in their own dtype for quantised models, which
 # have no other. In bfloat16 rounding causes 0.04 in 32 layers without experts, and up to 1.2 where it changes the
 # choice of experts; an ignored window causes 0.56 or more.
@@ -141,8 +141,9 @@ class TransformersModel(CachedModule):
         return self._run(ids, positions, attend)
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [R, V] in the head's dtype, computed by the module's own head with all that it applies to them; in
-        `out` if given."""
+        """Computes logits [R, V] in the head's dtype with the module's own head and all that it
+        applies to them. Written to `out` if given.
+        """
         self._head_input = hidden[None]
         try:
             ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
@@ -222,7 +223,9 @@ class TransformersModel(CachedModule):
             raise self._refusal("its layers have a sliding window of unknown size")
 
     def _check_rotation(self) -> None:
-        """Refuses longrope: transformers takes a factor by the longest row of a batch for all rows."""
+        """Rejects longrope, where transformers chooses every row's factors by the longest row of
+        the batch.
+        """
         config = self._module.config.get_text_config()
         found = getattr(config, "rope_parameters", None) or {}
         longest = getattr(config, "max_position_embeddings", None)
@@ -283,8 +286,9 @@ class TransformersModel(CachedModule):
 
 @contextmanager
 def _in_float64(module: Any) -> Iterator[None]:  # a model of transformers
-    """Has a module compute in float64 meanwhile unless it is quantised, its experts one by one: grouped products know
-    no float64."""
+    """Makes a module compute in float64 unless it is quantised. Experts run one by one, as grouped
+    products don't support float64.
+    """
     if getattr(module.config, "quantization_config", None) is not None:
         yield
         return
@@ -299,7 +303,9 @@ def _in_float64(module: Any) -> Iterator[None]:  # a model of transformers
 
 @contextmanager
 def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
-    """Sets all limits of a module to `_NARROW` tokens meanwhile; gives the names of those that it has."""
+    """Sets all limits of a module to `_NARROW` tokens for the duration; yields the names of those
+    that it has.
+    """
     parts = list(module.modules())
     configs = [config for part in parts if (config := getattr(part, "config", None)) is not None]
     configs += [config.get_text_config() for config in configs]
@@ -317,20 +323,24 @@ def _narrow_limits(module: nn.Module) -> Iterator[list[str]]:
 
 
 def _narrow(value: Foreign) -> Foreign:
-    """A limit, or one of each layer, of at most `_NARROW` tokens; any other value unchanged."""
+    """Caps a limit, or a list with one per layer, at `_NARROW` tokens. Returns any other value
+    unchanged.
+    """
     if isinstance(value, list | tuple):
         return type(value)(map(_narrow, value))
     return min(value, _NARROW) if type(value) is int else value
 
 
 def _failed_in(error: BaseException) -> str:
-    """Class of the innermost module whose code raised the error."""
+    """Returns the class name of the innermost module whose code raised the error."""
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return next(type(owner).__name__ for owner in reversed(owners) if isinstance(owner, nn.Module))
 
 
 def _plan(start: int, end: int, device: torch.device) -> AttentionPlan:
-    """Attention plan of tokens start … end-1 of one row, in which slots equal positions."""
+    """Returns the attention plan of tokens start … end-1 of a single row, in which slots equal
+    positions.
+    """
     row = ExtendRow(0, end - start, slice(0, end))
     return AttentionPlan(torch.arange(start, end, device=device), (), (row,))
 
@@ -339,7 +349,9 @@ def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None, scaling: float | None = None, **more: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention function registered with transformers; delegates to the TransformersModel that owns the module."""
+    """Attends for transformers, which has it registered; delegates to the TransformersModel that
+    owns the module.
+    """
     return module.__dict__["_sglang_lite"].attend(module, query, key, value, scaling, **more), None
 
 

@@ -1,4 +1,4 @@
-"""Encoders of images: transformers' modules, with the weights of their names in a checkpoint."""
+"""Encoders of images: transformers modules with weights from the checkpoint."""
 
 from __future__ import annotations
 
@@ -63,11 +63,12 @@ class VisionTower:
         self._inputs = inspect.signature(self._model.get_image_features).parameters
 
     def encode(self, images: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
-        """Features [count, planes * hidden size] of each image, or of each video.
+        """Computes features [count, planes * hidden size] of each image or video.
 
         Args:
-            images: inputs of each image or video, as the model's processor makes them, of equal shapes; those that the
-                encoder does not name are left out. Copies of pinned memory are not waited for.
+            images: inputs of each image or video, as the model's processor makes them, of equal
+                shapes. Those that the encoder does not take are ignored. Copies from pinned memory
+                are not waited for.
         """
         inputs = {
             name: torch.cat([self._sent(each[name]) for each in images])
@@ -81,8 +82,10 @@ class VisionTower:
             return list(torch.cat([_rows(plane) for plane in planes], -1).chunk(len(images)))
 
     def _pooled(self, frames: torch.Tensor) -> list[torch.Tensor]:
-        """Features of videos [videos, T, 3, height, width], as LLaVA-OneVision pools them, with one behind all: some
-        versions of transformers leave it to the whole model."""
+        """Computes features of videos [videos, T, 3, height, width], pooled as in LLaVA-OneVision,
+        followed by one newline feature. Some versions of transformers leave the newline to the
+        whole model.
+        """
         found = self._model.get_video_features(frames).pooler_output
         vision = self._model.config.vision_config
         count = frames.shape[1] * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
@@ -94,8 +97,9 @@ class VisionTower:
 
 
 def feature_planes(folder: Path) -> int:
-    """Number of vectors in a feature of a model's images or sounds: see `VisionTower`. Raises ModelError if they are
-    more than the decoder has layers for."""
+    """Returns the number of vectors in a feature of a model's images or sounds; see `VisionTower`.
+    Raises ModelError if the decoder has too few layers for them.
+    """
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -109,21 +113,23 @@ def feature_planes(folder: Path) -> int:
 
 
 def _rows(found: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """Features [T, hidden size] of all images, which some versions of transformers give in parts."""
+    """Joins the features of all images to [T, hidden size]; some versions of transformers return
+    them in parts.
+    """
     parts = [found] if isinstance(found, torch.Tensor) else found
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in parts])
 
 
 def made_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, _T]:  # of transformers
-    """Config of a folder, and a part of its model without weights.
+    """Builds a part of a folder's model without weights. Returns the folder's config and the part.
 
     Args:
         folder: folder of the model.
-        part: what it is, for messages.
-        make: makes it of the config.
+        part: name of the part, for messages.
+        make: builds it from the config.
 
     Raises:
-        ModelError: transformers can't make it.
+        ModelError: transformers can't build it.
     """
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
@@ -139,8 +145,9 @@ def made_part(folder: Path, part: str, make: Callable[[Any], _T]) -> tuple[Any, 
 def take_weights(
     model: torch.nn.Module, source: WeightSource, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.nn.Parameter]:
-    """Gives an encoder its weights, and returns them by name. Raises ModelError if a tensor is missing or has a wrong
-    shape."""
+    """Loads an encoder's weights and returns them by name. Raises ModelError if a tensor is missing
+    or has a wrong shape.
+    """
     parameters = dict(model.named_parameters())
     for name, values in taken_weights(parameters, source):
         parameters[name].data = values.to(device=device, dtype=dtype)
@@ -150,7 +157,8 @@ def take_weights(
 def taken_weights(
     parameters: Mapping[str, torch.nn.Parameter], source: WeightSource, *, whole: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Takes an encoder's weights from a source. Yields the name of each parameter with its values there.
+    """Yields the name of each of an encoder's parameters with its values from a source, whose
+    tensors it takes.
 
     Args:
         parameters: the encoder's, by transformers' names.
@@ -168,6 +176,8 @@ def taken_weights(
 
 
 def stored_names(name: str) -> tuple[str, ...]:
-    """Names that a checkpoint may have for a parameter: transformers', and those of its older places."""
+    """Returns the names that a checkpoint may have for a parameter: transformers' own, and those of
+    older layouts.
+    """
     part, _, rest = name.partition(".")
     return name, f"model.{name}", f"{part}.vision_model.{rest}", f"model.{part}.vision_model.{rest}"

@@ -1,4 +1,4 @@
-"""Memory of a model's weights, which an engine that sleeps gives back."""
+"""Memory of a model's weights that a sleeping engine can release."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _ALIGNED = 512  # bytes
 
 
 def save_memory(model: Model, *, backup: bool) -> None:
-    """Moves the weights of a model on a GPU to memory that can be given back, and its later caches.
+    """Moves the weights of a model on a GPU to memory that can be released, and allocates its later
+    caches there.
 
     Args:
-        model: loaded model; on a CPU nothing has to be moved.
-        backup: as of `WeightMemory`.
+        model: loaded model; on a CPU nothing is moved.
+        backup: as for `WeightMemory`.
 
     Raises:
         ParameterError: transformers' code runs the model.
@@ -38,11 +39,13 @@ def save_memory(model: Model, *, backup: bool) -> None:
 
 
 class WeightMemory:
-    """Weights of a decoder on a GPU, with its encoder's, in memory that can be given back under their addresses.
+    """Weights of a decoder on a GPU and of its encoder, in memory that can be released and restored
+    at the same addresses.
 
     Args:
-        model: loaded decoder, whose tensors are moved there. It takes 1 GiB more meanwhile.
-        backup: whether to take the host's memory for copies now, rather than when they are first made.
+        model: loaded decoder, whose tensors are moved. Takes 1 GiB of additional memory
+            meanwhile.
+        backup: whether to allocate host memory for copies now, rather than for the first copy.
     """
 
     def __init__(self, model: Decoder, *, backup: bool) -> None:
@@ -68,7 +71,7 @@ class WeightMemory:
             self.allocate_copies()
 
     def _move(self, group: list[list[torch.Tensor]]) -> None:
-        """Moves tensors, of which those of a list share a storage, to a region of their own."""
+        """Moves tensors, given as lists that each share a storage, to a region of their own."""
         sizes = [views[0].untyped_storage().nbytes() for views in group]
         starts = [0]
         for size in sizes:
@@ -88,20 +91,26 @@ class WeightMemory:
         return sum(region.nbytes for region in self._regions)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Tensor of zeros whose memory is given back with the weights', and that is of zeros when it returns."""
+        """Returns a tensor of zeros whose memory is released with the weights' and is zeroed again
+        when restored.
+        """
         made = self._arena.zeros(shape, dtype)
         self._zeros.append(made)
         return made
 
     def release(self, *, keep: bool) -> None:
-        """Gives the memory back. With `keep`, the host keeps a copy, in the memory of `allocate_copies`."""
+        """Releases the memory. With `keep`, copies the weights to the host memory of
+        `allocate_copies` first.
+        """
         if keep:
             for region, copy in zip(self._regions, self._copies):
                 copy.copy_(region, non_blocking=True)
         self._arena.release()
 
     def restore(self, *, kept: bool) -> None:
-        """Takes memory again, with the weights if a copy was kept; else they are zeros, as an encoder's padding is."""
+        """Allocates the memory again, with the weights if a copy was kept and zeros otherwise, as
+        an encoder's padding needs.
+        """
         self._arena.restore()
         for region, copy in zip(self._regions, self._copies) if kept else ():
             region.copy_(copy, non_blocking=True)
@@ -110,7 +119,9 @@ class WeightMemory:
         torch.cuda.synchronize()
 
     def allocate_copies(self) -> None:
-        """Takes the host's memory for copies, unless it is there. Raises ModelError if so much can't be pinned."""
+        """Allocates host memory for copies unless it exists. Raises ModelError if that much can't
+        be pinned.
+        """
         for region in self._regions[len(self._copies) :]:
             try:
                 with torch.inference_mode(mode=False):  # threads write to it
@@ -125,10 +136,11 @@ class WeightMemory:
 
 
 class DroppedTensors:
-    """Tensors on a CPU whose memory was given back. Their shapes stay, and so do views that share their memory.
+    """Tensors on a CPU whose memory has been released. Shapes stay, as do views that share their
+    memory.
 
     Args:
-        tensors: the tensors, whose memory no others may share.
+        tensors: the tensors, which may share their memory with no others.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -142,21 +154,22 @@ class DroppedTensors:
             storage.resize_(0)
 
     def restore(self) -> None:
-        """Takes memory again. The tensors are zeros then."""
+        """Allocates the memory again, filled with zeros."""
         for storage, size in self._sizes.values():
             storage.resize_(size)
             torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the memory of tensors, each storage counted once."""
+    """Returns the bytes of the tensors' memory, each storage counted once."""
     storages = {each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())
 
 
 def _tensors(model: Decoder) -> Iterator[torch.Tensor]:
-    """Tensors of the parts of a decoder, each once, and of its encoder; without rotary tables and the scratch memory of
-    its products."""
+    """Yields the tensors of a decoder's parts, each once, and of its encoder, without rotary tables
+    and products' scratch memory.
+    """
     seen = {id(each) for each in vars(model.linears).values()}
     for key in part_keys(model):
         yield from tensors_within(part_of(model, key), seen)

@@ -1,7 +1,9 @@
-"""Parts of a loaded decoder: the tensors of a checkpoint that each one is made of, and their values there.
+"""Parts of a loaded decoder: which of a checkpoint's tensors each is made of, and their values in
+it.
 
-A part is an attribute of the decoder or of one of its layers that `WeightReader` builds of tensors which no other part
-needs. So a part can be built anew by itself, once all of its tensors are there.
+A part is an attribute of the decoder or of one of its layers. `WeightReader` builds it
+from tensors that no other part needs, so a part can be rebuilt by itself once all of its
+tensors are there.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ ROPES: PartKey = (None, "ropes")  # rotary tables; only some GGUF files have a t
 
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {"o": "output", "attention_out_norm": "post_attention_norm", "mlp_out_norm": "post_mlp_norm"}
-_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # have a part of their own
+_OWN = frozenset(("input_norm", "q_norm", "k_norm", "sinks", "mlp_norm"))  # each is its own part
 
 
 def key_of(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
-    """Part that a parameter belongs to."""
+    """Returns the key of the part that a parameter belongs to."""
     role = parameter.role.removesuffix("_bias").partition(".")[0]
     if parameter.layer is None:
         return None, role
@@ -56,7 +58,9 @@ def key_of(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
 
 
 def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Callable[[], Any]]:  # of any part
-    """Functions that build the parts of a decoder from a reader's source, in the order of the parts."""
+    """Returns the functions that build the parts of a decoder from a reader's source, in the order
+    of the parts.
+    """
     tied = model.spec.tied_embeddings
     functions: dict[PartKey, Callable[[], Any]] = {
         ROPES: lambda: reader.rotary_tables(model.max_positions),
@@ -69,7 +73,7 @@ def build_functions(model: Decoder, reader: WeightReader) -> dict[PartKey, Calla
 
 
 def part_of(model: Decoder, key: PartKey) -> Any:  # any part
-    """Part of a decoder; of tied embeddings, the table with the head."""
+    """Returns a part of a decoder. For tied embeddings, this is the table with the head."""
     layer, name = key
     if key == (None, "embedding") and model.spec.tied_embeddings:
         return model.embedding, model.head
@@ -77,7 +81,7 @@ def part_of(model: Decoder, key: PartKey) -> Any:  # any part
 
 
 def part_keys(model: Decoder) -> Iterator[PartKey]:
-    """Parts of a decoder that any checkpoint has tensors of."""
+    """Yields the keys of the parts for which every checkpoint has tensors."""
     own = () if model.spec.tied_embeddings else ((None, "head"),)
     yield from ((None, "embedding"), *own, (None, "norm"))
     for i in range(len(model.layers)):
@@ -85,7 +89,7 @@ def part_keys(model: Decoder) -> Iterator[PartKey]:
 
 
 def drop_parts(model: Decoder) -> None:
-    """Frees the weights of a decoder on a CPU; it can't run until others are put there."""
+    """Frees the weights of a decoder on a CPU. It can't run until they are replaced."""
     for layer, name in (*part_keys(model), (None, "head")):
         setattr(model if layer is None else model.layers[layer], name, None)
     model.forget_small_batches()
@@ -115,7 +119,9 @@ class WeightParts:
         }
 
     def key(self, name: str) -> PartKey | None:
-        """Part that a tensor belongs to; None if the model has no place for a tensor of this name."""
+        """Returns the key of the part that a tensor belongs to, or None if the model has no place
+        for a tensor of this name.
+        """
         if name in self._extra:
             return self._extra[name]
         if name not in self._of_name:
@@ -124,26 +130,28 @@ class WeightParts:
         return (None, "embedding") if key == (None, "head") and self._model.spec.tied_embeddings else key
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a checkpoint's tensor; None if the model has none of this name, or need not have it."""
+        """Returns the shape of a checkpoint's tensor, or None if the model has none of this name or
+        does not need it.
+        """
         if name in self._encoder:
             return tuple(self._encoder[name].shape)
         pieces = (piece for parameter in self._of_name.get(name, ()) for piece in parameter.slices)
         return next((piece.shape for piece in pieces if piece.name == name), None)
 
     def lacking(self, key: PartKey, given: Container[str]) -> list[str]:
-        """Names of the tensors that a part needs beside some that are given."""
+        """Returns the names of the tensors that a part needs and that are not given."""
         missing = (
             p.slices[0].name for p in self._of_part.get(key, ()) if not any(piece.name in given for piece in p.slices)
         )
         return list(dict.fromkeys(missing))
 
     def names(self) -> list[str]:
-        """A name of each tensor."""
+        """Returns one name of each tensor."""
         decoder = (p.slices[0].name for found in self._of_part.values() for p in found)
         return list(dict.fromkeys((*decoder, *self._model.encoder_weights)))
 
     def read(self, name: str) -> torch.Tensor:
-        """Values of a checkpoint's tensor as the decoder has them, on its device.
+        """Returns the values of a checkpoint's tensor as the decoder holds them, on its device.
 
         Raises:
             ModelError: the model has no tensor of this name, has it in fewer bits, or has dropped it.
@@ -213,7 +221,7 @@ class WeightParts:
 
 
 def _part(whole: torch.Tensor, piece: CheckpointSlice) -> torch.Tensor:
-    """View of a parameter in a checkpoint's tensor."""
+    """Returns a parameter's slice of a checkpoint's tensor, as a view."""
     if piece.groups > 1:
         return whole.view(piece.groups, -1, *whole.shape[1:])[:, *piece.part]
     part = whole[piece.part]
@@ -243,7 +251,7 @@ def _norm(layer: Layer, part: str, role: str) -> torch.Tensor:
 def _norm_values(
     weight: torch.Tensor, spec: ModelSpec, order: torch.Tensor | None, head: int | None, *, is_bias: bool
 ) -> torch.Tensor:
-    """Weight or bias of a norm as a checkpoint has it."""
+    """Returns the weight or bias of a norm the way a checkpoint stores it."""
     if spec.norm == "layer":
         weight = weight[int(is_bias)]
     if head is not None:
@@ -259,7 +267,9 @@ _Product: TypeAlias = tuple[Any, tuple[str, ...], torch.Tensor | None]  # linear
 
 
 def _product(layer: Layer, role: str, expert: int | None) -> _Product:
-    """Linear layer that has a matrix, the roles whose matrices it stacks, and the order of its rows."""
+    """Returns the linear layer that has a matrix, the roles of the matrices stacked in it, and the
+    order of its rows.
+    """
     attention, fed = layer.spec.attention, layer.feed_forward
     if role in first_roles(attention):
         return layer.qkv, first_roles(attention), deinterleave_order(attention)
@@ -295,7 +305,7 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
 
 
 class _Matrix:
-    """Matrix of one expert among the stacked ones of a GPU.
+    """Matrix of one expert in a GPU's stack.
 
     Attributes:
         weight: [outputs, inputs]; None if it is in fewer bits than 16.
@@ -312,7 +322,9 @@ def _plain(linear: Linear | _Matrix) -> Any:  # linear layer inside others
 
 
 def _dense(linear: Linear | _Matrix) -> torch.Tensor | None:
-    """Matrix [N, K] of a linear layer; None if it is in fewer bits than the checkpoint's."""
+    """Returns the matrix [N, K] of a linear layer, or None if it has fewer bits than the
+    checkpoint's.
+    """
     linear = _plain(linear)
     if isinstance(linear, Bf16Linear | Float32Linear):  # a layer with `few` has blocks, too
         return None if getattr(linear, "few", None) is not None else linear.weight.to_dense()

@@ -1,4 +1,4 @@
-"""Reader of a model's weights: walks the parameter table and builds linear layers and tables from the tensors."""
+"""Builds linear layers and tables from a model's tensors by walking the parameter table."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Layer:
         latent: further matrices of latent attention.
         output: output projection of attention.
         feed_forward: dense feed-forward or experts.
-        shared: the feed-forward of all ranks, of which `feed_forward` is a part, if they have rows of their own.
+        shared: feed-forward over all ranks, with `feed_forward` as this rank's part, if each has its own rows.
     """
 
     spec: LayerSpec
@@ -108,10 +108,10 @@ class WeightReader:
         device: device of the weights.
         fused: whether to build the linear layers of a GPU.
         linears: builder of linear layers; None for a new one.
-        parallel: layout of the ranks, of which this one gets its part.
-        vocab_block: tokens that the vocabulary is cut into multiples of.
-        cuts_embedding: whether the table of embeddings is cut, too.
-        placement: experts of each group of ranks; None for consecutive ones, each once.
+        parallel: layout of the ranks, and the place of this one.
+        vocab_block: vocabulary parts are multiples of this many tokens.
+        cuts_embedding: whether the embedding table is sharded, too.
+        placement: experts held by each group of ranks; None to divide them into consecutive ranges.
 
     Attributes:
         of_rank: specification of the rank's part.
@@ -150,7 +150,7 @@ class WeightReader:
         self._expert_stacker: ExpertStacker | None = None
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
-        """Rotary tables for `positions` positions, one for each of the spec's ropes."""
+        """Builds rotary tables for `positions` positions, one for each of the spec's ropes."""
         name = "rope_freqs.weight"  # in GGUF files; applies to all layers
         head = self.spec.layers[0].attention.key_size
         size = (self._ropes[0].rotary_dim or head) // 2
@@ -160,12 +160,14 @@ class WeightReader:
         return [RotaryTable(r, head, positions, p.compute, self.device, divisors) for r in self._ropes]
 
     def embedding_and_head(self) -> tuple[torch.Tensor | Blocks, Linear]:
-        """Table of token embeddings, and the product that computes logits. They share a tensor if the formats allow."""
+        """Builds the token embedding table and the product that computes logits. They share a
+        tensor if the formats allow.
+        """
         if not self.spec.tied_embeddings:
             return self.embedding(), self.head()
         kept = self._tensors.take(self._of_model["embedding"])
         embedding, bias = self.embedding(kept), self._head_bias()
-        if embedding.shape[0] > len(self._vocabulary):  # the head alone is cut
+        if embedding.shape[0] > len(self._vocabulary):  # only the head is sharded
             own = embedding[self._vocabulary.start : self._vocabulary.stop]
             self.source.ignore(f"{head_name(self.spec)}.weight")
             return embedding, self.linears.head(own, bias)
@@ -179,27 +181,29 @@ class WeightReader:
         return embedding, self.linears.head(embedding, bias, kept)
 
     def embedding(self, taken: Weight | None = None) -> torch.Tensor | Blocks:
-        """Table of token embeddings, of the checkpoint's tensor if that has been taken already."""
+        """Builds the token embedding table, from the given tensor if it has already been taken."""
         table = self._tensors.take(self._of_model["embedding"]) if taken is None else taken
         if self.precision.blocks and isinstance(table, Blocks):
             return table
         return stacked([table], self.precision.weights, self.device)
 
     def head(self) -> Linear:
-        """Product that computes logits, of a matrix of its own."""
+        """Builds the product that computes logits from its own matrix."""
         return self.linears.head(self._tensors.take(self._of_model["head"]), self._head_bias())
 
     def _head_bias(self) -> torch.Tensor | None:
         return self._tensors.vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
 
     def embedding_alone(self) -> torch.Tensor | Blocks:
-        """Table of token embeddings, for a model that is loaded without its head."""
+        """Builds the token embedding table for a model that is loaded without its head."""
         for kind in ("weight", "bias"):
             self.source.ignore(f"{head_name(self.spec)}.{kind}")
         return self.embedding()
 
     def norm(self) -> torch.Tensor:
-        """Weight of the norm before the head, in the form described in `Layer`, or ones if the model has none."""
+        """Reads the weight of the norm before the head, in the form described in `Layer`, or ones
+        if the model has none.
+        """
         return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
     @property
@@ -213,7 +217,9 @@ class WeightReader:
         return Layer(spec=spec, rope=self._ropes.index(spec.attention.rope), **parts)
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
-        """Functions that build the attributes of a layer which hold weights; no tensor has a part in two of them."""
+        """Returns functions that build those attributes of a layer that hold weights. No tensor is
+        used by two of them.
+        """
         spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
         sinks, attention, fed = table.get(("sinks", None)), spec.attention, spec.feed_forward
@@ -256,7 +262,9 @@ class WeightReader:
     # ------------------------------------------------------------------------------------------- tensors
 
     def _norm(self, parameter: ParameterSpec | None, bias: ParameterSpec | None = None) -> torch.Tensor:
-        """Weight of a norm, with its bias if it is a layer norm; ones if the norm has no parameter."""
+        """Reads the weight of a norm, with its bias if it is a layer norm. Returns ones if the norm
+        has no parameter.
+        """
         if parameter is None:
             weight = torch.ones(self.spec.hidden_size)
         else:
@@ -269,7 +277,9 @@ class WeightReader:
         return torch.stack((weight, torch.zeros_like(weight) if bias is None else self._tensors.vector(bias).float()))
 
     def _head_norm(self, table: Table, role: str, spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-        """Weight of the norm of queries or keys, in the order of the rotated elements; None for layers without it."""
+        """Reads the weight of the query or key norm, in the order of the rotated elements. None for
+        layers without it.
+        """
         if isinstance(spec, LatentSpec) or not spec.qk_norm:
             return None
         if (role, None) in table:
@@ -288,7 +298,7 @@ class WeightReader:
     def _linear(
         self, table: Table, roles: tuple[str, ...], expert: int | None = None, order: torch.Tensor | None = None
     ) -> Linear:
-        """Linear layer over matrices that are stacked along their outputs.
+        """Builds a linear layer over matrices stacked along their outputs.
 
         Args:
             table: parameters of the layer.
@@ -337,7 +347,7 @@ class WeightReader:
         return self.linears.float32(weight, self._tensors.bias(table, ("router",)))
 
     def _expert_matrices(self, table: Table, spec: ExpertsSpec) -> ExpertMatrices:
-        """Matrices of the experts in the form that the GPU kernels take."""
+        """Stacks the experts' matrices in the form that the GPU kernels take."""
         from sglang_lite.runtime.models.layers.expert_stacker import ExpertStacker  # needs Triton
 
         self._expert_stacker = self._expert_stacker or ExpertStacker(self.precision, self.device)
@@ -351,14 +361,14 @@ class WeightReader:
         )
 
     def _biases(self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec) -> torch.Tensor | None:
-        """Biases of the experts [experts, outputs], or None if they have none."""
+        """Stacks the experts' biases [experts, outputs]. Returns None if they have none."""
         biases = [self._tensors.bias(table, roles, expert) for expert in spec.experts]
         given = [bias for bias in biases if bias is not None]
         return torch.stack(given).to(self.device, self.precision.weights) if given else None
 
 
 def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
-    """Result of a function, after which the tensors are freed of which it took parts."""
+    """Calls a function and then frees the shared tensors of which it took parts."""
     try:
         return make()
     finally:
@@ -368,7 +378,9 @@ def _forgetting(tensors: ParameterTensors, make: Callable[[], T]) -> T:
 def _local_ids(
     spec: ExpertsSpec, layer: int, parallel: Parallel, placement: ExpertPlacement | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Number of each expert among those of this rank, and how many these are for the others; None if it has all."""
+    """Returns each expert's index among this rank's, or the number of this rank's experts if
+    another rank has it. None if this rank has all.
+    """
     if spec.own is None:
         return None
     if placement is not None:
@@ -380,7 +392,7 @@ def _local_ids(
 
 
 def first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
-    """Roles of the matrices that the first product of attention stacks, in order."""
+    """Returns the roles of the matrices stacked in attention's first product, in order."""
     if isinstance(spec, AttentionSpec):
         return "q", "k", "v"
     return "q" if spec.query_rank is None else "q_a", "kv_a"

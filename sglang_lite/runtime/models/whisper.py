@@ -1,7 +1,8 @@
 """Decoder of Whisper (arXiv:2212.04356): transformers' layers, computed over our KV cache.
 
-A sequence begins with the frames of a sound. In each layer their keys and values are those of the cross attention,
-which depend on no other token; so the cache keeps, shares and evicts them as those of any prefix.
+A sequence begins with the frames of a sound. In each layer, their keys and values are
+those of the cross attention, which depend on no other token, so the cache keeps, shares
+and evicts them like any prefix.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class WhisperDecoder(CachedModule):
 
     Args:
         folder: folder of the model.
-        source: its weights, of which those of the decoder are taken.
+        source: weights of the model; the decoder's are taken.
         dtype, device: of the weights and the computation.
-        sound: tokens of the sound that each sequence begins with.
+        sound: tokens of the sound that begins each sequence.
 
     Attributes:
         features: encoder outputs of sounds [rows, hidden size]; id -2 - r of a token stands for row r.
@@ -58,7 +59,7 @@ class WhisperDecoder(CachedModule):
 
         config, self._decoder = made_part(folder, "decoder", lambda c: AutoModel.from_config(c, dtype=dtype).decoder)
         take_weights(torch.nn.ModuleDict({"decoder": self._decoder}), source, dtype, device)
-        source.ignore("proj_out.weight")  # the embedding, which some checkpoints have twice
+        source.ignore("proj_out.weight")  # a copy of the embedding that some checkpoints have
         self._decoder.to(device).eval().requires_grad_(False)
         self.sound: SoundPrefix | None = sound
         self.dtype, self.device = dtype, device
@@ -82,7 +83,8 @@ class WhisperDecoder(CachedModule):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """Hidden states [T, hidden size] of text, and zeros for tokens of sounds; stores all keys and values.
+        """Computes hidden states [T, hidden_size] of text, with zeros for sound tokens, and stores
+        all keys and values.
 
         Args:
             ids: token ids, int64 [T]; those of sounds are negative.
@@ -108,8 +110,11 @@ class WhisperDecoder(CachedModule):
 
     @torch.inference_mode()
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Hidden states [T, hidden size] of the plan's tokens, those of sounds without meaning; stores all keys and
-        values. A token's kind is not known to the host, so that each is computed as both.
+        """Computes hidden states [T, hidden size] of the plan's tokens and stores all keys and
+        values.
+
+        Rows of sound tokens are meaningless. The host does not know a token's kind, so each token
+        is computed as both.
 
         Args:
             plan: device plan of the step.
@@ -157,12 +162,12 @@ class WhisperDecoder(CachedModule):
         return hidden
 
     def _heard(self, ids: torch.Tensor) -> torch.Tensor:
-        """Encoder outputs [T, hidden size] that ids of sounds' tokens stand for."""
+        """Returns the encoder outputs [T, hidden size] that the ids of sound tokens stand for."""
         assert self.features is not None, "an engine gives it a store of features"
         return self.features[-2 - ids]
 
     def _cross_kv(self, layer: int, heard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer's cross attention, [T, heads, head size] each."""
+        """Returns keys and values of a layer's cross attention, [T, heads, head size] each."""
         cross = self._decoder.layers[layer].encoder_attn
         return self._heads(cross.k_proj(heard)), self._heads(cross.v_proj(heard))
 

@@ -1,4 +1,4 @@
-"""Checks of files that are fetched: their hash, and the room for them."""
+"""Checks of downloaded files: their hash, and the disk space for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from sglang_lite.protocol import DownloadError
 
 
 def is_whole(path: Path, sha256: str, note: Path | None = None) -> bool:
-    """Returns True if a file, or a folder's safetensors, has this hash. A note says that it had, and its size and time
-    of change then: computing the hash would be a twentieth of each start.
+    """Returns whether a file, or a folder's safetensors file, has this hash.
+
+    The result is recorded in a note with the file's size and modification time, as computing
+    the hash would take a twentieth of each start.
 
     Args:
         path: the file or folder.
@@ -64,6 +66,8 @@ def check_disk(folder: Path, needed: int, what: str, setting: str) -> None:
 
 
 def proxies() -> str:
-    """Names of the environment variables that send downloads through a proxy, as a part of a sentence."""
+    """Returns the names of the environment variables that set a proxy, as part of a sentence, or ""
+    if there are none.
+    """
     names = [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")]
     return f", the proxy ({', '.join(names)})" if names else ""

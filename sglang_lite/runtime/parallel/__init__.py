@@ -1,1 +1,3 @@
-"""Many devices: the layout of an engine's ranks, and what they compute together. Knows no requests and no models."""
+"""Multiple devices: the layout of an engine's ranks, and what they compute together. Independent of
+requests and models.
+"""

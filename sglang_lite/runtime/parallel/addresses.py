@@ -1,5 +1,6 @@
-"""Addresses at which the ranks of several machines find one another: the port of `dist_init_addr` and the next two.
-Needs no torch."""
+"""Addresses at which ranks on several machines find each other: the port of `dist_init_addr` and
+the next two. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +8,19 @@ import re
 
 from sglang_lite.protocol import ParameterError
 
-NODES, GLOO, NCCL = range(3)  # what has the port, the next one, and the one behind it
+NODES, GLOO, NCCL = range(3)  # users of the port itself, the next one, and the one after that
 _MAX_PORT = (1 << 16) - 1 - NCCL
 
 
 def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
-    """Host, of IPv6 without brackets, and port of machine 0 for a purpose.
+    """Returns the host (an IPv6 address without brackets) and the port of machine 0 for a purpose.
 
     Args:
         text: `dist_init_addr`.
         purpose: NODES, GLOO or NCCL.
 
     Raises:
-        ParameterError: the text is no host and port.
+        ParameterError: the text is not a host and port.
     """
     found = re.fullmatch(r"(?:\[([\d.:a-fA-F]+)\]|([^\s:\[\]]+)):(\d{1,5})", text or "")
     if found is None or not 0 < int(found[3]) <= _MAX_PORT:
@@ -29,6 +30,8 @@ def address(text: str | None, purpose: int = NODES) -> tuple[str, int]:
 
 
 def meeting(text: str | None, purpose: int) -> str:
-    """Address as collectives take it; arguments and errors as of `address`."""
+    """Returns the address in the form that collectives take. Arguments and errors are the same as
+    of `parse_address`.
+    """
     host, port = address(text, purpose)
     return f"tcp://{host}:{port}"

@@ -1,6 +1,6 @@
-"""Collectives of an engine's ranks: sums, and tensors gathered in the ranks' order.
+"""Collective operations of an engine's ranks: sums, and tensors gathered in the order of the ranks.
 
-Each engine has groups of its own: torch's default group, of which a process has one, is never used.
+Each engine has separate groups. Torch's default group, the only one in a process, is never used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _TCP = "tcp://"
 
 
 class Collectives(Protocol):
-    """Operations in which every rank takes part, with tensors of the same shape and dtype, in the same order.
+    """Operations in which every rank takes part, with tensors of the same shape and dtype and in
+    the same order.
 
     Attributes:
         parallel: layout of the ranks.
-        in_stage: collectives of those that have the same layers as this one.
+        in_stage: collectives of the ranks that have the same layers as this one.
     """
 
     @property
@@ -34,14 +35,14 @@ class Collectives(Protocol):
     def in_stage(self) -> Collectives: ...
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all ranks' tensors on every rank, perhaps in the memory of `x`."""
+        """Returns the sum of all ranks' tensors on every rank, possibly in the memory of `x`."""
         ...
 
     def sum_own(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Returns this rank's rows of the sum of all ranks' tensors.
 
         Args:
-            x: this rank's tensor, which has rows of all ranks.
+            x: this rank's tensor, with the rows of all ranks.
             counts: number of each rank's rows.
         """
         ...
@@ -78,7 +79,7 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-def torch_distributed() -> Any:  # whose types lack the names that are used here
+def torch_distributed() -> Any:  # its types lack the names used here
     """Returns the module `torch.distributed`."""
     from torch import distributed  # slow to import
 
@@ -86,7 +87,7 @@ def torch_distributed() -> Any:  # whose types lack the names that are used here
 
 
 class _GlooGroup:
-    """Collectives of the processes that have met at a store of torch, with options of gloo."""
+    """Collectives of processes that have met at a torch store, with gloo options."""
 
     def __init__(self, parallel: Parallel, store: Any, options: Any) -> None:
         self.parallel = parallel
@@ -113,13 +114,15 @@ class GlooCollectives(_GlooGroup):
     """Collectives of processes on CPUs.
 
     Args:
-        parallel: layout of the ranks, and the place of this one.
-        meeting: path of a file in a folder that other users can't read, by which ranks of one machine find one another;
-            "tcp://host:port", where rank 0 listens, for those of several.
-        timeout_s: time after which an operation fails that not all ranks have begun.
+        parallel: layout of the ranks, and this rank's place in it.
+        meeting: for ranks on one machine, path of a file through which they find each other, in a
+            folder that other users can't read. For ranks on several machines, "tcp://host:port",
+            where rank 0 listens.
+        timeout_s: time after which an operation fails if not all ranks have begun it.
 
     Raises:
-        RuntimeError: not all ranks came within `timeout_s`; from a collective, if another rank has ended.
+        RuntimeError: not all ranks arrived within `timeout_s`. Collectives raise it if another rank
+            has ended.
     """
 
     def __init__(self, parallel: Parallel, meeting: Path | str, timeout_s: float) -> None:
@@ -132,14 +135,15 @@ class GlooCollectives(_GlooGroup):
         if parallel.pp > 1:
             alone, own = parallel.tp == 1, parallel.in_stage
             self.in_stage = ONE_PROCESS if alone else _GlooGroup(own, store_of_stage(store, parallel), options)
-        self.sum(torch.zeros(1))  # all have met: the file may go
+        self.sum(torch.zeros(1))  # all have met, so the file may be deleted
 
 
 def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of torch
-    """Store by which ranks find one another; arguments as for `GlooCollectives`.
+    """Opens the store through which ranks find each other. Takes the same arguments as
+    `GlooCollectives`.
 
     Raises:
-        BackendError: the port is taken, or rank 0 can't be reached.
+        BackendError: the port is in use, or rank 0 can't be reached.
     """
     if not meeting.startswith(_TCP):
         return torch_distributed().FileStore(meeting, parallel.ranks)
@@ -157,29 +161,35 @@ def open_store(meeting: str, parallel: Parallel, timeout_s: float) -> Any:  # of
 
 
 def store_of_stage(store: Any, parallel: Parallel) -> Any:  # of torch
-    """Store by which the ranks of this one's stage find one another, in that of all ranks."""
+    """Returns the store through which the ranks of this one's stage find each other, inside the
+    store of all ranks.
+    """
     return torch_distributed().PrefixStore(f"stage {parallel.stage}", store)
 
 
 def _own_address(meeting: str) -> str:
-    """Address at which other ranks reach this one: of this machine alone, or that by which it reaches rank 0."""
+    """Returns the address at which other ranks reach this one: the loopback address, or the one
+    from which it reaches rank 0.
+    """
     if not meeting.startswith(_TCP):
         return "127.0.0.1"
     host, _, port = meeting.removeprefix(_TCP).rpartition(":")
     family, kind, _, _, there = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:  # which sends nothing
+    with socket.socket(family, kind) as probe:  # sends nothing
         probe.connect(there)
         own: str = probe.getsockname()[0]
         return own
 
 
 def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Rows that have passed through the ranks' stages, one after another, on every rank.
+    """Passes rows through the ranks' stages one after another, and returns the result on every
+    rank.
 
     Args:
-        ranks: the ranks; those of a stage compute the same rows, and the first of them passes them on.
-        x: rows that the first stage begins with, of every rank.
-        compute: function by which this rank's stage makes rows of rows, and may overwrite them.
+        ranks: the ranks; those of a stage compute the same rows, and the first of them passes them
+            on.
+        x: rows with which the first stage begins, on every rank.
+        compute: function that applies this rank's stage to rows, which it may overwrite.
     """
     if ranks.parallel.pp == 1:
         return compute(x)
@@ -191,12 +201,14 @@ def in_turn(ranks: Collectives, x: torch.Tensor, compute: Callable[[torch.Tensor
 
 
 def own_rows(x: torch.Tensor, counts: Sequence[int], rank: int) -> torch.Tensor:
-    """Rows of a rank among those of all, of which each has so many."""
+    """Returns the rows of one rank out of those of all ranks, given each rank's count."""
     return x[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
 def swap(ranks: Collectives, content: bytes) -> list[bytes]:
-    """Passes bytes to all ranks, which all call this. Returns those of all, in their order."""
+    """Sends bytes to all ranks and returns those of all ranks in their order. All ranks must call
+    this.
+    """
     count = ranks.parallel.ranks
     lengths = ranks.gather(torch.tensor([[len(content)]], dtype=torch.int32), [1] * count)[0].tolist()
     own = torch.zeros((1, max(*lengths, 1)), dtype=torch.int32)

@@ -15,17 +15,21 @@ class Parallel:
 
     Attributes:
         tp: number of ranks that share each layer (tensor parallelism).
-        pp: number of stages: groups of `tp` ranks in a row, each with a run of the layers (pipeline parallelism).
-        dp: number of parts of the ranks that have rows of their own (data parallelism within a model): each has
-            attention, embedding and head whole, and feed-forwards alone are cut over all ranks. 1, or `tp`.
-        ep: number of groups of ranks that share out the experts of a layer by number (expert parallelism). The ranks of
-            a group, tp / ep of them, share each of its experts.
-        nodes: number of machines that the ranks are on, each with as many of them.
-        rank: place of this process among all ranks, one stage behind another; 0 schedules and draws.
+        pp: number of stages, which are groups of `tp` consecutive ranks, each with consecutive
+            layers (pipeline parallelism).
+        dp: number of parts of the ranks with separate rows (data parallelism within a model): each
+            has attention, embedding and head whole, and only feed-forwards are cut over all ranks.
+            1 or `tp`.
+        ep: number of groups of ranks among which the experts of a layer are divided by number
+            (expert parallelism). The ranks of a group, tp / ep of them, share each of its experts.
+        nodes: number of machines, each with the same number of ranks.
+        rank: place of this process among all ranks, one stage after another; rank 0 schedules and
+            draws.
 
     Raises:
-        ParameterError: a size is no whole number from 1 to 1,024, `ep` does not divide `tp`, `nodes` not the ranks, a
-            `dp` is neither 1 nor `tp` or comes with `pp`, or the rank is none of the layout.
+        ParameterError: a size is not a whole number from 1 to 1,024, `ep` does not divide `tp`,
+            `nodes` does not divide the ranks, `dp` is neither 1 nor `tp` or is combined with `pp`,
+            or the rank is not in the layout.
     """
 
     tp: int = 1
@@ -56,17 +60,17 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """Number of processes that have parts of the model."""
+        """Number of processes that hold parts of the model."""
         return self.tp * self.pp
 
     @property
     def per_node(self) -> int:
-        """Number of a machine's ranks."""
+        """Number of ranks on each machine."""
         return self.ranks // self.nodes
 
     @property
     def threaded(self) -> int:
-        """Number of a machine's ranks that compute at the same time, and so share its threads."""
+        """Number of a machine's ranks that compute at the same time and so share its threads."""
         return min(self.tp, self.per_node)
 
     @property
@@ -76,7 +80,7 @@ class Parallel:
 
     @property
     def stage(self) -> int:
-        """Place of this rank's stage."""
+        """Index of this rank's stage."""
         return self.rank // self.tp
 
     @property
@@ -86,11 +90,13 @@ class Parallel:
 
     @property
     def same_rows(self) -> Parallel:
-        """Layout of the ranks of a stage that have the same rows as this one, and share their attention."""
+        """Layout of the ranks of a stage that have the same rows as this one and share their
+        attention.
+        """
         return self.in_stage if self.dp == 1 else Parallel()
 
     def of(self, rank: int) -> Parallel:
-        """Returns the same layout as another rank sees it."""
+        """Returns the same layout from the view of another rank."""
         return replace(self, rank=rank)
 
     @property
@@ -100,15 +106,17 @@ class Parallel:
         return Parallel(tp=each, rank=self.rank % each)
 
     def experts(self, count: int) -> range:
-        """Returns the experts that this rank has, or has a part of, of `count`."""
+        """Returns which of `count` experts this rank holds, in whole or in part."""
         return self.share(count, self.ep, self.rank * self.ep // self.tp)
 
     def share(self, count: int, ranks: int | None = None, rank: int | None = None) -> range:
-        """Returns this rank's share of some units, of a stage; where they don't divide, earlier ranks have one more.
+        """Returns this rank's share of some units within its stage. If they don't divide evenly,
+        earlier ranks get one more.
 
         Args:
             count: number of units.
-            ranks, rank: ranks that share them, and the one among them; None for all, and this one.
+            ranks, rank: number of ranks that share them, and the index of one; None for all of the
+                stage, and this rank.
         """
         ranks, rank = ranks or self.tp, self.rank if rank is None else rank
         return range(-(-count * rank // ranks), -(-count * (rank + 1) // ranks))

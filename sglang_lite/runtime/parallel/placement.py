@@ -1,4 +1,6 @@
-"""Placement of experts on groups of ranks, with further copies of those that are chosen most (EPLB). Needs no torch."""
+"""Placement of experts on groups of ranks, with extra copies of the most frequently chosen ones
+(EPLB). Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +10,42 @@ from dataclasses import dataclass
 
 from sglang_lite.runtime.parallel.layout import Parallel
 
-TURNS = 12  # rows after which copies are chosen alike again: 2, 3, 4, 6 and 12 copies get as many of them
+TURNS = 12  # rows after which the choice of copies repeats: 2, 3, 4, 6 and 12 copies get equal numbers of rows
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlacement:
-    """Experts of which the groups of ranks have copies.
+    """Which experts each rank group holds.
 
     Attributes:
-        layers: for each layer of the model, the expert in each slot, where each group has as many slots, one group
-            after another; () for a layer without experts.
+        layers: for each layer of the model, the expert in each slot. All groups have the same
+            number of slots, one group after another; () for a layer without experts.
     """
 
     layers: tuple[tuple[int, ...], ...]
 
     @classmethod
     def even(cls, counts: Sequence[int], redundant: int, ep: int) -> ExpertPlacement:
-        """Placement before anything has been counted: in order, and then the first experts again, in other groups.
+        """Returns the placement used before anything has been counted: experts in order, then the
+        first experts again in other groups.
 
         Args:
             counts: number of experts of each layer, 0 for none.
-            redundant: number of further copies in each layer.
+            redundant: number of extra copies in each layer.
             ep: number of groups.
         """
         return cls(tuple(balanced([1] * count, count + redundant, ep) if count else () for count in counts))
 
     def own(self, layer: int, parallel: Parallel) -> tuple[int, ...]:
-        """Experts that a rank has, or has parts of."""
+        """Returns the experts that a rank holds, in whole or in part."""
         slots = self.layers[layer]
         each, group = len(slots) // parallel.ep, parallel.rank * parallel.ep // parallel.tp
         return slots[group * each : (group + 1) * each]
 
     def local_ids(self, layer: int, count: int, parallel: Parallel) -> list[list[int]]:
-        """Number of each expert among a rank's own, in turns of rows [TURNS][count]; that of its own for others."""
+        """Returns each expert's index among a rank's own, in turns of rows [TURNS][count]. Other
+        experts get the number of the rank's own ones.
+        """
         slots = self.layers[layer]
         each, group = len(slots) // parallel.ep, parallel.rank * parallel.ep // parallel.tp
         copies: list[list[int]] = [[] for _ in range(count)]
@@ -51,18 +56,22 @@ class ExpertPlacement:
 
 
 def balanced(loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: int = 1) -> tuple[int, ...]:
-    """Placement of a layer's experts, by which groups of ranks get about as many rows.
+    """Returns a placement of a layer's experts that gives the groups of ranks about the same number
+    of rows.
 
-    Each further copy is of the expert with the most rows a copy; the copies, the heaviest first, go to the group with
-    the fewest rows that has room and none of that expert (DeepSeek's EPLB). With several nodes, groups of experts that
-    tokens choose together are shared out over nodes first, so that a token's experts are on few of them.
+    Each extra copy is of the expert with the most rows per copy. The copies, the heaviest first, go
+    to the group with the fewest rows that has room and none of that expert (DeepSeek's EPLB). With
+    several nodes, groups of experts that tokens choose together are first divided among nodes, so
+    that a token's experts are on few of them.
 
     Args:
         loads: number of rows that chose each expert.
-        slots: number of copies in all, at least as many as experts, a multiple of `ep`.
+        slots: total number of copies, at least that of the experts and a multiple of `ep`.
         ep: number of groups of ranks.
-        groups: number of groups of experts that tokens choose from, consecutive and of one size.
-        nodes: number of machines, of which each has as many groups of ranks; 1 to ignore `groups`.
+        groups: number of groups of experts that tokens choose from; each group is consecutive, and
+            all have the same size.
+        nodes: number of machines, each with the same number of groups of ranks; 1 to ignore
+            `groups`.
 
     Returns:
         The expert in each slot, one group of ranks after another.
@@ -78,7 +87,7 @@ def balanced(loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: 
         return tuple(placed)
     copies = [1] * len(loads)
     for _ in range(slots - len(loads)):
-        # No expert has more copies than there are groups, unless all do; of equal ones, those with fewer copies.
+        # No expert gets more copies than there are groups unless all do. Ties go to experts with fewer copies.
         copied = max(range(len(loads)), key=lambda i: (copies[i] < ep, loads[i] / copies[i], -copies[i], -i))
         copies[copied] += 1
     every = [expert for expert, count in enumerate(copies) for _ in range(count)]
@@ -87,19 +96,21 @@ def balanced(loads: Sequence[int], slots: int, ep: int, groups: int = 1, nodes: 
 
 
 def heaviest(loads: Sequence[int], slots: Sequence[int], ep: int) -> float:
-    """Number of rows of the group of ranks that has most of them in a placement; arguments as of `balanced`."""
+    """Returns the largest number of rows of any group of ranks in a placement. Takes the same
+    arguments as `balance_experts`.
+    """
     copies, each = Counter(slots), len(slots) // ep
     rows = [loads[expert] / copies[expert] for expert in slots]
     return max(sum(rows[group * each : (group + 1) * each]) for group in range(ep))
 
 
 def _packed(weights: Sequence[float], units: Sequence[int], packs: int) -> list[list[int]]:
-    """Units in packs of one size and about the same weight.
+    """Divides units into packs of the same size and about the same weight.
 
     Args:
         weights: weight of each kind of unit.
-        units: kind of each unit; a pack has one of a kind, where that is possible.
-        packs: number of packs, which divides that of units.
+        units: kind of each unit. A pack has at most one unit of a kind if possible.
+        packs: number of packs, which must divide the number of units.
     """
     sums, found, size = [0.0] * packs, [Counter[int]() for _ in range(packs)], len(units) // packs
     for unit in sorted(units, key=lambda unit: -weights[unit]):

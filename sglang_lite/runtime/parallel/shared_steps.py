@@ -1,9 +1,11 @@
-"""Steps that replicas compute together, which have rows and attention of their own and share feed-forwards.
+"""Steps that replicas compute together. Replicas have separate rows and attention, and share
+feed-forwards.
 
-Every step of a replica is a step of all. Steps are numbered: a replica that begins one tells the others how many rows
-it has, and waits for their numbers; one that has nothing to compute joins with none as soon as it is told. So
-collectives meet, and each replica knows whose rows are where. If all can replay a captured graph, each takes the
-size that the one with most rows needs, and fills it with rows of padding.
+Every step of one replica is a step of all. Steps are numbered: a replica that begins one sends the
+others its number of rows and waits for theirs. A replica with nothing to compute joins with no rows
+as soon as it is notified. So collectives match, and each replica knows where everyone's rows are.
+If all can replay a captured graph, each uses the size needed by the one with the most rows, and
+adds rows of padding.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ import torch
 from sglang_lite.protocol import BackendError
 from sglang_lite.runtime.parallel.collectives import Collectives
 
-_MESSAGE = Struct("<iqii")  # rank, step, rows and size; so short that pipes don't mix those of several writers
-_REASON_S = 2.0  # from a step that fails until it is told, in which the replica is named whose end is the cause
+_MESSAGE = Struct("<iqii")  # rank, step, rows and size; short enough for pipes not to interleave several writers
+_REASON_S = 2.0  # delay before a failed step is reported, so that a replica whose end caused it is reported first
 
 
 class SharedFeedForward:
-    """Feed-forward of which each rank has a part, for ranks with rows of their own.
+    """Feed-forward that is divided among all ranks, for ranks with separate rows.
 
     Args:
         fed: this rank's part.
         ranks: collectives of the ranks, for tensors on their devices.
-        steps: steps of all, in one of which it is called.
+        steps: steps of all ranks; it is called within one.
 
     Attributes:
         steps: the argument.
@@ -41,32 +43,38 @@ class SharedFeedForward:
         self._fed, self._ranks, self.steps = fed, ranks, steps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what all ranks' parts give for this rank's rows x [rows, columns], as many as the step has."""
+        """Returns the result of all ranks' parts for this rank's rows x [rows, columns], whose
+        number is the step's.
+        """
         counts = self.steps.counts
         every = self._ranks.gather(x.reshape(1, -1), [count * x.shape[1] for count in counts]).view(-1, x.shape[1])
         return self._ranks.sum_own(self._fed(every), counts)
 
 
 class Steps:
-    """Steps of a model that shares none."""
+    """Steps of a model that does not share them with replicas."""
 
     def begin(self, rows: int, size: int = 0) -> AbstractContextManager[int]:
-        """Context of a step: the size of the captured graph that computes it, 0 for none.
+        """Returns the context of a step, whose value is the size of the captured graph that
+        computes it, or 0 for none.
 
         Args:
-            rows: number of this rank's rows, perhaps 0.
-            size: rows of the smallest graph by which this rank can compute the step; 0 if there is none.
+            rows: number of this rank's rows, which may be 0.
+            size: number of rows of the smallest graph with which this rank can compute the step; 0
+                if there is none.
         """
         return nullcontext(size)
 
     def pad(self, size: int) -> None:
-        """Says that each rank has `size` rows, as in a graph of that size that is being captured."""
+        """Sets every rank's number of rows to `size`, as in a graph of that size that is being
+        captured.
+        """
 
     def replay_by(self, replay: Callable[[int], object], smallest: int) -> None:
-        """Says how this rank takes part in a step by a graph if it has no rows.
+        """Sets how this rank takes part in a step computed by a graph if it has no rows.
 
         Args:
-            replay: function that launches the graph of a size.
+            replay: function that launches the graph of a given size.
             smallest: size of the smallest graph; 0 if there is none.
         """
 
@@ -75,18 +83,19 @@ UNSHARED = Steps()
 
 
 class SharedSteps(Steps):
-    """One rank's part in the steps of all.
+    """One rank's part in the steps of all replicas.
 
     Args:
         ranks: collectives of the replicas, each of which is a rank.
-        inbox: pipe that the others write to.
-        others: their pipes, not buffered.
+        inbox: pipe to which the others write.
+        others: unbuffered pipes of the others.
         timeout_s: seconds that a step waits for the others.
 
     Attributes:
         ranks: the argument.
-        counts: number of each rank's rows in the step that runs, with padding.
-        wake: function called on another thread when one of the others has begun a step; it may be called in vain.
+        counts: number of each rank's rows in the current step, including padding.
+        wake: function called on another thread when one of the others has begun a step. Calls may
+            be spurious.
         idle: function that computes this rank's part of a step in which it has no rows.
     """
 
@@ -116,10 +125,11 @@ class SharedSteps(Steps):
 
     @contextmanager
     def begin(self, rows: int, size: int = 0) -> Iterator[int]:
-        """Context as of `Steps`, entered when all ranks have begun the step. All replay graphs of one size.
+        """Enters a step, like `Steps.enter_step`, once all ranks have begun it. All ranks replay
+        graphs of the same size.
 
         Raises:
-            BackendError: the step has failed: the ranks are not in the same place any more.
+            BackendError: the step has failed, so the ranks are no longer in step.
         """
         try:
             self.counts, sizes = zip(*self._tell(rows, size))
@@ -127,7 +137,7 @@ class SharedSteps(Steps):
             if largest:
                 self.pad(largest)
             yield largest
-        except Exception as error:  # of any kind
+        except Exception as error:  # any error
             time.sleep(_REASON_S)
             own, every = self.ranks.parallel.rank, self.ranks.parallel.ranks
             problem = f"replica {own} of {every} failed in a step of all: {type(error).__name__}: {error}"
@@ -135,7 +145,7 @@ class SharedSteps(Steps):
 
     @torch.inference_mode()
     def join(self) -> None:
-        """Takes part in a step of others, without rows."""
+        """Takes part in a step of other ranks, without rows."""
         with self.begin(0, self._smallest) as size:
             if size:
                 self._replay(size)
@@ -143,7 +153,9 @@ class SharedSteps(Steps):
                 self.idle()
 
     def _tell(self, rows: int, size: int) -> list[tuple[int, int]]:
-        """Rows and sizes of all ranks, which have begun the next step."""
+        """Sends this rank's rows and size, waits until all ranks have begun the next step, and
+        returns those of all ranks.
+        """
         own, step = self.ranks.parallel.rank, self._begun + 1
         for pipe in self._others:
             pipe.write(_MESSAGE.pack(own, step, rows, size))
@@ -156,7 +168,7 @@ class SharedSteps(Steps):
         return [told[rank] for rank in range(len(told))]
 
     def _read(self) -> None:
-        """Takes in what the others tell, until all have ended."""
+        """Receives what the others send until all have ended."""
         while message := self._inbox.read(_MESSAGE.size):
             rank, step, rows, size = _MESSAGE.unpack(message)
             with self._changed:
@@ -166,4 +178,4 @@ class SharedSteps(Steps):
 
 
 def _nothing(*_: object) -> None:
-    """Stands in for functions that are not known yet."""
+    """Stands in for functions that are not set yet."""

@@ -1,1 +1,3 @@
-"""Requests of the engine: parameters, progress, output, and their programs. The scheduler queues them."""
+"""Requests of the engine: parameters, progress, output, and their programs. The scheduler queues
+them.
+"""

@@ -1,4 +1,6 @@
-"""Text of a constrained output that a limit may cut: what a stream may send of it, and what is left of it once cut."""
+"""Text of a constrained output that a limit may cut: what a stream may send of it, and what remains
+once it is cut.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,20 @@ from sglang_lite.constraints.unfinished_json import ClosedText, unfinished_json
 from sglang_lite.protocol import Constraint, InOrder, OneOf, StructuralTag
 from sglang_lite.runtime.tokens.detokenize import IncrementalDecoder
 
-# Near its limit an output's unfinished values are held back, as they may be left out: what was sent can't be taken
-# back. A value that has begun before that can't be left out, whether the output is streamed or not, so that both are
-# the same. For the last tokens of a limit, and at least:
+# Near its limit an output's unfinished values are held back, because they may be left out: sent text can't be taken
+# back. A value that began earlier can't be left out, whether the output is streamed or not, which keeps both
+# the same. Share of a limit's tokens that are held back, and their minimum number:
 _SHARE, _MINIMUM = 4, 64
 
 
 class CutText:
-    """Reader of an output's text.
+    """Reads an output's text to decide what may be sent and how to close it.
 
     Args:
         constraint: constraint of the output.
         limit: maximum number of tokens of the output.
-        fewest_tokens: number of tokens of the constraint's shortest text if the limit is smaller, else None.
+        fewest_tokens: number of tokens of the constraint's shortest text if the limit is smaller,
+            otherwise None.
 
     Attributes:
         fewest_tokens: the same.
@@ -32,10 +35,10 @@ class CutText:
         self._json = unfinished_json(constraint)
         self._limit = limit
         self._held_from = limit - max(limit // _SHARE, _MINIMUM)
-        self._read = 0  # characters that the reader has
+        self._read = 0  # characters already pushed to the reader
 
     def sendable(self, text: str, tokens: int) -> int:
-        """Returns how many characters of a text may be sent, as no limit can take them back.
+        """Returns how many characters of a text may be sent, because no limit can take them back.
 
         Args:
             text: the output so far.
@@ -49,7 +52,7 @@ class CutText:
         return len(text) if self._json.begin is None else self._json.begin
 
     def close(self, text: str, sent: int, ids: Sequence[int], decoder: IncrementalDecoder) -> ClosedText | None:
-        """Closes a text that was cut, if nothing but values that are missing at its end tells it from a whole one.
+        """Closes a text that was cut, if it only lacks values at its end. Returns None otherwise.
 
         Args:
             text: the output as it was cut.
@@ -70,7 +73,7 @@ class CutText:
 
 
 def _is_free(constraint: Constraint) -> bool:
-    """Returns True if a constraint allows free text, maybe with tags in it."""
+    """Returns whether a constraint allows free text, possibly with tags in it."""
     match constraint:
         case StructuralTag():
             return not constraint.at_least_one
@@ -82,7 +85,7 @@ def _is_free(constraint: Constraint) -> bool:
 
 
 def count_tokens(decoder: IncrementalDecoder, ids: Sequence[int], length: int) -> int:
-    """Returns how many tokens a text begins with until it has `length` characters.
+    """Returns how many tokens of a text it takes to write its first `length` characters.
 
     Args:
         decoder: decoder that has decoded nothing yet.

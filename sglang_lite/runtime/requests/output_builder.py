@@ -1,4 +1,5 @@
-"""Output of one request: decodes its tokens, applies its grammar and stop strings, and sends deltas and the result.
+"""Builds the output of one request: decodes tokens, applies grammar and stop strings, sends deltas
+and the result.
 
 Independent of slots, pages and steps.
 """
@@ -64,9 +65,9 @@ class _EndedText:
 
     Attributes:
         kept: text that was drawn.
-        brackets: text behind it that closes a value which a limit has cut.
-        left_out: JSON Pointers of what is missing; "" is the whole value.
-        ids: tokens that the text begins, or is.
+        brackets: text after it that closes a value cut by a limit.
+        left_out: JSON Pointers of missing values; "" is the whole value.
+        ids: tokens that begin with the text, or equal it.
         scored: tokens whose scores are reported.
     """
 
@@ -79,7 +80,7 @@ class _EndedText:
 
 @dataclass(slots=True)
 class LoadedWeights:
-    """Weights that an engine runs: the name of their version, which `update_weights` changes."""
+    """Weights an engine runs: the name of their version, which `update_weights` changes."""
 
     version: str = "default"
 
@@ -90,31 +91,31 @@ class DrawnBy:
 
     Attributes:
         weights: those that draw now.
-        older: those that drew its first tokens and were replaced since, as (number of tokens when they were replaced,
-            version).
+        older: replaced weights that drew its first tokens, as (number of tokens when they were
+            replaced, version).
     """
 
     weights: LoadedWeights
     older: list[tuple[int, str]] = field(default_factory=list)
 
     def replaced(self, drawn: int) -> None:
-        """Notes that the weights are about to be replaced, after `drawn` tokens in all."""
+        """Records that the weights are about to be replaced, after `drawn` tokens in all."""
         if drawn > (self.older[-1][0] if self.older else 0):
             self.older.append((drawn, self.weights.version))
 
 
 @dataclass(slots=True)
 class DraftProgress:
-    """Progress of a request by drafts.
+    """How a request has fared with drafts.
 
     Attributes:
         steps: number of steps that checked drafts.
         drafted: number of drafted tokens that no grammar forced.
-        accepted: number of draws behind drafts that counted, each of which has saved a step.
+        accepted: number of draws after drafts that counted, each of which has saved a step.
         learned: number of the request's tokens that drafters have seen.
         kinds: kind of its text, by drafter.
-        hoped, right: number of the last guesses that were to be right, and of those that were.
-        misses: number of the last steps in which no guess was right, or none was made.
+        hoped, right: decayed numbers of expected and actual right guesses.
+        misses: number of recent steps in a row without a right guess.
         rest: number of steps until the next draft.
     """
 
@@ -134,31 +135,35 @@ def _ignore(event: Event) -> None:
 
 
 class OutputBuilder:
-    """Assembler of one request's output.
+    """Assembles one request's output.
 
     Args:
         request_id: id of the request, for log messages.
         tokenizer: tokenizer of the model.
         params: resolved sampling parameters.
         ends: ids of the tokens that end the output.
-        sink: callback that receives the events, on the loop's thread; the last event is a Generation or an SglError.
+        sink: callback that receives the events, on the loop's thread; the last event is a
+            Generation or an SglError.
         stream: whether to send deltas.
         drawn_by: weights that draw the tokens.
 
     Attributes:
         drawn_by: the same.
         matcher: matcher of the request's grammar, or None without a grammar.
-        cut: what is left of its text if a limit cuts it, or None without a grammar.
+        cut: closes its text if a limit cuts it; None without a grammar.
         thoughts: limiter of its thoughts; None if these have no limits.
         text_of: function that returns the text of tokens, without that of special ones.
         tokens_of: function that returns the tokenizer's tokens of a text within another one.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
-        recorded: arrays that the result has, by field, read before the request's pages are given back.
-        forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
+        recorded: arrays for the result, by field, read before the request's pages are released.
+        forced_tokens: number of tokens appended because the grammar forces them, without a step
+            each.
         decoded_count: number of tokens whose text was processed.
-        replayed_count: number of the output's first ids that the caller gave, to continue an earlier stream.
-        origin: what asked for the output, such as a node of a program: outputs of the same origin are alike.
-        draft: what drafts have done for it.
+        replayed_count: number of the output's first ids given by the caller, to continue an earlier
+            stream.
+        origin: what requested the output, such as a node of a program; outputs of the same origin
+            are alike.
+        draft: progress of its drafts.
     """
 
     thoughts: ThoughtLimiter | None = None
@@ -192,12 +197,12 @@ class OutputBuilder:
         self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop, params.stop_regex)
         self._text: list[str] = []
-        self._sent_chars = 0  # number of characters of it that were sent
+        self._sent_chars = 0  # number of its characters that were sent
         self._logprobs: list[TokenLogprob] = []
         self._scores: list[tuple[float, float]] = []
         self._unsent: list[int] = []
         self._sent = 0
-        for byte in _last_bytes(params):  # cached per byte, and slow for a new one: done here, off the loop's thread
+        for byte in _last_bytes(params):  # slow for a new byte, then cached: done here, off the loop's thread
             tokenizer.tokens_with(byte)
 
     def send(self, event: Event) -> None:
@@ -214,8 +219,8 @@ class OutputBuilder:
     # --------------------------------------------------------------------------------------------- tokens
 
     def process(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
-        """Processes the next tokens: advances the grammar, decodes them, looks for stops, and sends a delta if
-        streaming. Only the last token may end the output.
+        """Processes the next tokens: advances the grammar, decodes them, looks for stops, and sends
+        a delta if streaming. Only the last token may end the output.
 
         Returns:
             Reason for the end, or None if the output continues.
@@ -245,12 +250,15 @@ class OutputBuilder:
         return Finish("stop", None) if complete else None
 
     def score(self, logprob: float, allowed: float) -> None:
-        """Records what the model gave the next token, and all tokens that the grammar allows there, as in
-        `TokenScores`. Must be called before the token is processed."""
+        """Records the log-probabilities of the next token, and of all tokens that the grammar
+        allows there, as in `TokenScores`. Must be called before the token is processed.
+        """
         self._scores.append((logprob, allowed))
 
     def advance_grammar(self, token: int) -> Finish | None:
-        """Processes the next token as `process`, but only advances the grammar: its text is not needed yet."""
+        """Processes the next token like `process_tokens`, but only advances the grammar, because
+        its text is not needed yet.
+        """
         assert self.matcher is not None
         ends = self._ends_at(token)
         complete = _accept(self.matcher, (token,))
@@ -259,18 +267,18 @@ class OutputBuilder:
         return Finish("stop", None) if complete else None
 
     def jump(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Takes the tokens that the grammar forces next, at most `limit`. Does nothing for fewer than two: a single
-        token takes a step in any case.
+        """Appends the tokens that the grammar forces next, at most `limit`. Does nothing for fewer
+        than two, because a single token takes a step anyway.
 
         Args:
             limit: maximum number of tokens.
-            masked: whether to process them as `advance_grammar`.
+            masked: whether to process them like `advance_grammar`.
 
         Returns:
-            The tokens taken, and the reason for the end if the last one ends the output.
+            The tokens appended, and the reason for the end if the last one ends the output.
 
         Raises:
-            ConstraintError, ParameterError: as `process`.
+            ConstraintError, ParameterError: like `process_tokens`.
         """
         return self._append(self._forced(limit), masked=masked)
 
@@ -301,22 +309,23 @@ class OutputBuilder:
     def replayed(
         self, ids: Sequence[int], limit: int, matcher: RequestMatcher | None, *, jump: bool, masked: bool
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
-        """Makes another builder that has processed the ids that the output begins with, as this one would have. May be
-        called on any thread.
+        """Creates another builder that has processed the ids the output begins with, as this one
+        would have.
 
-        Forced tokens are taken as jumps at the same places as in the earlier stream, so that the rest of the output is
-        the same as well.
+        Can be called on any thread. Forced tokens are appended as jumps at the same places as in
+        the earlier stream, so the rest of the output is also the same.
 
         Args:
             ids: ids that the output begins with.
             limit: maximum number of tokens of the output.
             matcher: matcher at the beginning of the grammar, or None without a grammar.
             jump: whether forced tokens are appended as a whole.
-            masked: whether to process tokens as `advance_grammar`.
+            masked: whether to process tokens like `advance_grammar`.
 
         Returns:
-            The builder, the remaining tokens of a jump that the ids end within, and the reason for the end if the
-            output is complete.
+            The builder, the remaining tokens of a jump that the ids end within, and the reason for
+                the end if the output is
+            complete.
 
         Raises:
             ParameterError: the grammar does not allow an id, or the output ends before the last id.
@@ -332,8 +341,9 @@ class OutputBuilder:
     def replay(
         self, ids: Sequence[int], limit: int, matcher: RequestMatcher | None, *, jump: bool, masked: bool
     ) -> tuple[list[int], Finish | None]:
-        """Processes the ids that the output begins with, before any other token, without sending deltas; arguments,
-        result and errors as for `replayed`."""
+        """Processes the ids that the output begins with, before any other token, without sending
+        deltas. Arguments, result and errors are those of `rebuild_with_replay`.
+        """
         self.matcher, self.replayed_count, self._replaying = matcher, len(ids), True
         index = 0
         while True:
@@ -365,34 +375,39 @@ class OutputBuilder:
     def _replay_jump(
         self, ids: Sequence[int], index: int, limit: int, *, masked: bool
     ) -> tuple[list[int], Finish | None]:
-        """Jumps as `jump` after the first `index` of the given ids, or takes nothing if the ids differ from the forced
-        tokens."""
+        """Jumps like `append_forced` after the first `index` ids, but appends nothing if the ids
+        differ from the forced tokens.
+        """
         forced = self._forced(limit - index)
         known = ids[index : index + len(forced)]
         return self._append(forced, masked=masked) if forced[: len(known)] == list(known) else ([], None)
 
     def send_replayed_text(self) -> None:
-        """Sends the text of the given ids as the first delta if streaming: a continued stream repeats the whole
-        text."""
+        """Sends the text of the given ids as the first delta if streaming, because a continued
+        stream repeats the whole text.
+        """
         if self.stream and self._text:
             self._send_certain("".join(self._text))
 
     def stop_tokens(self) -> NDArray[np.bool_]:
-        """Mask of the tokens that can complete a stop string, bool [vocab_size]: those with the last byte of one."""
+        """Returns a mask of the tokens that can complete a stop string, bool [vocab_size]: those
+        containing its last byte.
+        """
         masks = list(map(self._tokenizer.tokens_with, _last_bytes(self.params)))
         tokens: NDArray[np.bool_] = np.logical_or.reduce(masks)
         return tokens
 
     def _ends_at(self, token: int) -> bool:
-        """Returns True if the token ends the output. Before its grammar is complete, an end-of-sequence token outside
-        `stop_token_ids` is text instead, if it has any."""
+        """Returns whether the token ends the output. Until its grammar is complete, an
+        end-of-sequence token outside `stop_token_ids` does not end it.
+        """
         if token not in self.ends:
             return False
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
 
     @property
     def _open_text(self) -> TextSoFar | None:
-        """Text of the output if a token outside it may end it or has ended it, else None."""
+        """Text of the output if a token outside it may end it or has ended it, otherwise None."""
         return None if self.matcher is None else self.matcher.open_text
 
     # --------------------------------------------------------------------------------------------- results
@@ -408,7 +423,7 @@ class OutputBuilder:
         miss: Miss | None,
         jumps: Sequence[tuple[int, int]],
     ) -> Generation:
-        """Makes the result. Must be called only once.
+        """Builds the result. Must be called only once.
 
         Args:
             output: all token ids of the output.
@@ -422,7 +437,7 @@ class OutputBuilder:
         params, result = self.params, self._end_text(output, finish)
         if self.matcher is not None and (thinking := self.matcher.thinking) is not None:
             meta["thinking"] = thinking
-        if self.matcher is not None and self.matcher.engine.name:  # which free text has none of
+        if self.matcher is not None and self.matcher.engine.name:  # empty for free text
             meta["constraint_backend"] = self.matcher.engine.name
             meta["shortened"] = result.left_out
             if self.cut is not None and self.cut.fewest_tokens is not None:
@@ -494,11 +509,11 @@ class OutputBuilder:
         return _EndedText(kept, brackets, left_out, ids, scored)
 
     def _drop_logprobs(self, count: int) -> None:
-        """Drops the log-probabilities of the tokens behind the first ones."""
+        """Drops the log-probabilities after the first `count` tokens."""
         del self._logprobs[max(count - self.replayed_count, 0) :]
 
     def closes(self, ids: Sequence[int]) -> bool:
-        """Returns True if the output would be a value if it were cut now.
+        """Returns whether the output would be a value if it were cut now.
 
         Args:
             ids: its tokens so far.
@@ -512,7 +527,7 @@ class OutputBuilder:
         return IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
 
     def _token_scores(self, result: _EndedText) -> TokenScores | None:
-        """Scores of the tokens of a text that has ended; None if none were recorded."""
+        """Returns the scores of the tokens of a text that has ended; None if none were recorded."""
         if not self._scores or not result.scored:
             return None
         given: list[tuple[float | None, float | None]] = [(None, None)] * self.replayed_count
@@ -523,7 +538,9 @@ class OutputBuilder:
         return with_texts(logprob, self._tokenizer) if self.params.return_text_in_logprobs else logprob
 
     def _add(self, text: str) -> None:
-        """Adds text that can no longer become part of a stop string to the result, and sends it if streaming."""
+        """Adds text that can no longer become part of a stop string to the result, and sends it if
+        streaming.
+        """
         if not text:
             return
         self._text.append(text)
@@ -543,7 +560,7 @@ class OutputBuilder:
         self._send_up_to(whole, self.cut.sendable(whole, self.decoded_count))
 
     def _send_up_to(self, text: str, count: int) -> None:
-        """Sends the first characters of the result, but for those that were sent."""
+        """Sends the first `count` characters of the result, except those already sent."""
         if count > self._sent_chars:
             self._send_delta(text[self._sent_chars : count])
 
@@ -559,12 +576,13 @@ class OutputBuilder:
 
 
 def _last_bytes(params: ResolvedParams) -> list[int]:
-    """Last byte of each stop string."""
+    """Returns the last byte of each stop string."""
     return [stop.encode("utf-8", "surrogatepass")[-1] for stop in params.stop]
 
 
 def _accept(matcher: Matcher, tokens: Sequence[int]) -> bool:
-    """Advances the matcher by tokens. Returns True if the grammar then allows nothing but the end."""
+    """Advances the matcher by tokens. Returns whether the grammar then allows nothing but the end.
+    """
     try:
         if matcher.accept_all(tokens) if len(tokens) > 1 else matcher.accept(tokens[0]):
             return matcher.finished
@@ -574,7 +592,7 @@ def _accept(matcher: Matcher, tokens: Sequence[int]) -> bool:
 
 
 def engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
-    """Error for an exception that was raised by a grammar engine's library."""
+    """Returns the error for an exception raised by a grammar engine's library."""
     return ConstraintError(
         f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
     )

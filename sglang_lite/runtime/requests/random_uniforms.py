@@ -1,5 +1,6 @@
-"""Random numbers as pure functions of a seed and a position, so that a request's draws don't depend on other
-requests."""
+"""Random numbers as pure functions of a seed and a position, which keeps a request's draws
+independent of others.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int = 0) -> NDArray[np.float64]:
-    """Uniform random numbers in [0, 1), float64 [R], each a function of its seed, its position and a count.
+    """Returns uniform random numbers in [0, 1), float64 [R], each a function of its seed, its
+    position and a count.
 
     Args:
         seeds: seed of each row, uint64 [R].
         positions: position of each row's draw, int32 [R].
-        forbidden: number of tokens that the draw's mask forbids, int32 [R]. A draw that follows a refused one forbids
-            more, so that its number is another one: the old one tells which token was refused.
+        forbidden: number of tokens that the draw's mask forbids, int32 [R]. A draw after a rejected
+            one forbids more, which gives it another number: the old one would reveal which token
+            was rejected.
     """
     with np.errstate(over="ignore"):
         # Seeds are mixed first: two seeds that differ by a multiple of the increment must not give shifted copies of
@@ -28,7 +31,8 @@ def uniforms(seeds: NDArray[np.uint64], positions: Ints, forbidden: Ints | int =
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """Seed of sample number `index` of a request; the first sample's is `seed` itself."""
+    """Returns the seed of sample number `index` of a request; the first sample's is `seed` itself.
+    """
     if not index:
         return seed
     with np.errstate(over="ignore"):
@@ -39,7 +43,7 @@ _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Applies SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -1,4 +1,6 @@
-"""A request: what to generate or score, and its progress. Its output is assembled in output_builder.py."""
+"""Request: what to generate or score, and its progress. Its output is assembled in
+output_builder.py.
+"""
 
 from __future__ import annotations
 
@@ -59,18 +61,19 @@ _NEXT = {
 
 
 class WatchedTokens(enum.IntEnum):
-    """Kinds of new tokens that the host must look at when they arrive. In every case it looks at end-of-sequence
-    tokens, and at the last token before the limit."""
+    """Kinds of new tokens that the host must inspect when they arrive. It always inspects
+    end-of-sequence tokens, and the last token before the limit.
+    """
 
     ENDS = 0  # no others
     STOPS = 1  # tokens that can complete a stop string: `OutputBuilder.stop_tokens`
     TEXT = 2  # all tokens, as text
-    GRAMMAR = 3  # all tokens, for the grammar alone: their text is not needed before the end
+    GRAMMAR = 3  # all tokens, only for the grammar: their text is not needed before the end
     DRAWS = 4  # all tokens, as text; in addition, draws need more than the sampling table and masks
 
 
 class StreamPace(enum.IntEnum):
-    """Schedule for looking at tokens that only a request's stream needs."""
+    """Schedule for inspecting tokens that only a request's stream needs."""
 
     NONE = 0  # never
     FIRST_TOKEN = 1  # at the first token
@@ -79,9 +82,12 @@ class StreamPace(enum.IntEnum):
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened yet. Before the
-    `deadline` a constrained output has to be complete; None for no limit. `winds_down`: it ends at the first place
-    where a limit may cut it. `queued` is on the scheduler's clock."""
+    """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened
+    yet.
+
+    A constrained output must be complete before `deadline`; None for no limit. If `winds_down` is
+    set, it ends at the first place where a limit may cut it. `queued` is on the scheduler's clock.
+    """
 
     submitted: float = field(default_factory=time.perf_counter)
     queued: float = 0.0
@@ -93,13 +99,14 @@ class Times:
 
 @dataclass(slots=True)
 class CacheUse:
-    """Use of the cache by a request.
+    """A request's use of the cache.
 
     Attributes:
         tokens: prompt tokens found in the cache at the first admission; -1 before.
         miss: reason why the other prompt tokens were not cached; None if all but the last were.
-        fetch: pages of the prompt that were last fetched from a lower tier, if any.
-        host_tokens, disk_tokens: those of `tokens` that were copied from the host, and read from files.
+        fetch: last fetch of the prompt's pages from a lower tier, if any.
+        host_tokens, disk_tokens: how many of `tokens` were copied from the host, and read from
+            files.
     """
 
     tokens: int = -1
@@ -109,38 +116,42 @@ class CacheUse:
     disk_tokens: int = 0
 
     def fetched(self, fetch: Fetch | DiskRead, page_size: int) -> None:
-        """Notes what is fetched from a lower tier."""
+        """Records a fetch from a lower tier."""
         if isinstance(fetch, Fetch) and fetch is not self.fetch and self.tokens < 0:
             self.disk_tokens += fetch.from_disk * page_size
             self.host_tokens += (len(fetch.pages) - fetch.from_disk) * page_size
         self.fetch = fetch
 
     def admitted(self, tokens: int) -> None:
-        """Notes the number of cached tokens at the first admission."""
+        """Records the number of cached tokens at the first admission."""
         self.tokens = tokens
         self.disk_tokens = min(self.disk_tokens, tokens)
         self.host_tokens = min(self.host_tokens, tokens - self.disk_tokens)
 
 
 class Follower(Protocol):
-    """Finder of the request that continues in another one's slot. All calls are made on the loop's thread."""
+    """Finds the request that continues in another one's slot. All calls are made on the loop's
+    thread.
+    """
 
     def begin(self, tokens: Ints, finish: Finish, postpone: Callable[[], Callable[[], None]]) -> Request | None:
-        """Begins the next request before the result of the one that has ended is made, if one is prepared.
+        """Begins the next request, if one is prepared, before the result of the ended one is built.
 
         Args:
             tokens: all tokens of the request that has ended.
             finish: reason for its end.
-            postpone: function that postpones its result and `go_on`, and returns a function to do both at once. Called
-                if the next request begins.
+            postpone: function that postpones its result and `continue_program`, and returns a
+                function to do both immediately. Called if the next request begins.
 
         Returns:
-            The next request, whose tokens are those of this one, maybe without the last, and more; or None.
+            The next request, whose tokens are those of this one, possibly without the last, and
+                more; or None.
         """
         ...
 
     def go_on(self, generation: Generation) -> Request | None:
-        """Takes the result. Returns the next request, or None if there is none, or it has begun."""
+        """Receives the result. Returns the next request, or None if there is none or it has begun.
+        """
         ...
 
 
@@ -150,8 +161,8 @@ class Request:
 
     Attributes:
         id: number that is unique in the engine.
-        tokens: int32 token ids of the prompt and, after a retraction, of the generated tokens. While the request runs,
-            the slot table has the current ones.
+        tokens: int32 token ids of the prompt and, after a retraction, the generated tokens. While the request runs,
+            the slot table holds the current ones.
         prompt_len: number of prompt tokens.
         limit: maximum length in tokens, prompt included.
         params: resolved sampling parameters.
@@ -161,18 +172,18 @@ class Request:
         space: part of the prefix cache that its prefixes are in.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
-        handle: its slot and pages while it runs, else None.
+        handle: its slot and pages while it runs, otherwise None.
         admission: sequence number of its last admission.
-        cache: what the cache had of its prompt.
+        cache: its use of the cache.
         jumps: jumps of the grammar, as (index in the output, number of tokens).
         ending: reason for the end if it is known before the last tokens are computed; no token is drawn then.
         priority: priority of admission under the policy "priority"; higher first.
         retractions: number of retractions.
         passed_over: number of times that a later request was admitted first.
         replayed_count: number of output ids given by the caller, to continue an earlier stream.
-        paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
+        paced: whether its deltas may be delayed, so not every token has to be inspected for the stream.
         branch: program's branch that it belongs to, if any.
-        follow: finder of the next request of the program, which can continue in this request's slot; None if there is
+        follow: finds the next request of the program, which can continue in this request's slot; None if there is
             none.
         times: times of submission, start and first token.
         media: images of its prompt, if it has any.
@@ -215,18 +226,21 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Place among all requests, lowest first: by priority, then by the arrival of its program, or its own."""
+        """Place among all requests, lowest first: by priority, then by the arrival of its program,
+        or its own.
+        """
         return -self.priority, self.id if self.branch is None else self.branch.program.arrival
 
     @property
     def skips_last_token(self) -> bool:
-        """True if its last token need not be computed: nothing is drawn after it, and its own log-probability comes
-        from the token before."""
+        """Whether its last token need not be computed, because nothing is drawn after it and its
+        own log-probability comes from the token before.
+        """
         return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
 
     @property
     def watched(self) -> WatchedTokens:
-        """Kinds of its new tokens that the host must look at."""
+        """Kinds of its new tokens that the host must inspect."""
         return self._watched_with(self.output.matcher)
 
     def _watched_with(self, matcher: Matcher | None) -> WatchedTokens:
@@ -245,16 +259,17 @@ class Request:
 
     @property
     def scored(self) -> bool:
-        """True if its draws report what the model gave their tokens."""
+        """Whether its draws report the model's log-probabilities of their tokens."""
         p = self.params
         asked = p.confidence or (p.return_logprob and self.output.matcher is not None)
         return asked and not p.scores_next_token
 
     def free_matcher(self) -> RequestMatcher | None:
-        """Matcher of its output without a grammar, which limits the thoughts; None if these have no limits.
+        """Creates the matcher of its output without a grammar, which limits the thoughts; None if
+        these have no limits.
 
         Raises:
-            ParameterError: the model's template shows no thoughts.
+            ParameterError: the model's template has no thoughts.
         """
         if self.output.thoughts is None or self.params.thinking is None:
             return None
@@ -263,7 +278,8 @@ class Request:
     def constrain(
         self, constraint: Constraint, grammar: CompiledGrammar, matcher: Matcher | None = None
     ) -> RequestMatcher:
-        """Prepares the output for a constraint. Returns the matcher that it needs from its first token on.
+        """Prepares the output for a constraint. Returns the matcher that it needs from its first
+        token on.
 
         Args:
             constraint: constraint of the output.
@@ -277,13 +293,13 @@ class Request:
         self.output.cut = CutText(constraint, limit, fewest_above(grammar, limit))
         rules = repeat_rules(constraint, self.params.repeats)
         guard = None if rules is None else RepeatGuard(rules, grammar.endings(), self.output.text_of)
-        if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):  # nothing but the end of sequence ends it
+        if self.params.min_tokens and isinstance(grammar, OpenEndGrammar):  # only the end of sequence ends it
             grammar, matcher = grammar.inner, None
         made = self._limited(grammar.matcher() if matcher is None else matcher, grammar)
         return RequestMatcher(made, repeats=guard, sources=grammar.sources)
 
     def _limited(self, matcher: Matcher, grammar: CompiledGrammar | None) -> Matcher:
-        """Matcher that also limits the thoughts of the output, if these have limits.
+        """Wraps a matcher to also limit the output's thoughts, if these have limits.
 
         Args:
             matcher: matcher at the output's beginning.
@@ -296,7 +312,7 @@ class Request:
         return thoughts.limit(matcher, grammar, self.params.thinking, total=total, prompt=prompt.tolist())
 
     def refuses(self, token: int) -> bool:
-        """Returns True if a drawn token has to be drawn again, as it would repeat an item.
+        """Returns whether a drawn token has to be drawn again because it would repeat an item.
 
         Raises:
             ConstraintError: the grammar engine has failed.
@@ -310,8 +326,8 @@ class Request:
             raise engine_failed(matcher, error) from error
 
     def resume(self, matcher: RequestMatcher | None, *, jump: bool) -> None:
-        """Replays the output ids that the caller gave, before the request is submitted. May take long, so not on the
-        loop's thread.
+        """Replays the output ids given by the caller, before the request is submitted. Can be slow,
+        so must not be called on the loop's thread.
 
         Args:
             matcher: matcher at the beginning of its grammar, or None without a grammar.
@@ -333,11 +349,13 @@ class Request:
 
     @property
     def may_recompute_last(self) -> bool:
-        """True if its last token may have to be computed again because the mask for the next one was late."""
+        """Whether its last token may have to be computed again because the mask for the next one
+        was late.
+        """
         return self.output.matcher is not None
 
     def undecoded_tokens(self, known: Ints) -> Sequence[int]:
-        """Tokens of the output that were not decoded yet.
+        """Returns the tokens of the output that were not decoded yet.
 
         Args:
             known: all known tokens, prompt included.
@@ -346,16 +364,18 @@ class Request:
         return undecoded
 
     def move(self, state: State) -> None:
-        """Changes the state. Raises AssertionError for a transition that is not in the table: a bug in the
-        scheduler."""
+        """Changes the state. Raises AssertionError for a transition that is not in the table, which
+        is a bug in the scheduler.
+        """
         if state not in _NEXT.get(self.state, ()):
             raise AssertionError(f"request {self.id}: {self.state.value} → {state.value}")
         self.state = state
         self.retractions += state is State.RETRACTED
 
     def jump(self, room: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Takes the tokens that the grammar forces, at most `room`, as `OutputBuilder.jump`; none if a logit processor
-        must see every token."""
+        """Appends the tokens that the grammar forces, at most `room`, like `OutputBuilder.jump`;
+        none if a logit processor must see every token.
+        """
         if self.processor is not None:
             return [], None
         tokens, finish = self.output.jump(room, masked=masked)
@@ -364,13 +384,13 @@ class Request:
         return tokens, finish
 
     def skip(self, start: int, tokens: Sequence[int], places: Sequence[int], matcher: Matcher) -> bool:
-        """Takes drawn tokens, and those that the grammar forces behind each, at once. Returns False, and takes none, if
-        they have to be looked at one by one.
+        """Accepts drawn tokens together with those the grammar forces after each. Returns False,
+        accepting none, if they have to be inspected one by one.
 
         Args:
             start: index of the first of them in the output.
             tokens: the tokens.
-            places: index behind each drawn one of them, and what is forced behind it.
+            places: for each drawn token, the index after it and the tokens forced after it.
             matcher: copy of the output's matcher that has accepted them.
         """
         own = self.output.matcher
@@ -383,8 +403,8 @@ class Request:
         return True
 
     def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
-        """Adds the log-probabilities of prompt tokens from position `first` on, ignoring those added before a
-        retraction.
+        """Adds the log-probabilities of prompt tokens from position `first` on, ignoring those
+        added before a retraction.
 
         Raises:
             ModelError: a log-probability is NaN or missing.
@@ -397,7 +417,9 @@ class Request:
         self.output.prompt_logprobs += logprobs[scored_to - first :]
 
     def generation(self, finish: Finish) -> Generation:
-        """Makes the result. Must be called only once, after the request has left its slot and `tokens` is complete."""
+        """Builds the result. Must be called only once, after the request has left its slot and
+        `tokens` is complete.
+        """
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
         drawn_by, prompt = self.output.drawn_by, self.tokens[:0]
         meta: dict[str, object] = {"num_retractions": self.retractions}
@@ -415,7 +437,9 @@ class Request:
         )
 
     def partial(self, known: int) -> Generation:
-        """Result without text of the first `known` tokens, of a request that is about to be aborted."""
+        """Builds a result without text for the first `known` tokens of a request about to be
+        aborted.
+        """
         return Generation("", finish_reason="abort", usage=self._usage(max(known - self.prompt_len, 0)))
 
     def _usage(self, completion_tokens: int) -> Usage:
@@ -436,7 +460,7 @@ class Request:
 
 
 def not_finite(position: int) -> ModelError:
-    """Error for a request whose logits at a position are NaN or infinite."""
+    """Returns the error for a request whose logits at a position are NaN or infinite."""
     return ModelError(
         f"the model's logits for position {position} are NaN or infinite.",
         hint="Its weights may be damaged; float16 overflows in some models: use bfloat16 or float32.",

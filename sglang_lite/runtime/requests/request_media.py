@@ -1,4 +1,4 @@
-"""Images, videos and sounds of a request's prompt: where their features go."""
+"""Images, videos and sounds of a request's prompt, and where their features go."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _SURE = 4  # virtual ids, of 30 bits each, that prove that two images are the sa
 
 @dataclass(eq=False, slots=True)
 class RequestMedia:
-    """Images, videos and sounds of a prompt, in the order of their virtual ids; "image" stands for any of them.
+    """Images, videos and sounds of a prompt, in the order of their virtual ids; "image" stands for
+    any of them.
 
     Attributes:
         items: the images.
         positions: int32 [N], positions of the virtual ids.
         rows: int32 [N], their rows in the store of features, once they are reserved there.
-        rotary: int32 [3, P], time, row and column that rotate the prompt's first tokens, up to the last image's; P is 0
-            if the model has no use for them.
+        rotary: int32 [3, P], time, row and column that rotate the prompt's first tokens, up to the
+            last image's; P is 0 if the model has no use for them.
         rope_offset: difference between the positions that rotate later tokens and their positions.
-        limits: int32 [P], number of tokens that each of the prompt's first ones attends to, up to the last image's; P
-            is 0 if none attends to later ones.
+        limits: int32 [P], number of tokens that each of the prompt's first ones attends to, up to
+            the last image's; P is 0 if none attends to later ones.
     """
 
     items: tuple[MediaItem, ...]
@@ -38,8 +39,9 @@ class RequestMedia:
 
     @classmethod
     def of(cls, items: Sequence[MediaItem], tokens: Ints, vocab_size: int) -> RequestMedia | None:
-        """Images of a prompt's tokens; None if there are none. Items behind the tokens, which may be the beginning of a
-        prompt, are left out."""
+        """Returns the images of a prompt's tokens; None if there are none. Items after the tokens,
+        which may be the beginning of a prompt, are left out.
+        """
         positions = virtual_positions(tokens, vocab_size)
         if not len(positions):
             return None
@@ -60,27 +62,29 @@ class RequestMedia:
         ids[self.positions[first:end] - start] = -2 - self.rows[first:end]
 
     def whole(self, end: int) -> tuple[int, int]:
-        """Ends of a chunk that cut no image whose tokens attend to each other: the last one up to `end`, and the first
-        one from it on."""
+        """Returns the ends of chunks that don't split an image whose tokens attend to each other:
+        the last up to `end`, and the first from it on.
+        """
         if end > len(self.limits) or self.limits[end - 1] == end:
             return end, end
         after = int(self.limits[end - 1])
         return int(np.argmax(self.limits == after)), after
 
     def with_placeholders(self, tokens: Ints) -> Ints:
-        """The prompt's token ids, as the model's tokenizer would write them."""
+        """Returns the prompt's token ids as the model's tokenizer would write them."""
         shown = tokens.copy()
         ids = [item.token_id for item in self.items]
         shown[self.positions] = np.repeat(ids, [item.count for item in self.items])
         return shown
 
     def before(self, position: int) -> int:
-        """Number of images' tokens before a position."""
+        """Returns the number of image tokens before a position."""
         return int(np.searchsorted(self.positions, position))
 
     def sure(self, cached: int) -> int:
-        """Number of cached tokens of the prompt that may be used: all, unless they end within the first few of an
-        image, whose hashes another image may have by chance."""
+        """Returns how many cached tokens of the prompt may be used: all, unless they end within the
+        first few of an image, whose hashes another image may share by chance.
+        """
         inside = int(np.searchsorted(self.positions, cached))
         starts = np.cumsum([0, *(item.count for item in self.items)])
         image = int(np.searchsorted(starts, inside, side="right")) - 1
@@ -88,7 +92,7 @@ class RequestMedia:
 
 
 def _limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
-    """Value of `RequestMedia.limits`."""
+    """Computes `RequestMedia.limits`."""
     limits: Ints = np.arange(1, positions[-1] + 2, dtype=np.int32)
     for first, item in zip(np.cumsum([0, *(item.count for item in items)]).tolist(), items):
         own = positions[first : first + item.count]
@@ -97,8 +101,10 @@ def _limits(items: Sequence[MediaItem], positions: Ints) -> Ints:
 
 
 def _rotary(items: Sequence[MediaItem], positions: Ints) -> tuple[Ints, int]:
-    """Values of `RequestMedia.rotary` and `rope_offset`: the tokens of a grid have its times, rows and columns behind
-    the text before it, and text continues behind the largest of these (arXiv:2409.12191, section 2.1)."""
+    """Computes `RequestMedia.rotary` and `rope_offset`. The tokens of a grid have its times, rows
+    and columns, counted from the end of the text before it, and text continues after the largest of
+    these (arXiv:2409.12191, section 2.1).
+    """
     parts, end, offset, at = list[Ints](), 0, 0, 0
     for grid in (grid for item in items for grid in item.grids):
         start = int(positions[at])

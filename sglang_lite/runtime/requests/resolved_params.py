@@ -68,29 +68,35 @@ class ResolvedParams:
 
     @property
     def sequential(self) -> bool:
-        """True if top-p counts in the mass that top-k has left, as by default in SGLang where min-p applies."""
+        """Whether top-p applies to the mass that top-k leaves, as by default in SGLang where min-p
+        applies.
+        """
         return self.sampling_order == "sequential" or (self.sampling_order is None and self.min_p > 0)
 
     @property
     def scores_next_token(self) -> bool:
-        """True if the request generates no tokens, but asks for log-probabilities of the next one: a token is drawn and
-        dropped."""
+        """Whether the request generates no tokens but returns log-probabilities of the next one. A
+        token is then drawn and dropped.
+        """
         return not self.max_tokens and self.return_logprob and bool(self.top_logprobs_num or self.token_ids_logprob)
 
     @property
     def scores_tokens(self) -> bool:
-        """True if the log-probabilities of all generated tokens are reported, so that each one takes a draw."""
+        """Whether the log-probabilities of all generated tokens are reported, so each one needs a
+        draw.
+        """
         return self.return_logprob or self.confidence
 
     @property
     def limits_thoughts(self) -> bool:
-        """True if the thoughts of the output have a limit, or the type of the model was given, so that they leave room
-        for a constrained answer."""
+        """Whether the thoughts of the output have a limit, or the type of the model was given,
+        which makes them leave room for a constrained answer.
+        """
         return self.thinking is not None or bool(self.reasoning_format)
 
     @property
     def recorded(self) -> tuple[RecordName, ...]:
-        """Names of what the result has of each token beside its id."""
+        """Names of the values that the result has for each token besides its id."""
         experts: tuple[RecordName, ...] = ("routed_experts",) if self.return_routed_experts else ()
         return (*experts, "hidden_states") if self.return_hidden_states else experts
 
@@ -100,19 +106,20 @@ class ResolvedParams:
 
     @property
     def plain(self) -> bool:
-        """True if logits are used unchanged: no penalties, biases or minimum length."""
+        """Whether logits are used unchanged: no penalties, biases or minimum length."""
         return not (self.penalised or self.logit_bias or self.min_tokens)
 
 
 def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
-    """Fills in defaults, and makes the checks that need the engine: its limits, and token ids against its vocabulary.
+    """Fills in defaults, and performs the checks that need the engine: its limits, and token ids
+    against its vocabulary.
 
     Raises:
         ParameterError: a value is out of range; the error names the parameter.
     """
     try:
         return _cached(params, vocab_size)
-    except TypeError:  # unhashable, as a value is a list
+    except TypeError:  # unhashable, because a value is a list
         return _resolved(params, vocab_size)
 
 

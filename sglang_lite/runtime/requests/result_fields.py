@@ -18,7 +18,7 @@ Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 
 def with_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
-    """Spans of a text with the brackets that close it."""
+    """Appends the closing brackets of a text to its spans."""
     if not brackets:
         return spans
     if spans and spans[-1].ids is None:
@@ -27,7 +27,7 @@ def with_brackets(spans: tuple[Span, ...], brackets: str) -> tuple[Span, ...]:
 
 
 def miss_fields(miss: Miss, tokenizer: Tokenizer) -> dict[str, object]:
-    """Converts a miss to the fields of a CacheMiss, without those that have their default."""
+    """Converts a miss to the fields of a CacheMiss, omitting those with default values."""
     decode = partial(tokenizer.decode, skip_special=False)
     fields: dict[str, object] = {"reason": miss.reason, "at": miss.at}
     if 0 < len(miss.uncached) <= _COUNTED:
@@ -41,8 +41,9 @@ def miss_fields(miss: Miss, tokenizer: Tokenizer) -> dict[str, object]:
 def forced_text(
     decoder: IncrementalDecoder, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int
 ) -> list[list[int]]:
-    """Spans of the text that the grammar forced, as [start, end] character offsets within the first `length`
-    characters. The decoder has decoded nothing yet."""
+    """Returns spans of the text that the grammar forced, as [start, end] character offsets within
+    the first `length` characters. The decoder must have decoded nothing yet.
+    """
     found, index, chars = [], 0, 0
     for start, count in jumps:
         chars += len(decoder.push(output[index:start]))
@@ -58,11 +59,12 @@ def token_scores(
     scores: Sequence[tuple[float | None, float | None]],
     length: int,
 ) -> TokenScores:
-    """Scores of the tokens of a text, and of the end of sequence behind it if no other token may end it.
+    """Builds the scores of a text's tokens, and of the end of sequence after it if no other token
+    may end it.
 
     Args:
         decoder: decoder that has decoded nothing yet.
-        ids: the tokens; there is one at least.
+        ids: the tokens; at least one.
         scores: log-probability of each token, and of all that were allowed in its place.
         length: number of characters of the text.
     """

@@ -1,4 +1,6 @@
-"""A program and its branches, as the scheduler knows them: their order, and what they are expected to add."""
+"""The scheduler's view of a program and its branches: their order, and what they are expected to
+add.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ _NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
 class BranchState(Protocol):
-    """State of a branch, of a program (program/play/branch.py) or of a session. Its attributes are those of the
-    former."""
+    """State of a branch of a program (program/play/branch.py) or of a session. The attributes are
+    those of a program's branch.
+    """
 
     @property
     def expected(self) -> ExpectedTokens: ...
@@ -34,7 +37,7 @@ class BranchState(Protocol):
 
 
 class ScheduledProgram:
-    """A program, as the scheduler knows it.
+    """Program, as seen by the scheduler.
 
     Args:
         priority: priority of its requests.
@@ -51,18 +54,18 @@ class ScheduledProgram:
 
 
 class ScheduledBranch:
-    """A branch of a program, as the scheduler knows it.
+    """Branch of a program, as seen by the scheduler.
 
     Args:
         program: program of the branch.
         branch: the branch.
 
     Attributes:
-        name: name of the generation or selection that it has played last, or None.
+        name: name of the generation or selection it executed last, or None.
         kind: name of the first one that had one.
         length: tokens at its last pause; 0 before.
         evicted: True if pages of its prefix were evicted since its last pause began.
-        next_pause_s: duration of its next pause in seconds, if its caller has told it.
+        next_pause_s: duration of its next pause in seconds, if its caller has reported it.
     """
 
     __slots__ = ("_branch", "evicted", "kind", "length", "name", "next_pause_s", "program")
@@ -77,23 +80,23 @@ class ScheduledBranch:
 
     @property
     def expected(self) -> ExpectedTokens:
-        """Tokens expected from the queued nodes, without the node that is being played."""
+        """Tokens expected from the queued nodes, excluding the running node."""
         return self._branch.expected
 
     @property
     def awaits_caller(self) -> bool:
-        """True if the branch can only continue when its program's caller has done something."""
+        """Whether the branch can only continue after its program's caller has acted."""
         branch = self._branch
         return branch.ask is None and (branch.paused is not None or not branch.queue)
 
     @property
     def returns(self) -> bool:
-        """True if the branch will need its text again."""
+        """Whether the branch will need its text again."""
         return self._branch.returns
 
     @property
     def may_return(self) -> bool:
-        """True if the branch may need its text again: its caller may still add nodes."""
+        """Whether the branch may need its text again because its caller may still add nodes."""
         return self._branch.returns or (self.program.open and self._branch.error is None)
 
 
@@ -102,8 +105,8 @@ def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[E
 
     Args:
         node: node of a program.
-        params: parameters of a generation, else None.
-        branches: estimate for each branch of a fork, else ().
+        params: parameters of a generation, otherwise None.
+        branches: estimate for each branch of a fork, otherwise ().
     """
     match node:
         case Text(text, ids):

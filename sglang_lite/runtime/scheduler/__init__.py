@@ -1,1 +1,3 @@
-"""The choice of which requests run, and of what each step computes. Independent of models, texts and threads."""
+"""Chooses which requests run, and what each step computes. Independent of models, texts and
+threads.
+"""

@@ -1,4 +1,6 @@
-"""Adapters of waiting requests: requests whose adapter is on the device go first, and none of the others starves."""
+"""Orders waiting requests by adapter: those whose adapter is on the device go first, and no others
+starve.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.admission_order import AGE_BOUND
 from sglang_lite.runtime.scheduler.queues import Queues
 
-_LOOKED_AT = 128  # as in admission_order.py
+_LOOKED_AT = 128  # like in admission_order.py
 
 
 class AdapterSlots:
-    """Gives requests that are admitted the adapter slot of their adapter. Used by the loop's thread alone.
+    """Assigns adapter slots to requests on admission. Used only on the loop's thread.
 
     Args:
         pool: adapters on the device.
@@ -32,8 +34,9 @@ class AdapterSlots:
         self._draining: set[int] = set()  # adapters that get no more requests in this plan
 
     def in_order(self, candidates: Iterable[Request]) -> Iterator[Request]:
-        """Begins a plan. Yields the requests that may be admitted: those that continue and those that were passed over
-        too often, then those whose adapter is on the device, then others."""
+        """Begins a plan. Yields the requests that may be admitted: those that continue or were
+        passed over too often, then those whose adapter is on the device, then others.
+        """
         self._in_use = Counter(each.generation for each in _adapters(self._queues.running()))
         self._draining.clear()
         rest = iter(candidates)
@@ -50,9 +53,11 @@ class AdapterSlots:
         return request.passed_over >= AGE_BOUND or request in self._queues.returned
 
     def take(self, request: Request) -> int | None:
-        """Returns the adapter slot for a request, -1 if it needs none, or None if it has to wait for one.
+        """Returns the adapter slot for a request, -1 if it needs none, or None if it has to wait
+        for one.
 
-        If a request that goes first has to wait, the adapter with the fewest running requests gets no new ones.
+        If a request that goes first has to wait, the adapter with the fewest running requests gets
+        no new ones.
         """
         adapter = request.space.adapter
         if adapter is None:
@@ -69,7 +74,9 @@ class AdapterSlots:
         return slot
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Frees slots of adapters, and calls back, when no request that waits or runs uses one of them."""
+        """Frees the slots of adapters, and calls back, when no waiting or running request uses
+        them.
+        """
         self.pool.unload(adapters, done)
         self.settle()
 
@@ -80,5 +87,5 @@ class AdapterSlots:
 
 
 def _adapters(requests: Iterable[Request]) -> Iterator[Adapter]:
-    """Adapter of each request that has one."""
+    """Returns the adapters of the requests that have one."""
     return (each.space.adapter for each in requests if each.space.adapter is not None)

@@ -1,4 +1,6 @@
-"""Admission of waiting requests: each gets a slot, what the cache has of its prompt, and a promise of pages."""
+"""Admission of waiting requests: each gets a slot, the cached pages of its prompt, and a promise of
+more pages.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,18 @@ from sglang_lite.runtime.scheduler.pauses import ExpectedGrowth, Pauses, peak_gr
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import slots_of
 
-# A request waits if another one is computing at least this many tokens of its prompt, to find them in the cache.
+# A request waits for the cache if another one is computing at least this many tokens of its prompt.
 _SHARED = 32
-_PLANS = 16  # after a refusal, plans until requests are looked at again if nothing was freed and none has come
+_PLANS = 16  # plans after a refusal until requests are reconsidered, if nothing was freed and none has come
 
 
 class Admission:
-    """Admission of requests while pages last for them, for the expected growth of those that run, and for programs that
-    pause.
+    """Admits requests while there are enough pages for them, for the growth of running ones, and
+    for paused programs.
 
     Args:
         store: pages, slots and radix tree.
-        queues: requests, of which waiting ones may be admitted.
+        queues: requests, including the waiting ones.
         pauses: paused branches of programs.
         reserve: estimate of growth.
         policy: order of admission.
@@ -42,8 +44,9 @@ class Admission:
 
     Attributes:
         refuses: True if the last plan admitted none because paused programs are expected soon.
-        solo_request: id of the request that was admitted last, if no other ran or waited then, else -1.
-        prompt_tokens, prompt_tokens_cached: tokens of all prompts so far, and those of them that the cache had.
+        solo_request: id of the request admitted last, if no other ran or waited then; otherwise -1.
+        prompt_tokens, prompt_tokens_cached: tokens of all prompts so far, and those among them that
+            the cache had.
     """
 
     def __init__(
@@ -66,8 +69,8 @@ class Admission:
         self.prompt_tokens = self.prompt_tokens_cached = 0
 
     def admit(self, alone: Request | None = None) -> None:
-        """Admits waiting requests while slots and pages last: those that continue first, then others in the policy's
-        order.
+        """Admits waiting requests while slots and pages last: first those that continue, then
+        others in the policy's order.
 
         Args:
             alone: only request that may be admitted, or None for no such limit.
@@ -95,9 +98,9 @@ class Admission:
             needed = self._pages(request) - len(match.pages)
             if request.branch is not None and request.branch not in programs:
                 programs[request.branch] = self._ahead(request)
-            with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
+            with store.tree.lock(match.node):  # keeps its own prefix from being evicted to make room for it
                 in_windows = 0 if store.windows is None else min(self._pages(request), store.windows.kept)
-                crowded = in_windows > window_pages and self._queues.running_any  # else each fits by itself
+                crowded = in_windows > window_pages and self._queues.running_any  # otherwise each fits by itself
                 if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
                     break
@@ -131,7 +134,9 @@ class Admission:
         self.solo_request = admitted[0].id if solo and admitted[0].ending is None else -1
 
     def _fetch(self, request: Request, reusable: Ints, match: Match) -> Fetch | DiskRead | Literal["later"] | None:
-        """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than to compute them."""
+        """Starts to fetch pages of a request's prompt from a lower tier, if that is faster than
+        computing them.
+        """
         tiers, cache = self._store.tiers, request.cache
         if tiers is None or len(reusable) <= len(match.pages) * self._store.page_size + 1:
             return None
@@ -141,8 +146,9 @@ class Admission:
         return fetch
 
     def evict_ahead(self, tokens: int) -> None:
-        """Evicts at once what fetches, and up to so many tokens of prompts in this and later steps, need: pages are
-        free only a step after their eviction."""
+        """Evicts the pages that fetches and up to `tokens` prompt tokens of this and later steps
+        need, because pages are free only a step after their eviction.
+        """
         store, table, slots = self._store, self._store.table, slots_of(self._queues.prefilling)
         lacking = int((-(-table.length[slots] // store.page_size) - table.page_count[slots]).sum())
         short = min(lacking, max(tokens, 0) // store.page_size) + self._to_fetch
@@ -151,12 +157,13 @@ class Admission:
             store.evict(min(short, store.tree.evictable))
 
     def reconsider(self) -> None:
-        """Looks at all waiting requests in the next plan, as another one waits."""
+        """Makes the next plan look at all waiting requests, because another one waits."""
         self._refused = None
 
     def _still_full(self, alone: Request | None) -> bool:
-        """Returns True if the requests that wait need not be looked at, as one was refused and nothing was freed. With
-        tens of thousands of them a look takes longer than a step."""
+        """Returns whether waiting requests can be skipped because one was refused and nothing was
+        freed. With tens of thousands of them, looking at each takes longer than a step.
+        """
         refused, self._refused = self._refused, None
         if refused is None or alone is not None or not self._queues.running_any:
             return False
@@ -173,30 +180,33 @@ class Admission:
         return ordered if self._adapters is None else self._adapters.in_order(ordered)
 
     def _pages(self, request: Request) -> int:
-        """Number of pages of a request's tokens, and of those that it is expected to generate."""
+        """Returns the number of pages for a request's tokens, including those it is expected to
+        generate.
+        """
         length = len(request.tokens)
         return -(-(length + self._reserve.of_request(length, request.limit)) // self._store.page_size)
 
     def _ahead(self, request: Request) -> ExpectedGrowth:
-        """Growth of a request's program behind it."""
+        """Returns the growth of a request's program after it."""
         assert request.branch is not None
         length = len(request.tokens) if request.handle is None else int(self._store.table.length[request.slot])
         length += self._reserve.of_request(length, request.limit)
         return ExpectedGrowth(request.rank, length, self._pauses.expected.growth(request.branch, length))
 
     def _has_room(self, request: Request, needed: int, promised: int, programs: Iterable[ExpectedGrowth]) -> bool:
-        """Returns True if a request can have its pages, if need be those that paused branches give up.
+        """Returns whether a request can have its pages, taking those of paused branches if
+        necessary.
 
         Args:
             needed: pages to be allocated for it.
             promised: pages that running requests are expected to need.
-            programs: growth of programs behind what runs, its own included.
+            programs: growth of programs after their running requests, including its own.
         """
         store, pauses, branch = self._store, self._pauses, request.branch
-        # Programs that came later give way to one that continues, to others only those of lower priority.
+        # Later programs give way to one that continues; for other requests, only those of lower priority do.
         after = request.rank if pauses.keeps(branch) else (-request.priority, math.inf)
         below = 0 if store.tiers is None else store.tiers.room_below(pauses.token_s)
-        if branch is not None:  # a request by itself ends before programs have grown
+        if branch is not None:  # a request without a program ends before programs have grown
             paused, given_up = pauses.before(after, beside=branch)
             growing = [*paused, *[each for each in programs if each.rank <= after]]
             growth = sum([each.growth for each in growing])
@@ -218,8 +228,9 @@ class Admission:
         return True
 
     def _growth(self) -> tuple[int, int]:
-        """Number of pages that running requests are expected to need, in addition to those that they have, and of
-        window pages beyond those that they and a step need, if there are any."""
+        """Returns how many more pages running requests are expected to need, and how many window
+        pages, if any, remain beyond their needs and a step's.
+        """
         table, slots, windows = self._store.table, slots_of(self._queues.running()), self._store.windows
         ends = table.length[slots] + self._reserve.growth(table.length[slots], table.limit[slots])
         pages = -(-ends // self._store.page_size)
@@ -229,7 +240,7 @@ class Admission:
         return int((pages - table.page_count[slots]).sum()), left
 
     def count(self, request: Request) -> None:
-        """Counts the tokens of a request's prompt, once it is known which are cached."""
+        """Counts the tokens of a request's prompt, once it is known how many are cached."""
         self.prompt_tokens += request.prompt_len
         self.prompt_tokens_cached += request.cache.tokens
 
@@ -252,13 +263,15 @@ class Admission:
             request.branch.evicted = False
 
     def take_started(self) -> list[Request]:
-        """Returns the requests that were given their slot since the last call."""
+        """Returns the requests that got their slot since the last call."""
         started, self._started = self._started, []
         return started
 
 
 def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
-    """Tokens of a request whose cached pages it may use, their match, and its number of tokens."""
+    """Returns the tokens of a request whose cached pages it may use, their match, and how many of
+    them are cached.
+    """
     tokens = request.tokens if request.score_from is None else request.tokens[: max(request.score_from, 1)]
     match = store.match(tokens, request.space)
     cached = match.cached(store.page_size)
@@ -272,8 +285,8 @@ def _match(request: Request, store: PrefixCache) -> tuple[Ints, Match, int]:
 def _computes(
     prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, space: PrefixSpace
 ) -> bool:
-    """Returns True if a prefilling request will soon cache at least `_SHARED` more tokens of this prompt, so that
-    waiting pays.
+    """Returns whether a prefilling request will soon cache at least `_SHARED` more tokens of this
+    prompt, so waiting pays.
 
     Args:
         prefilling: prefilling requests by slot.

@@ -1,4 +1,4 @@
-"""Order in which waiting requests are admitted: one function per policy."""
+"""Order of admission of waiting requests: one function per policy."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import TypeAlias
 from sglang_lite.runtime.kv_cache.radix import RadixTree
 from sglang_lite.runtime.requests.request import Request
 
-# Function of the requests that continue (retracted ones, and those of programs that keep their prefix), of all others
-# that wait, and of the radix tree.
+# Takes the requests that continue (retracted ones, and those of programs that keep their prefix), all others
+# that wait, and the radix tree.
 Policy: TypeAlias = Callable[[Sequence[Request], Sequence[Request], RadixTree], Iterable[Request]]
 
-_LOOKED_AT = 128  # matching a queue of thousands at each step would cost more than it saves
-AGE_BOUND = 256  # maximum number of later requests that are admitted before a request
+_LOOKED_AT = 128  # matching thousands of requests at each step would cost more than it saves
+AGE_BOUND = 256  # maximum number of later requests admitted before a request
 _ALIKE = 32  # tokens after the cached ones by which requests are grouped
 
 
 def fcfs(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """First come, first served; those that continue go first."""
+    """Yields requests first come, first served; those that continue go first."""
     return chain(returned, waiting)
 
 
 def lpm(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """Requests that continue first, then the longest cached prefix, so that prefixes are used before they are evicted;
-    requests that were passed over too often go before all others that are new (cache-aware scheduling: Zheng et al.,
-    arXiv:2312.07104).
+    """Yields requests that continue first, then by longest cached prefix, so prefixes are used
+    before they are evicted.
 
-    Among requests with equally long cached prefixes, those that share their next tokens are placed together, in the
-    order of the first of them: level by level, this is the order of their prefix tree. Requests of one program are
-    placed together, the one with the longest path to its program's end first.
+    Requests that were passed over too often go before all other new ones (cache-aware scheduling:
+    Zheng et al., arXiv:2312.07104).
+
+    Among requests with equally long cached prefixes, those that share their next tokens are placed
+    together, in the order of the first of them: level by level, this is the order of their prefix
+    tree. Requests of one program are placed together, the one with the longest path to its
+    program's end first.
     """
     yield from returned
     if len(waiting) < 2:
@@ -58,8 +61,9 @@ def lpm(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree
 
 
 def priority(returned: Sequence[Request], waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """Highest priority first; within a priority those that continue, then first come, first served. Requests that were
-    passed over too often go before all others."""
+    """Sorts by priority, highest first; within a priority, those that continue, then first come,
+    first served. Requests that were passed over too often go before all others.
+    """
     return sorted(chain(returned, waiting), key=lambda r: (r.passed_over < AGE_BOUND, -r.priority))
 
 

@@ -1,4 +1,4 @@
-"""Work of one step."""
+"""Batch of rows that one step computes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Batch:
         started: requests that were given their slot since the last step.
         copies: int32 [2, C], source and destination token slots to copy before anything else.
         window_copies: the same in the layers with a window, if they have pages of their own.
-        streams: number of decoding rows of requests that stream.
-        drafts: draft by row; its tokens are computed behind those of the row.
+        streams: number of decoding rows whose requests stream.
+        drafts: draft by row; its tokens are computed after the row's own.
     """
 
     step: int
@@ -81,7 +81,7 @@ def make_batch(
     started: list[Request],
     drafts: Mapping[int, Draft] = NO_DRAFTS,
 ) -> Batch:
-    """Returns the batch of the next step, whose number it takes.
+    """Builds the batch of the next step, and increments the store's step number.
 
     Args:
         store: pages, slots and radix tree.
@@ -124,7 +124,7 @@ def make_batch(
 
 
 def streams_of(table: SlotTable, decoding: Iterable[Request]) -> int:
-    """Number of requests that stream."""
-    if not table.streamed.any():  # without a look at each
+    """Returns the number of requests that stream."""
+    if not table.streamed.any():  # avoids looking at each
         return 0
     return sum(request.output.stream for request in decoding)

@@ -1,4 +1,5 @@
-"""Drafts of running requests: their pages, and what is computed once they turn out right or wrong."""
+"""Drafts of running requests: their pages, and the bookkeeping once they turn out right or wrong.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +20,27 @@ from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.queues import Queues
 from sglang_lite.runtime.scheduler.retraction import slots_of
 
-_MISSES = 3  # steps without a right guess after which a row gets drafts more rarely
+_MISSES = 3  # after this many steps without a right guess, a row gets fewer drafts
 
 
 def max_drafted(slots: int) -> int:
-    """Maximum number of drafted tokens of a step, for a number of slots."""
+    """Returns the maximum number of drafted tokens of a step, for a number of slots."""
     return max(3 * slots, 128)
 
 
 class DraftedRows:
-    """Drafts of running requests. Drafted tokens are behind the known ones in the slot table; they count as computed
-    once they are known to be right, so a guess never enters the radix tree.
+    """Drafts of running requests.
+
+    Drafted tokens come after the known ones in the slot table. They count as computed once they are
+    known to be right, so a guess never enters the radix tree.
 
     Args:
         store: pages, slots and radix tree.
         queues: requests that have not ended.
         drafting: maker of drafts.
-        turns: makes the turns with and without drafts of steps with about the same number of rows, as a step of many
-            takes the host longer and is worth less; None for drafts at every step.
+        turns: creates the alternation of steps with and without drafts for a number of rows,
+            because drafts for many rows take the host longer and gain less; None for drafts at
+            every step.
 
     Attributes:
         drafting: the argument of this name.
@@ -46,23 +50,25 @@ class DraftedRows:
         self, store: PrefixCache, queues: Queues, drafting: Drafting, turns: Callable[[], Turns] | None = None
     ) -> None:
         self._store, self._queues, self.drafting = store, queues, drafting
-        self._turns = None if turns is None else defaultdict[int, Turns](turns)  # by number of bits of that of rows
+        self._turns = None if turns is None else defaultdict[int, Turns](turns)  # by bit length of the number of rows
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
-        self._steps = self._saved = 0  # drafts that were checked, and draws behind them that counted
-        self._skipped = 0  # the latter that were taken at once
-        self._checked: list[Callable[[], None]] = []  # record what came of drafts
+        self._steps = self._saved = 0  # checked drafts, and draws after them that counted
+        self._skipped = 0  # of the latter, those accepted without individual inspection
+        self._checked: list[Callable[[], None]] = []  # record the outcome of drafts
 
     @property
     def due(self) -> bool:
-        """True if the next step is to have drafts, so that the tokens of the one before have to be read first."""
+        """Whether the next step should have drafts, which requires reading the previous step's
+        tokens first.
+        """
         rows = *self._queues.decoding, *self._queues.prefilling
         if self._turns is not None and not self._turns[len(rows).bit_length()].drafts:
             return False
         return any(map(self.drafting.drafts, rows))
 
     def record_step(self, batch: Batch, offsets: Ints, planned: float) -> None:
-        """Records that the tokens of a step have been read, to know whether drafts pay.
+        """Records that the tokens of a step have been read, to measure whether drafts pay.
 
         Args:
             batch: its rows.
@@ -75,15 +81,16 @@ class DraftedRows:
         seconds, self._read = now - max(self._read, planned), now
         tokens, self._saved_before = drawn + self._saved - self._saved_before, self._saved
         if batch.started or not batch.draws.all():
-            return  # prompts take time, too
+            return  # prompts would distort the time
         turns = self._turns[rows.bit_length()]
         if turns.drafts:
             self.drafting.cost.record(batch.tokens, seconds)
         turns.record(tokens * self.drafting.cost.seconds(rows) / rows, seconds)
 
     def stats(self) -> dict[str, object]:
-        """Counts by drafter, SGLang's average number of tokens that a row has of a step that checks a draft, and the
-        number of draws before right drafts that nobody looked at one by one."""
+        """Returns counts by drafter, SGLang's average number of tokens per row and draft-checking
+        step, and the number of draws before right drafts accepted without inspection.
+        """
         self.record_checked()
         length = 1 + self._saved / max(self._steps, 1)
         return {
@@ -93,12 +100,13 @@ class DraftedRows:
     def plan(
         self, decoding: Sequence[Request], chunks: Sequence[tuple[Request, int, int]], budget: int
     ) -> dict[int, Draft]:
-        """Drafts of a step's rows by id of their request, at most `budget` tokens in all. They get pages that are free:
-        nothing is evicted or retracted for a guess.
+        """Returns the drafts of a step's rows by request id, at most `budget` tokens in all.
+
+        They only get free pages: nothing is evicted or retracted for a guess.
 
         Args:
             decoding: requests that compute their last token.
-            chunks: rows of prefill, of which those that reach their last token get drafts.
+            chunks: rows of prefill; those that reach their last token get drafts.
             budget: maximum number of tokens.
         """
         table = self._store.table
@@ -115,7 +123,7 @@ class DraftedRows:
             if progress.rest:
                 progress.rest -= 1
                 continue
-            if progress.misses >= _MISSES:  # what is not likely takes time, beside many rows more than it saves
+            if progress.misses >= _MISSES:  # unlikely drafts take time, among many rows more than they save
                 progress.rest = min(1 << min(progress.misses - _MISSES, 6), len(rows) // 2)
             progress.misses += 1
             asked.append(OpenRow(request, table.tokens[request.slot, :length], room))
@@ -126,32 +134,36 @@ class DraftedRows:
         return {of: draft for of, draft in written if len(draft.tokens)}
 
     def _with_pages(self, row: OpenRow, draft: Draft) -> Draft:
-        """Writes a draft behind the tokens of a row, as far as there are free pages, and returns what is written."""
+        """Writes a draft after the tokens of a row, as far as there are free pages, and returns
+        what is written.
+        """
         slot, length = row.request.slot, len(row.known)
         draft = draft.cut(self._store.reserve_free(slot, length + len(draft.tokens)) - length)
         self._store.table.tokens[slot, length : length + len(draft.tokens)] = draft.tokens
         return draft
 
     def learn(self, request: Request) -> None:
-        """Lets drafters learn from a running request that has come to its end."""
+        """Lets drafters learn from a running request that has reached its end."""
         table, slot = self._store.table, request.slot
         self.drafting.observe(request, table.tokens[slot, : table.known[slot]])
         self.drafting.learn()
 
     def check(self, request: Request, draft: Draft) -> None:
-        """Records that the draws behind a draft are about to be read."""
+        """Records that the draws after a draft are about to be read."""
         progress = request.output.draft
         progress.steps, progress.drafted = progress.steps + 1, progress.drafted + len(draft.guesses)
         self._steps += 1
 
     def skip(self, request: Request, draft: Draft, count: int) -> bool:
-        """Records the first tokens of a draft, up to the place of a draw behind them, as `accept` for each draw before.
-        Returns False if they have to be looked at one by one.
+        """Records the first tokens of a draft up to a draw after them, like `accept_draws` for each
+        earlier draw.
+
+        Returns False if they have to be inspected one by one.
 
         Args:
             request: the request.
             draft: its draft.
-            count: number of draws before that place, in all of which the draft was right.
+            count: number of earlier draws, in all of which the draft was right.
         """
         places, table, slot = draft.drawn[:count], self._store.table, request.slot
         if draft.matchers:
@@ -165,7 +177,8 @@ class DraftedRows:
         return True
 
     def accept(self, request: Request, draws: int = 1) -> None:
-        """Records that all known tokens of a request are computed, as they were drafted, and that one more is drawn.
+        """Records that all known tokens of a request are computed, as drafted, and that one more is
+        drawn.
 
         Args:
             request: the request.
@@ -176,19 +189,21 @@ class DraftedRows:
         self._saved += draws
         table.computed[slot] = table.known[slot]
         table.length[slot] = table.known[slot] + 1
-        if request.state is State.PREFILLING:  # forced text was appended, and it was drafted, too
+        if request.state is State.PREFILLING:  # forced text was appended, and it was also drafted
             self._queues.decode(request)
 
     def record_checked(self) -> None:
-        """Records what came of the last drafts, by which later guesses are chosen, and lets drafters learn what was
-        observed. On a GPU the next step computes meanwhile."""
+        """Records the outcome of the last drafts, which guides later guesses, and lets drafters
+        learn from observed requests. On a GPU the next step computes meanwhile.
+        """
         for record in self._checked:
             record()
         self._checked = []
         self.drafting.learn()
 
     def settle(self, request: Request, draft: Draft, start: int) -> None:
-        """Records how much of a draft was right, once no more of its draws count, and frees the pages of the rest.
+        """Records how much of a draft was right, once no more of its draws count, and frees the
+        pages of the rest.
 
         Args:
             request: request of the draft; it may have ended.

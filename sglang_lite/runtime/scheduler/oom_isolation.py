@@ -1,4 +1,4 @@
-"""Isolation of requests after an out-of-memory error: each runs alone, to find those that don't fit."""
+"""Isolates requests after an out-of-memory error: each runs alone, to find those that don't fit."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Isolation:
 
     @property
     def next(self) -> Request | None:
-        """Only request that may run, or None without isolation."""
+        """The only request that may run, or None without isolation."""
         return self._suspects[0][0] if self._suspects else None
 
     def begin(self, requests: Iterable[Request]) -> None:
-        """Starts isolation with requests that have just been retracted; replaces the queue."""
+        """Starts isolating requests that have just been retracted; replaces the queue."""
         self._suspects = deque((request, len(request.tokens)) for request in requests)
 
     def advance(self, table: SlotTable) -> bool:
-        """Removes the first request if it has one more token or has ended. Returns False if it has not, or the queue is
-        empty."""
+        """Removes the first request if it has one more token or has ended. Returns whether it did.
+        """
         if not self._suspects:
             return False
         request, known = self._suspects[0]

@@ -10,31 +10,33 @@ from sglang_lite.program.play.branch import ExpectedTokens
 from sglang_lite.runtime.kv_cache.pages import Ints
 
 _FIRST, _MIN, _STEPS = 0.7, 0.1, 600
-_LONGEST = 4096  # tokens; no request or program reserves more, whatever max_tokens is
+_LONGEST = 4096  # tokens; no request or program reserves more, regardless of max_tokens
 _SPARE = 20  # steps that the remaining requests can run after a retraction
 
 
 class PageReserve:
     """Estimate of the tokens that running requests will still generate.
 
-    Most requests end before their limit, so room is kept only for a share of what each may still generate. The share
-    falls with every step, and a retraction raises it to what the running requests have turned out to need. (SGLang's
-    new-token ratio.)
+    Most requests end before their limit, so room is kept only for a share of what each may still
+    generate. The share falls with every step, and a retraction raises it to what the running
+    requests have turned out to need. (SGLang's new-token ratio.)
     """
 
     def __init__(self) -> None:
         self._share = _FIRST
 
     def of_program(self, expected: ExpectedTokens) -> int:
-        """Tokens to reserve for the nodes that a program has yet to play."""
+        """Returns the tokens to reserve for a program's remaining nodes."""
         return min(expected.text, _LONGEST) + math.ceil(min(expected.generated, _LONGEST) * self._share)
 
     def of_request(self, length: int, limit: int) -> int:
-        """Tokens to reserve for a request with `length` tokens and room for up to `limit`."""
+        """Returns the tokens to reserve for a request with `length` tokens and room for up to
+        `limit`.
+        """
         return math.ceil(min(limit - length, _LONGEST) * self._share)
 
     def growth(self, length: Ints, limit: Ints) -> Ints:
-        """Tokens to reserve for each request, int32 [R].
+        """Returns the tokens to reserve for each request, int32 [R].
 
         Args:
             length, limit: current and maximum number of tokens of each request, int32 [R].
@@ -48,6 +50,8 @@ class PageReserve:
         self._share = max(_MIN, self._share - (_FIRST - _MIN) / _STEPS)
 
     def retracted(self, length: Ints, limit: Ints) -> None:
-        """Raises the share after a retraction, given the current and maximum lengths of the running requests."""
+        """Raises the share after a retraction, given the current and maximum lengths of the running
+        requests.
+        """
         left = np.minimum(limit - length, _LONGEST).sum()
         self._share = min(1.0, max(self._share, float(_SPARE * len(length) / max(left, 1))))

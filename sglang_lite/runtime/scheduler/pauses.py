@@ -1,19 +1,21 @@
-"""Pauses: branches of programs between two requests. Their prefixes stay in the cache, but for those that others need
-more.
+"""Pauses: branches of programs between two requests. Their prefixes stay in the cache unless others
+need the pages more.
 
-A branch pauses while its caller computes (a tool, a check, plain Python), while other branches of its program run, and
-while its next request is prepared or waits. Its prefix is locked, and room is promised for its next request. Pages go
-in this order, each from the end of a prefix and only as many as are needed:
+A branch pauses while its caller computes (a tool, a check, plain Python), while other branches of
+its program run, and while its next request is prepared or waits. Its prefix is locked, and room is
+promised for its next request. Pages are given up in this order, each time from the end of a prefix
+and only as many as needed:
 
-- those of branches that return so late that others should have them meanwhile. A page is worth keeping if it is used
-  again sooner than all pages could be computed (Gray and Putzolu's five-minute rule, 1987); the bound is `_WORTH` times
-  that, as a busy device gains little from more rows.
+- those of branches that return so late that others should use them meanwhile. A page is worth
+  keeping if it is used again sooner than all pages could be computed (Gray and Putzolu's
+  five-minute rule, 1987); the bound is `_WORTH` times that, because a busy device gains little
+  from more rows.
 - if running requests lack pages, those of the programs that came last.
-- if nothing runs, those of whom returns last, unless somebody returns soon.
-- those of the program that came last, if others have waited for very long.
+- if nothing runs, those of the branch that returns last, unless one returns soon.
+- those of the program that came last, if others have waited very long.
 
-A branch that was away for too long waits like a new one when it returns. Others continue before new ones, and what they
-have given up is theirs again as soon as there is room.
+A branch that was away too long waits like a new one when it returns. Others continue before new
+ones, and get back what they have given up as soon as there is room.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from sglang_lite.runtime.kv_cache.radix import PrefixLock
 from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 
-_FIRST_S = 1.0  # expected pause after a node that none has followed yet
-_LAST = 32  # values of a name whose median is the expected one
-_NAMES = 1024  # names that are remembered
+_FIRST_S = 1.0  # expected pause after a node without earlier pauses
+_LAST = 32  # recent values per name, whose median is expected
+_NAMES = 1024  # remembered names
 _SHORT_S = 5.0  # a shorter pause is never too long
 _WORTH = 8
-_IDLE_WORTH = 4  # pages are taken on an idle device if nobody returns within this multiple of the time to compute them
+_IDLE_WORTH = 4  # an idle device takes pages if no branch returns within this multiple of the time to compute them
 _IDLE_SHARE = 0.1  # of all computed tokens that may be computed again because the device was idle
-_AGED_S, _AGED_WORTH = 60.0, 64  # as _SHORT_S and _WORTH, for requests that wait
-_OUTDATED = 32  # entries of ended pauses that are kept in any case; each keeps its program in memory
-_MEASURED = 32  # tokens of a step from which on its time counts
+_AGED_S, _AGED_WORTH = 60.0, 64  # like _SHORT_S and _WORTH, for waiting requests
+_OUTDATED = 32  # entries of ended pauses that are always tolerated; each keeps its program in memory
+_MEASURED = 32  # minimum number of tokens of a step whose time counts
 
 
 class Medians:
-    """Medians of the last values of each name.
+    """Medians of the most recent values of each name.
 
     Args:
-        first: value of a name that has none.
+        first: value for a name without any.
     """
 
     def __init__(self, first: float) -> None:
@@ -72,7 +74,7 @@ class Expectations:
     """Expected pauses and growth of branches.
 
     Args:
-        most: number of tokens that no branch is expected to grow beyond.
+        most: maximum expected growth of a branch, in tokens.
         reserve: estimate of what requests generate.
     """
 
@@ -82,13 +84,17 @@ class Expectations:
         self._lengths = Medians(0)  # tokens of ended branches, by their kind
 
     def pause_s(self, branch: ScheduledBranch) -> float:
-        """Seconds of the pause that a branch begins: those that its caller has told, or else as usual."""
+        """Returns the expected seconds of a branch's pause: as reported by its caller, otherwise as
+        usual.
+        """
         told, branch.next_pause_s = branch.next_pause_s, None
         return self._times.of(branch.name) if told is None else told
 
     def growth(self, branch: ScheduledBranch, length: int) -> int:
-        """Tokens that a branch is expected to add to `length`: those of its queued nodes, or while its program is open,
-        up to the usual length of its kind; of an unknown kind, as many as it has."""
+        """Returns the number of tokens that a branch is expected to add to `length`: those of its
+        queued nodes or, while its program is open, up to the usual length of its kind. An unknown
+        kind is expected to double.
+        """
         tokens = self._reserve.of_program(branch.expected)
         if branch.program.open:
             usual = self._lengths.of(branch.kind)
@@ -110,7 +116,7 @@ class ExpectedGrowth:
     """Expected growth of a branch.
 
     Attributes:
-        rank: rank of its program, as of Request.
+        rank: rank of its program, like `Request.rank`.
         length: its tokens.
         growth: tokens that it will add.
     """
@@ -121,8 +127,9 @@ class ExpectedGrowth:
 
 
 def peak_growth(branches: Sequence[ExpectedGrowth]) -> int:
-    """Largest number of tokens that branches add to what is in memory if all grow at the same pace, and each frees its
-    tokens when it ends."""
+    """Returns the most tokens that branches add to memory if all grow at the same pace, and each
+    frees its tokens when it ends.
+    """
     if not branches:
         return 0
     lengths, growth = np.array([(each.length, each.growth) for each in branches], dtype=np.int64).T
@@ -138,15 +145,16 @@ class PausedBranch:
     Attributes:
         branch: the branch.
         tokens: int32, its text.
-        space: part of the prefix cache that it is in.
+        space: its part of the prefix cache.
         lock: lock on the part of its prefix that has not been given up.
-        rank: rank of its program, as of Request.
-        began: time of its beginning.
+        rank: rank of its program, like `Request.rank`.
+        began: when it began.
         expected_s: expected duration.
-        due: time from when on it is too long.
+        due: time after which it is too long.
         ahead: growth of the branch.
         pages: pages that it has given up, and needs when it returns.
-        given_up: True if the program waits like a new one when it returns, as it returned too late.
+        given_up: True if the program waits like a new one when it returns, because it returned too
+            late.
     """
 
     branch: ScheduledBranch
@@ -166,12 +174,16 @@ class PausedBranch:
         return self.lock.node is not None
 
     def set_due(self, worth_s: float) -> float:
-        """Sets when the pause is too long: at once if it is expected to be, or else when it has been."""
+        """Sets when the pause is too long: immediately if that is expected, otherwise after
+        `worth_s`.
+        """
         self.due = self.began + worth_s * (self.expected_s <= worth_s)
         return self.due
 
     def remaining_s(self, now: float) -> float:
-        """Expected seconds until the branch returns. After the expected time it is as long again as it was away."""
+        """Returns the expected seconds until the branch returns. After the expected time, this
+        equals the time it has been away.
+        """
         away = now - self.began
         return self.expected_s - away if away < self.expected_s else away
 
@@ -180,19 +192,19 @@ class Pauses:
     """Pauses of all programs, at most one per branch.
 
     Args:
-        store: cache that has the prefixes.
+        store: cache that holds the prefixes.
         reserve: estimate of growth.
 
     Attributes:
         now: clock, in seconds.
-        expected: what is expected of branches.
+        expected: expectations about branches.
         pages_given_up: number of locked pages given up so far.
         token_s: seconds to compute a token of a prompt; 0 if unknown.
     """
 
     def __init__(self, store: PrefixCache, reserve: PageReserve) -> None:
         self._store = store
-        # No branch counts for more than half of what fits.
+        # No branch counts for more than half of the pool.
         self.expected = Expectations(store.pool.total * store.page_size // 2, reserve)
         self.now: Callable[[], float] = time.perf_counter
         self.pages_given_up = 0
@@ -212,30 +224,32 @@ class Pauses:
         return iter(self._pauses.values())
 
     def keeps(self, branch: ScheduledBranch | None) -> bool:
-        """True if a branch pauses and has not given up its place for good."""
+        """Returns whether a branch is paused and has not given up its place permanently."""
         pause = None if branch is None else self._pauses.get(branch)
         return pause is not None and not pause.given_up
 
     # --------------------------------------------------------------------------------- beginning and end
 
     def want(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
-        """Begins a pause at the next step, when the tokens of running requests have been published."""
+        """Schedules a pause for the next step, when the tokens of running requests have been
+        published.
+        """
         if len(tokens):
             self._wanted[branch] = tokens, space
 
     @property
     def unsettled(self) -> bool:
-        """True if pauses were asked for since the last step."""
+        """Whether pauses have been requested since the last step."""
         return bool(self._wanted)
 
     def settle(self) -> None:
-        """Begins the pauses asked for since the last step."""
+        """Begins the pauses requested since the last step."""
         wanted, self._wanted = self._wanted, {}
         for branch, (tokens, space) in wanted.items():
             self.begin(branch, tokens, space)
 
     def begin(self, branch: ScheduledBranch, tokens: Ints, space: PrefixSpace) -> None:
-        """Begins a pause of a branch, whose last one ends. Locks what the cache has of its text."""
+        """Begins a pause of a branch, ending its last one. Locks the cached part of its text."""
         branch.length = len(tokens)
         if not self._store.reuses or not branch.may_return:
             return
@@ -250,7 +264,9 @@ class Pauses:
         heapq.heappush(self._due, (pause.set_due(self._worth_s), self._count, pause))
 
     def expect(self, branch: ScheduledBranch, seconds: float) -> None:
-        """Notes how long a branch's caller needs from now on, or from the beginning of the next pause."""
+        """Sets how long a branch's caller needs, from now on or from the beginning of the next
+        pause.
+        """
         pause = self._pauses.get(branch)
         if pause is None or not branch.awaits_caller:
             branch.next_pause_s = seconds
@@ -261,7 +277,7 @@ class Pauses:
         self._drop_outdated()
 
     def returned(self, branch: ScheduledBranch) -> None:
-        """Notes that the branch's next request has come."""
+        """Records that the branch's next request has come."""
         pause = self._pauses.get(branch)
         if pause is not None:
             self.expected.paused(branch, self.now() - pause.began)
@@ -272,7 +288,9 @@ class Pauses:
         self.expected.ended(branch)
 
     def end(self, branch: ScheduledBranch) -> None:
-        """Ends a branch's pause: a request of it reads the prefix now, or the branch doesn't need it any more."""
+        """Ends a branch's pause, because a request now reads the prefix or the branch no longer
+        needs it.
+        """
         self._wanted.pop(branch, None)
         pause = self._pauses.pop(branch, None)
         if pause is not None:
@@ -284,15 +302,16 @@ class Pauses:
             self._drop_outdated()
 
     def _drop_outdated(self) -> None:
-        """Drops the entries of ended pauses once they are the most. `give_up_late` would meet them only when memory
-        is short."""
+        """Drops the entries of ended pauses once they outnumber the others. `give_up_overdue` would
+        only meet them when memory is short.
+        """
         if len(self._due) + len(self._too_long) > 2 * len(self._pauses) + _OUTDATED:
             self._due = list({entry[2]: entry for entry in self._due if self._is_current(entry)}.values())
             heapq.heapify(self._due)
             self._too_long = [each for each in self._too_long if self._pauses.get(each.branch) is each]
 
     def _is_current(self, entry: tuple[float, int, PausedBranch]) -> bool:
-        """True unless the pause has ended, or is due at another time by now."""
+        """Returns whether the pause of an entry continues and is still due at the same time."""
         due, _, pause = entry
         return self._pauses.get(pause.branch) is pause and pause.due == due
 
@@ -305,8 +324,8 @@ class Pauses:
     # --------------------------------------------------------------------------------------- expectations
 
     def before(self, rank: tuple[int, float], *, beside: ScheduledBranch | None) -> tuple[list[ExpectedGrowth], int]:
-        """Growth of the programs that pause, of lower ranks, and the number of pages that they have given up but need
-        when they return.
+        """Returns the growth of paused programs with lower ranks, and the number of pages they gave
+        up but need when they return.
 
         Args:
             beside: branch whose program does not count.
@@ -324,7 +343,7 @@ class Pauses:
 
     @property
     def _worth_s(self) -> float:
-        """Seconds that a pause may take before its pages are worth more to others."""
+        """Seconds a pause may take before its pages are worth more to others."""
         return max(_SHORT_S, _WORTH * self._all_s)
 
     @property
@@ -335,11 +354,12 @@ class Pauses:
     # -------------------------------------------------------------------------------------- giving way
 
     def give_up_late(self, pages: int, *, kept: bool = False) -> bool:
-        """Gives up pages of whom returns last, of those that return too late. Returns False if nobody does.
+        """Gives up pages of branches that return too late, those that return last first. Returns
+        False if there are none.
 
         Args:
-            kept: whether lower tiers keep pages and bring them back quickly: then all whose callers are away give up
-                theirs, and stay expected.
+            kept: whether lower tiers keep pages and restore them quickly. Then all branches whose
+                callers are away give up theirs, and stay expected.
         """
         now = self.now()
         while self._due and self._due[0][0] <= now:
@@ -370,7 +390,7 @@ class Pauses:
         return False
 
     def give_up_for_aged(self, pages: int, since: float) -> bool:
-        """Gives up pages of the program that came last for a request that has waited for very long.
+        """Gives up pages of the program that came last for a request that has waited very long.
 
         Args:
             since: time since which it has waited.
@@ -381,7 +401,8 @@ class Pauses:
         return last is not None and self._shrink(last, pages, for_good=True)
 
     def anybody_soon(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
-        """Returns True if an idle device should wait for a program that pauses, rather than compute pages again later.
+        """Returns whether an idle device should wait for a paused program rather than recompute
+        pages later.
 
         Args:
             pages: number of pages that the next request lacks.
@@ -399,8 +420,10 @@ class Pauses:
         return False
 
     def give_up_furthest(self, pages: int, *, beside: ScheduledBranch | None) -> bool:
-        """Gives up pages of whom returns last, for a branch that needs them while nothing runs: of the youngest whose
-        request waits, or if there is none, of whom is away for longest. Returns False if others have none."""
+        """Gives up pages for a branch that needs them while nothing runs: those of the
+        lowest-ranked branch whose request waits, otherwise of the one that returns last. Returns
+        False if others have none.
+        """
         others = [each for each in self if each.locked and each.branch is not beside]
         if not others:
             return False
@@ -410,8 +433,9 @@ class Pauses:
         return self._shrink(max(others, key=lambda each: each.remaining_s(now)), pages, for_good=True)
 
     def _shrink(self, pause: PausedBranch, pages: int, *, for_good: bool = False) -> bool:
-        """Gives up the last pages of a pause's prefix. They stay promised unless it is `for_good`: then the branch
-        waits like a new one when it returns."""
+        """Gives up the last pages of a pause's prefix. They stay promised unless `for_good` is set:
+        then the branch waits like a new one when it returns.
+        """
         freed = pause.lock.shrink(max(pages, self._store.pool.total // 64))
         self.pages_given_up += freed
         pause.branch.evicted = True

@@ -1,5 +1,6 @@
-"""Prefetch from lower tiers: of what waiting requests begin with, and of what paused programs have given up, shortly
-before they return."""
+"""Prefetches from lower tiers: the first pages of waiting requests, and pages that paused programs
+gave up, shortly before they return.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.requests.request import Request
 from sglang_lite.runtime.scheduler.pauses import PausedBranch, Pauses
 
-_AHEAD_S: Final = 0.25  # a program is prefetched so long before its expected return; more than copies take
+_AHEAD_S: Final = 0.25  # a program is prefetched this long before its expected return; longer than copies take
 _EVERY_S: Final = 0.02  # between two looks at the pauses
-_SPARE: Final = 8  # a share of 1 in so many pages stays available
+_SPARE: Final = 8  # one in this many pages stays available
 
 
 class Prefetch:
-    """Prefetch into the device's free pages and the host's memory.
+    """Prefetches into the device's free pages and the host's memory.
 
     Args:
         store: pages, tiers and radix tree.
@@ -27,13 +28,17 @@ class Prefetch:
         self._next = 0.0
 
     def added(self, request: Request) -> None:
-        """Starts to read files with what a request begins with, as it may have to wait for its turn."""
+        """Starts to read files with the beginning of a request, because it may have to wait for its
+        turn.
+        """
         if self._store.tiers is not None:
             tokens, token_s = request.tokens, self._pauses.token_s
             request.cache.fetch = self._store.tiers.read_ahead(tokens, request.space, token_s)
 
     def run(self) -> None:
-        """Fetches what paused programs have given up that are expected soon, while nobody else needs the pages."""
+        """Fetches pages given up by paused programs that are expected soon, unless others need the
+        pages.
+        """
         now = self._pauses.now()
         if self._store.tiers is None or now < self._next:
             return
@@ -43,7 +48,9 @@ class Prefetch:
                 self._fetch(pause)
 
     def _fetch(self, pause: PausedBranch) -> None:
-        """Locks what the device has of a program's prefix, and fetches the rest, unless pages are short."""
+        """Locks the device's part of a program's prefix, and fetches the rest, unless pages are
+        short.
+        """
         store, tiers, tree = self._store, self._store.tiers, self._store.tree
         assert tiers is not None
         if store.available - pause.pages < store.pool.total // _SPARE:

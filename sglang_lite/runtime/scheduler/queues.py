@@ -1,4 +1,4 @@
-"""Queues of requests: those that wait, and those that run, which have a slot and pages."""
+"""Queues of waiting requests, and of running ones, which have a slot and pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Queues:
         store: pages, slots and radix tree.
 
     Attributes:
-        returned: waiting requests that go before others: retracted ones, and those of programs that keep their prefix,
+        returned: waiting requests that precede others: retracted ones, and those of programs that keep their prefix,
             by rank.
         waiting: all other waiting requests, in their order.
         prefilling, decoding: running requests in these stages.
@@ -51,7 +51,7 @@ class Queues:
         return not (self.returned or self.waiting or self.prefilling or self.decoding)
 
     def wait(self, request: Request) -> None:
-        """Queues a request behind all that wait."""
+        """Queues a request after all waiting ones."""
         request.move(State.WAITING)
         self.waiting.append(request)
 
@@ -68,7 +68,9 @@ class Queues:
             self.waiting.remove(request)
 
     def leave_waiting(self, admitted: Collection[Request]) -> None:
-        """Removes admitted requests from those that wait, and counts how often each of the others was passed over."""
+        """Removes admitted requests from the waiting ones, and counts how often each of the others
+        was passed over.
+        """
         if not admitted:
             return
         gone, before = set(map(id, admitted)), len(self.returned)
@@ -90,22 +92,26 @@ class Queues:
         self.prefilling.append(request)
 
     def decode(self, request: Request) -> None:
-        """Moves a request whose tokens are all computed from the prefilling ones to the decoding ones."""
+        """Moves a request whose tokens are all computed from the prefilling ones to the decoding
+        ones.
+        """
         request.move(State.DECODING)
         self.prefilling.remove(request)
         self.decoding.append(request)
 
     def move_back(self, served: Collection[Request]) -> None:
-        """Moves decoding requests, in the given order, behind the other ones."""
+        """Moves decoding requests, in the given order, after the other ones."""
         ids = {request.id for request in served}
         self.decoding = [*(r for r in self.decoding if r.id not in ids), *served]
 
     def leave_running(self, request: Request) -> None:
-        """Removes a running request from its queue. Its slot and pages stay its own."""
+        """Removes a running request from its queue. It keeps its slot and pages."""
         (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
 
     def stop(self, request: Request) -> None:
-        """Removes a running request from its queue and frees its slot and pages; its prefix goes into the tree."""
+        """Removes a running request from its queue and frees its slot and pages; its prefix goes
+        into the tree.
+        """
         self.leave_running(request)
         assert request.handle is not None
         slot, table = request.slot, self._store.table

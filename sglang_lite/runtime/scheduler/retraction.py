@@ -1,7 +1,8 @@
-"""Retraction: if pages run short, the program that came last gives up pages; a running request of it gives up its slot,
-and waits again.
+"""Retraction: if pages run short, the program that came last gives up pages. If one of its requests
+is running, it gives up its slot and waits again.
 
-A prefix goes into the radix tree, and the output so far is part of what is computed next, so no token changes.
+Its prefix goes into the radix tree, and the output so far is recomputed with the rest, so no token
+changes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from sglang_lite.runtime.scheduler.queues import Queues
 
 
 class Retraction:
-    """Pages for running requests, if need be those of programs that pause or came later.
+    """Makes pages available for running requests, if necessary those of programs that are paused or
+    came later.
 
-    Of two requests that compete for pages the one of lower rank wins. So the oldest running request always advances.
+    Of two requests that compete for pages the one of lower rank wins. So the oldest running request
+    always advances.
 
     Args:
         store: pages, slots and radix tree.
-        queues: requests, of which running ones may be retracted.
+        queues: requests; running ones may be retracted.
         pauses: paused branches of programs.
         reserve: admission's estimate of growth, which a retraction corrects.
     """
@@ -35,16 +38,18 @@ class Retraction:
         self._store, self._queues, self._pauses, self._reserve = store, queues, pauses, reserve
 
     def retract(self, request: Request) -> None:
-        """Moves a running request to those that wait to continue. Its prefix goes into the tree; of a program, it stays
-        locked."""
+        """Moves a running request to those that wait to continue. Its prefix goes into the tree,
+        and stays locked for a program.
+        """
         self._queues.stop(request)
         if request.branch is not None:
             self._pauses.begin(request.branch, request.tokens, request.space)
         self._queues.wait_first(request, State.RETRACTED)
 
     def retract_lacking(self) -> None:
-        """Retracts requests that have taken back tokens up to where their window begins in pages that they gave
-        back."""
+        """Retracts requests that dropped tokens and whose window now begins in pages they have
+        released.
+        """
         windows, table = self._store.windows, self._store.table
         if windows is not None:
             running = list(self._queues.running())
@@ -53,14 +58,16 @@ class Retraction:
                 self.retract(running[i])
 
     def retract_all(self) -> list[Request]:
-        """Retracts all running requests. Returns them in the order of their admission, in which they wait."""
+        """Retracts all running requests. Returns them in the order of their admission, in which
+        they wait.
+        """
         requests = sorted(self._queues.running(), key=lambda r: r.admission)
         for request in reversed(requests):
             self.retract(request)
         return requests
 
     def with_next_pages(self, decoding: list[Request]) -> list[Request]:
-        """Gives each request a page for its next token. Returns those that have one."""
+        """Allocates each request a page for its next token. Returns those that have one."""
         if not decoding:
             return decoding
         table, size = self._store.table, self._store.page_size
@@ -78,25 +85,27 @@ class Retraction:
             if request.state is not State.DECODING:
                 continue  # retracted to make room for one before it
             if waits or not self.make_room(request, int(table.length[request.slot])):
-                waits.add(request.id)  # and so do all after it, as nothing is left to be freed for them
+                waits.add(request.id)  # and so do all after it, because nothing is left to free for them
         return [r for r in decoding if r.state is State.DECODING and r.id not in waits]
 
     def make_room(self, request: Request, end: int) -> bool:
-        """Reserves pages for the first `end` tokens of a running request. Returns False if it has to wait."""
+        """Reserves pages for the first `end` tokens of a running request. Returns False if it has
+        to wait.
+        """
         while not self._store.reserve(request.slot, end):
-            if self._store.will_have_pages(request.slot, end):  # in quarantine until a step has ended
+            if self._store.will_have_pages(request.slot, end):  # pages are in quarantine until a step has ended
                 return False
             short = -(-end // self._store.page_size) - int(self._store.table.page_count[request.slot])
-            short -= self._store.available  # not above 0 if window pages alone are short, which no pause holds
+            short -= self._store.available  # not above 0 if only window pages, which no pause holds, are short
             if short > 0 and self._pauses.give_up_late(short):
                 continue
             last = max(self._queues.running(), key=_order)
-            # Programs that came after the last running one give way, or any if nobody runs who could.
+            # Programs that came after the last running one give way, or any if no running one can.
             if short > 0 and self._pauses.give_up_last(short, None if last is request else last.rank):
                 continue
             if last is request:
                 if self._store.take_copies(request.slot):
-                    continue  # that lock pages which can be evicted for it
+                    continue  # cancelled copies lock pages that can now be evicted for it
                 return False
             table, slots = self._store.table, slots_of(self._queues.decoding)
             self._reserve.retracted(table.length[slots], table.limit[slots])
@@ -105,7 +114,7 @@ class Retraction:
 
 
 def slots_of(requests: Iterable[Request]) -> Ints:
-    """Slots of running requests, int32 [R]."""
+    """Returns the slots of running requests, int32 [R]."""
     return np.fromiter(map(_SLOT, requests), dtype=np.int32)
 
 

@@ -1,7 +1,8 @@
-"""Scheduler: the batch of each step.
+"""Scheduler: plans the batch of each step.
 
-Owns the queues and the KV cache, and is independent of models, text and threads: `plan` returns a batch, and the loop
-reports its results. A batch may be planned while the tokens of the step before are not known yet.
+Owns the queues and the KV cache, and is independent of models, text and threads: `plan_batch`
+returns a batch, and the loop reports its results. A batch may be planned before the tokens of the
+previous step are known.
 """
 
 from __future__ import annotations
@@ -37,27 +38,28 @@ ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated reque
 class Scheduler:
     """Queues of requests, and planner of each step's batch.
 
-    Every request fits the pool by itself (the engine refuses others), and the oldest running request always advances
-    (retraction.py). So all requests end.
+    Every request fits the pool by itself (the engine rejects others), and the oldest running
+    request always advances (retraction.py). So all requests end.
 
     Args:
         store: pages, slots and radix tree.
-        step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the rest.
+        step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the
+            rest.
         policy: order of admission.
-        last_alone: whether the last token of a prompt that runs alone has its own step, as after a full cache hit, so
-            that outputs have the same bits with and without the cache.
-        pace: limit for steps with streams; None if steps are short enough without.
-        drafting: proposes tokens that may come next; None to compute each token by itself. On a GPU, where a step with
-            drafts is launched later, only as long as it pays.
+        last_alone: whether the last token of a prompt that runs alone has its own step, as after a
+            full cache hit, so that outputs have the same bits with and without the cache.
+        pace: limit for steps with streams; None if steps are short enough without one.
+        drafting: proposes tokens that may come next; None to compute each token by itself. On a
+            GPU, where a step with drafts is launched later, it is used only while it pays.
         adapters: adapters on the device; None if no request has one.
-        stages: number of steps that are computed at the same time, each with rows of its own.
+        stages: number of concurrent steps, each with its own rows.
 
     Attributes:
         queues: requests that have not ended.
         pauses: paused branches of programs.
         admission: gives waiting requests slots and pages.
         retraction: makes room for running requests.
-        appended_tokens: number of tokens that were appended to those in slots, by requests that continue there.
+        appended_tokens: number of tokens appended in a slot by requests that continue there.
         drafts: drafts of running requests, or None.
         adapters: adapter slots of requests, or None.
     """
@@ -92,29 +94,34 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if there are no requests, and no pages on their way."""
+        """Whether there are no requests, and no pages being copied."""
         return self.queues.idle and not self.awaits_copies
 
     @property
     def unsettled(self) -> bool:
-        """True if a plan may have an effect without requests: pauses that are to begin, or tiers that are fetched
-        from."""
+        """Whether a plan may have an effect without requests, because pauses are about to begin or
+        tiers exist.
+        """
         return self.pauses.unsettled or self.store.tiers is not None
 
     @property
     def awaits_copies(self) -> bool:
-        """True if pages were on their way between tiers at the last plan."""
+        """Whether pages were being copied between tiers at the last plan."""
         return self.store.tiers is not None and self.store.tiers.copying(self._copied)
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs because programs that pause are expected soon, or pages are on their way."""
+        """Whether nothing runs because paused programs are expected soon, or pages are being
+        copied.
+        """
         if self.awaits_copies:
             return True
         return not self.queues.running_any and self.queues.waiting_any and self.admission.refuses
 
     def add(self, request: Request) -> None:
-        """Queues a request; one of a program that keeps its prefix before those that have not begun."""
+        """Queues a request. One of a program that keeps its prefix goes before those that have not
+        begun.
+        """
         branch, request.times.queued = request.branch, self.pauses.now()
         self._prefetch.added(request)
         self.admission.reconsider()
@@ -141,7 +148,7 @@ class Scheduler:
         self.admission.admit(self._isolation.next)
         budget = self._budget(decoding)
         table = self.store.table
-        if self.store.tiers is not None:  # else what is evicted early is computed again
+        if self.store.tiers is not None:  # without tiers, pages evicted early would be recomputed
             self.admission.evict_ahead(2 * budget)
         chunks: list[Row] = []
         for request in list(self.queues.prefilling):
@@ -171,7 +178,7 @@ class Scheduler:
         return make_batch(self.store, decoding, chunks, started, self.drafts.plan(decoding, chunks, budget))
 
     def _budget(self, decoding: list[Request]) -> int:
-        """Number of prompt tokens that a step may compute in addition to the decoding rows."""
+        """Returns how many prompt tokens a step may compute in addition to the decoding rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
         streams = streams_of(self.store.table, decoding)
         if self._pace is None or not streams:
@@ -179,20 +186,23 @@ class Scheduler:
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
     def record_duration(self, batch: Batch, seconds: float) -> None:
-        """Records the duration of a step, to pace later steps and to know what computing again on a CPU, and drafts,
-        cost."""
+        """Records the duration of a step, to pace later steps and to estimate the cost of
+        recomputing on a CPU and of drafts.
+        """
         if self._pace is None:
             return
         tokens = batch.tokens
         if self.drafts is not None:
             self.drafts.drafting.cost.record(tokens, seconds)
-        if not batch.drafts:  # whose tokens are no prompt's
+        if not batch.drafts:  # drafted tokens are not prompt tokens
             self.pauses.record_duration(tokens - batch.decoding, seconds)
         if batch.streams:
             self._pace.record_duration(tokens, seconds, streams=batch.streams)
 
     def remaining_s(self, batch: Batch, seconds: float) -> float:
-        """Remaining seconds of a step with streams, `seconds` after its start; infinite without streams."""
+        """Returns the remaining seconds of a step with streams, `seconds` after its start; infinite
+        without streams.
+        """
         return self._pace.remaining_s(seconds) if self._pace is not None and batch.streams else math.inf
 
     def record_launch(self, batch: Batch) -> list[int]:
@@ -216,7 +226,9 @@ class Scheduler:
         return complete
 
     def live(self, batch: Batch) -> NDArray[np.bool_]:
-        """Mask of the rows whose slots still have the same request and tokens as when the batch was planned."""
+        """Returns a mask of the rows whose slots still have the same request and tokens as when the
+        batch was planned.
+        """
         rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
         return rows
 
@@ -225,7 +237,7 @@ class Scheduler:
         self.store.table.length[slots] += 1
 
     def recompute_last(self, slots: Ints) -> None:
-        """Schedules the last token of these slots, after which none was drawn, to be computed again."""
+        """Schedules recomputing the last token of these slots, after which none was drawn."""
         self.store.table.computed[slots] -= 1
 
     def record_tokens(self, slots: Ints, tokens: Ints) -> None:
@@ -235,8 +247,9 @@ class Scheduler:
         table.known[slots] += 1
 
     def draw_again(self, request: Request) -> None:
-        """Takes the last token of a decoding request back, to draw another one. Voids a draw that was planned after
-        it."""
+        """Removes the last token of a decoding request, to draw another one. Voids a draw planned
+        after it.
+        """
         table, slot = self.store.table, request.slot
         table.known[slot] -= 1
         table.length[slot] = table.known[slot]
@@ -244,7 +257,9 @@ class Scheduler:
         table.epoch[slot] += 1
 
     def append(self, request: Request, tokens: list[int]) -> None:
-        """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw that was planned for it."""
+        """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw planned
+        for it.
+        """
         table, slot = self.store.table, request.slot
         known = int(table.known[slot])
         table.tokens[slot, known : known + len(tokens)] = tokens
@@ -254,7 +269,9 @@ class Scheduler:
         self.queues.prefill(request)
 
     def finish(self, request: Request, end: State) -> None:
-        """Removes a request, whose final state is `end`, from its queue, and frees its slot and pages."""
+        """Removes a request, whose final state is `end`, from its queue, and frees its slot and
+        pages.
+        """
         if request.state in (State.WAITING, State.RETRACTED):
             self.queues.leave(request)
         elif request.state not in (State.COMPILING, State.ENCODING):
@@ -267,13 +284,16 @@ class Scheduler:
             self.adapters.settle()
 
     def continue_in_slot(self, request: Request, following: Request, *, appended: bool = False) -> None:
-        """Finishes a request and continues with another one in its slot, from the end of their common prefix; if that
-        would change shared pages, the other one waits for admission.
+        """Finishes a request and continues with another one in its slot, from the end of their
+        common prefix.
+
+        If that would change shared pages, the other one waits for admission.
 
         Args:
             request: request that has ended.
             following: the other one.
-            appended: whether its tokens are those of the request, maybe without the last, and more.
+            appended: whether its tokens are those of the request, possibly without the last, and
+                more.
         """
         count = start_in_slot(self.store, self.queues, self.admission, request, following, appended=appended)
         if count is None:
@@ -283,8 +303,9 @@ class Scheduler:
             self.appended_tokens += count
 
     def flush(self, *, keep: bool = False) -> int:
-        """Evicts every prefix that no request uses, also of paused programs. Returns the number of freed pages.
-        `keep` as of the store's `flush`."""
+        """Evicts every prefix that no request uses, including those of paused programs. Returns the
+        number of freed pages. `keep` is passed to the store's `flush`.
+        """
         self.pauses.clear()
         return self.store.flush(keep=keep)
 
@@ -294,17 +315,18 @@ class Scheduler:
 
     @property
     def isolated(self) -> bool:
-        """True while requests run one by one after an out-of-memory error."""
+        """Whether requests run one by one after an out-of-memory error."""
         return bool(self._isolation)
 
     @property
     def reads_first(self) -> bool:
-        """True if the tokens of all steps have to be read before the next is planned."""
+        """Whether the tokens of all steps have to be read before the next is planned."""
         return self.isolated or (self.drafts is not None and self.drafts.due)
 
     def _ready(self) -> list[Request]:
-        """Decoding requests that have a token to compute and have not reached their limit: of each of the steps that
-        are computed at the same time, a share of all."""
+        """Returns the decoding requests that have a token to compute and have not reached their
+        limit, at most one stage's share of all.
+        """
         table, requests = self.store.table, self.queues.decoding
         slots, most = slots_of(requests), -(-len(requests) // self._stages)
         waiting = table.length[slots] >= table.limit[slots]  # for the id of the last token
@@ -314,7 +336,9 @@ class Scheduler:
         return [r for r, w in zip(requests, waiting.tolist()) if not w][:most]
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
-        """Every streaming request, and as many other ones as the time of a step allows, in turn."""
+        """Returns every streaming request, and as many others, in rotation, as the time of a step
+        allows.
+        """
         streams = streams_of(self.store.table, ready)
         if self._pace is None or not streams:
             return ready
@@ -326,8 +350,9 @@ class Scheduler:
 
 
 def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
-    """End of the next chunk of a prompt within the budget, and its cost in tokens. Positions whose logits are wanted
-    cost two, so that a step with them takes no longer than one without."""
+    """Returns the end of the next chunk of a prompt within the budget, and its cost in tokens.
+    Positions that need logits cost two, so a step with them takes no longer.
+    """
     budget = max(budget, 0)
     if request.score_from is None:
         end = min(length, start + budget)

@@ -1,4 +1,4 @@
-"""Handover of a slot: the next request of a program continues in the slot of the one before."""
+"""Slot handover: the next request of a program continues in the slot of the previous one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def start_in_slot(
         admission: counts and starts the request.
         request: request that has ended.
         following: the next one.
-        appended: whether its tokens are those of the request, maybe without the last, and more.
+        appended: whether its tokens are those of the request, possibly without the last, and more.
 
     Returns:
-        Number of tokens that were appended to those in the slot. None if pages of the tree, which others may read,
-        would change, or its keys and values are another adapter's: nothing is done then.
+        Number of tokens appended to those in the slot. None if that would change pages of the tree,
+            which others may read,
+        or if the keys and values are another adapter's; nothing is changed then.
     """
     table, slot, handle, tokens = store.table, request.slot, request.handle, following.tokens
     assert handle is not None
@@ -47,7 +48,7 @@ def start_in_slot(
     table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
     table.epoch[slot] += 1
     handle.space = following.space
-    if not appended or len(tokens) - common > store.page_size:  # else the next step gives its pages to the tree
+    if not appended or len(tokens) - common > store.page_size:  # otherwise the next step gives its pages to the tree
         store.publish(handle)  # for branches that fork here
         store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
     following.handle, following.admission = handle, request.admission

@@ -1,17 +1,19 @@
-"""Limit on the tokens of steps with streams, so that their readers don't wait long for the next token."""
+"""Limits the tokens of steps with streams, so their readers don't wait long for the next token."""
 
 from __future__ import annotations
 
 TARGET_S = 0.08  # target for the duration of a step with streams, without the time between steps
-_TIMES_ALONE = 2  # alternative target: this multiple of a step with streams alone, if those are slow
-_FORGET = 1.02  # growth of the remembered minimum duration of steps with streams alone, per step
+_TIMES_ALONE = 2  # alternative target: this multiple of a streams-only step, if those are slow
+_FORGET = 1.02  # growth of the remembered minimum duration of streams-only steps, per step
 _FIRST = 32  # tokens; about the target on two cores, with a model of 135M parameters
-_MIN_TOKENS = 8  # tokens besides the streams' own, so that other requests advance with any number of streams
+_MIN_TOKENS = 8  # tokens besides the streams' own, so other requests advance with any number of streams
 
 
 class StepPace:
-    """Limit on the tokens of a step with streams, adapted to the durations of past steps: a step that took too long
-    lowers the limit in proportion, a short one that used up the limit raises it in proportion, at most to double.
+    """Limit on the tokens of a step with streams, adapted to the durations of past steps.
+
+    A step that took too long lowers the limit in proportion; a short one that used up the limit
+    raises it in proportion, at most to double.
 
     Args:
         max_tokens: maximum number of tokens in any step.
@@ -20,11 +22,12 @@ class StepPace:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._limit = min(_FIRST, max_tokens)
-        self._streams_only_s = 0.0  # recent minimum duration of a step with streams alone; 0 if unknown
+        self._streams_only_s = 0.0  # recent minimum duration of a streams-only step; 0 if unknown
 
     def room(self, streams: int) -> int:
-        """Number of tokens that the next step may compute besides `streams` tokens of streams: of prompts and of other
-        rows."""
+        """Returns how many tokens of prompts and other rows the next step may compute besides
+        `streams` tokens of streams.
+        """
         return min(max(self._limit - streams, _MIN_TOKENS), max(self._max_tokens - streams, 0))
 
     def record_duration(self, tokens: int, seconds: float, *, streams: int) -> None:
@@ -39,7 +42,7 @@ class StepPace:
             self._limit = int(min(fit, 2 * self._limit, self._max_tokens))
 
     def remaining_s(self, seconds: float) -> float:
-        """Remaining time in seconds that a step may take, `seconds` after its start."""
+        """Returns the remaining seconds that a step may take, `seconds` after its start."""
         return max(self._target - seconds, 0.0)
 
     @property

@@ -1,1 +1,3 @@
-"""Constraints at run time: compiled off the loop, matched token by token, as masks of tokens. Knows no requests."""
+"""Constraints at run time: compiled off the event loop and matched token by token as token masks.
+Independent of requests.
+"""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import Constraint, ConstraintError
 
 PreparedGrammar: TypeAlias = Any  # engine-specific and picklable
-TextState: TypeAlias = Any  # state of a text in its grammar, of a kind that only the engine knows
+TextState: TypeAlias = Any  # state of a text in its grammar, opaque outside the engine
 Mask = NDArray[np.int32]  # token mask: bit i, counted from the least significant bit of word 0, is token i
 
 
@@ -27,16 +27,18 @@ class MaskMaker(Protocol):
     def vocab_size(self) -> int: ...
 
     def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:  # matchers of the engine's own type
-        """Computes the masks [N, words] of matchers. Callable on any thread; mostly runs without the GIL."""
+        """Computes the masks [N, words] of matchers. Can be called on any thread; mostly runs
+        without the GIL.
+        """
         ...
 
 
 class TextSoFar(Protocol):
-    """Text that a token outside it may end, at the beginning of what a model writes.
+    """Text that may be ended by a token outside it, at the beginning of what a model writes.
 
     Attributes:
-        tokens: how many of the tokens certainly lie in the text as a whole.
-        certain: the part of the text that is certain so far.
+        tokens: number of tokens that certainly lie entirely in the text.
+        certain: the part of the text that can no longer change.
     """
 
     @property
@@ -51,7 +53,7 @@ class TextSoFar(Protocol):
 
 
 class Endings(Protocol):
-    """Places in the texts of a grammar, by the state that a text is in.
+    """Positions in the texts of a grammar, identified by the state that a text is in.
 
     Attributes:
         start: state in which the texts begin.
@@ -65,33 +67,35 @@ class Endings(Protocol):
     def start(self) -> TextState: ...
 
     def after_text(self, text: str) -> Endings | None:
-        """Places behind `text`, or None if its state is not known."""
+        """Returns the positions after `text`, or None if its state is not known."""
         ...
 
     def advance(self, state: TextState, text: bytes) -> TextState | None:
-        """State after a text, or None if it is not allowed."""
+        """Returns the state after a text, or None if the text is not allowed."""
         ...
 
     def characters(self, state: TextState) -> Iterable[tuple[str, TextState]]:
-        """Characters that may come next, some of each kind, with the state after each."""
+        """Yields characters that may come next, some of each kind, with the state after each."""
         ...
 
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Bounds of the number of tokens of a grammar's texts.
+    """Bounds on the number of tokens in a grammar's texts.
 
     Args:
-        known: bytes of a text that is known, so as many tokens at most; None if none is known.
-        most: number of tokens that no text has more of; None if there is no limit, or none is known.
-        search: function that returns `fewest`. It takes some milliseconds, or up to seconds, so it must not run on the
-            event loop's thread.
+        known: length in bytes, and so an upper bound in tokens, of one known text; None if none is
+            known.
+        most: upper bound for all texts; None if they are unlimited or the bound is unknown.
+        search: function that returns `fewest`. It takes some milliseconds, or up to seconds, so it
+            must not run on the event loop's thread.
 
     Attributes:
         known, most: the arguments of these names.
-        fewest: number that no text has less of; None if it is not known. Mostly a text has so few: but for rules that
-            masks enforce beyond a grammar (ruled_grammar.py), a grammar around a part (prefixed.py), quotes of long
-            texts, and searches that take too much work.
+        fewest: lower bound for all texts; None if unknown. Usually some text has exactly this many.
+            Exceptions: rules that masks enforce beyond a grammar (ruled_grammar.py), a grammar
+            around a part (prefixed.py), quotes from long texts, and searches that take too much
+            work.
     """
 
     known: int | None = None
@@ -104,15 +108,18 @@ class TextLengths:
 
 
 class Matcher(Protocol):
-    """Position of one request in a grammar. After an error a matcher stays failed, and `error` has the reason.
+    """Position of one request in a grammar. After an error, a matcher stays failed and `error`
+    gives the reason.
 
     Attributes:
-        engine: maker of the matcher's masks.
+        engine: computes the matcher's masks.
         parts: matchers whose masks are combined to this one's; usually only the matcher itself.
-        lock_key: key of matchers that share a parser resource; their masks must not be computed concurrently.
+        lock_key: key of matchers that share a parser resource; their masks must not be computed
+            concurrently.
         state_key: key of the grammar state; matchers with equal keys have equal masks.
-        open_text: text that ends before the token that ends it; None as long as all tokens belong to the text.
-        thinking: what the output's metadata says about its thoughts, or None if these have no limits.
+        open_text: the text, if the token that ends it lies outside it; None as long as all tokens
+            belong to the text.
+        thinking: metadata about the output's thoughts, or None if the thoughts have no limits.
     """
 
     @property
@@ -142,7 +149,9 @@ class Matcher(Protocol):
         ...
 
     def copy(self) -> Matcher | None:
-        """Returns a matcher at the same position that moves by itself, or None if the engine can't copy one."""
+        """Returns an independent matcher at the same position, or None if the engine can't copy
+        one.
+        """
         ...
 
     def accept(self, token: int) -> bool:
@@ -150,8 +159,9 @@ class Matcher(Protocol):
         ...
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
-        """Advances by tokens, of which only the last may end the text. Returns False if the grammar does not allow
-        one."""
+        """Advances by several tokens; only the last may end the text. Returns False if the grammar
+        does not allow one of them.
+        """
         ...
 
     def advance(self, text: bytes) -> bool:
@@ -160,7 +170,8 @@ class Matcher(Protocol):
         ...
 
     def forced(self) -> list[int]:
-        """Returns the tokens that must come next, as the tokenizer encodes their text; empty if there is a choice.
+        """Returns the tokens that must come next, as the tokenizer encodes their text; empty if
+        there is a choice.
 
         The last tokens are held back while following text might merge with them.
         """
@@ -181,8 +192,9 @@ class Matcher(Protocol):
 
 
 class LoneMatcher:
-    """Base of matchers that are their only part and share no parser and no masks. By default, masks are always cached,
-    no text is forced, and they can't be copied."""
+    """Base of matchers that have no other parts and share no parser or masks. By default, masks are
+    always cached, no text is forced, and copying is not possible.
+    """
 
     open_text: TextSoFar | None = None
     thinking: dict[str, object] | None = None
@@ -214,7 +226,7 @@ class LoneMatcher:
 
 
 class DelegatingMatcher:
-    """Base of matchers that differ from an inner one in what they define.
+    """Base of matchers that wrap another matcher and override parts of its behaviour.
 
     Args:
         inner: the inner matcher.
@@ -297,14 +309,14 @@ class CompiledGrammar(Protocol):
         ...
 
     def endings(self) -> Endings | None:
-        """Returns the places in the grammar's texts, or None if they are not known."""
+        """Returns the positions in the grammar's texts, or None if they are not known."""
         ...
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns bounds of the numbers of tokens of its texts.
+        """Returns bounds on the number of tokens in its texts.
 
         Args:
-            written: beginning of the texts that is there already, and does not count.
+            written: beginning of the text that already exists, which is not counted.
         """
         ...
 
@@ -324,11 +336,15 @@ class GrammarEngine(MaskMaker, Protocol):
         ...
 
     def prepare(self, constraint: Constraint) -> PreparedGrammar:
-        """Does the slow part of `compile`, usually in another process; the result is picklable. Raises as `compile`."""
+        """Does the slow part of `compile`, usually in another process; the result is picklable.
+        Raises the same errors as `compile`.
+        """
         ...
 
     def load(self, prepared: PreparedGrammar) -> CompiledGrammar:
-        """Loads a grammar that was prepared for the same vocabulary. Raises as `compile`."""
+        """Loads a grammar that was prepared for the same vocabulary. Raises the same errors as
+        `compile`.
+        """
         ...
 
 
@@ -342,10 +358,10 @@ def next_mask(matcher: Matcher) -> Mask:
 
 
 def masks_allow(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
-    """Returns True if the masks allow all tokens of a text in order, and then the end.
+    """Returns True if the masks allow all tokens of a text in order, followed by its end.
 
     Raises:
-        ConstraintError: the engine failed on the way.
+        ConstraintError: the engine failed before the end of the text.
     """
     matcher = grammar.matcher()
     engine = matcher.engine

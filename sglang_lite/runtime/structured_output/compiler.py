@@ -1,7 +1,9 @@
-"""Compiler of constraints off the event loop: chooses engine and process, enforces limits, and compiles each only once.
+"""Compiles constraints off the event loop: chooses the engine and the process, enforces limits, and
+compiles each constraint only once.
 
-Small and plain constraints (simple.py) are compiled in this process. All others are first prepared by a worker process,
-which can be killed, and only loaded here. The two paths don't wait for each other.
+Small and plain constraints (simple.py) are compiled in this process. All others are first prepared
+by a worker process, which can be killed, and then only loaded here. The two paths don't wait for
+each other.
 """
 
 from __future__ import annotations
@@ -104,12 +106,15 @@ class Compiler:
         self._idle: list[Worker] = []
 
     def is_busy(self) -> bool:
-        """Returns True while constraints are being compiled, which takes CPU time from all other computation."""
+        """Returns True while constraints are being compiled, which competes with everything else
+        for CPU time.
+        """
         return self._pending > 0
 
     def warm_up(self) -> list[Future[object]]:
-        """Starts the engine and the worker process that the first constraint has to wait for, unless it has been called
-        before or the compiler is closed."""
+        """Starts the engine and the worker process that the first constraint would otherwise wait
+        for. Does nothing if called before or if the compiler is closed.
+        """
         with self._lock:
             if self._warming is None and self._tokenizer.knows_text and not self._closed:
                 with contextlib.suppress(RuntimeError):  # the pools are being shut down
@@ -149,7 +154,9 @@ class Compiler:
         return future
 
     def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
-        """Compiles the whole grammar, and the part's own if there is one, but never the remainder of the whole."""
+        """Compiles the whole grammar and the part's own grammar, if it has one, but never the
+        remainder of the whole.
+        """
         future: Future[CompiledGrammar] = Future()
         whole = self.request(constraint.whole)
         part = None if constraint.part is None else self.request(constraint.part)
@@ -165,7 +172,7 @@ class Compiler:
         return future
 
     def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
-        """Returns a grammar for continuations of a text."""
+        """Returns the grammar of a text's continuations."""
         return ContinuedGrammar(whole, text, part, self._end)
 
     def build(self, constraint: Constraint) -> CompiledGrammar:
@@ -179,12 +186,12 @@ class Compiler:
         return self._engine().compile(constraint)
 
     def close(self) -> None:
-        """Kills the workers, and fails all constraints that are being compiled or are waiting."""
+        """Kills the workers and fails all constraints that are being compiled or waiting."""
         with self._creating:
             self._closed = True
             for worker in self._workers:
                 worker.close()
-        self._local_pool.shutdown()  # runs the waiting tasks, which fail at once
+        self._local_pool.shutdown()  # runs the waiting tasks, which fail immediately
         self._worker_pool.shutdown()
 
     # --------------------------------------------------------------------------------- on the pools' threads
@@ -195,19 +202,21 @@ class Compiler:
                 raise EngineClosedError("the engine is closed.")
             grammar = build()
             grammar = self._with_open_end(key, grammar)
-        except Exception as error:  # of any kind: it must not vanish in the pool
+        except Exception as error:  # any error, as it must not vanish in the pool
             self._fail(key, future, error)
         else:
             self.cache.keep(key, future, grammar.size)
             future.set_result(grammar)
 
     def _with_open_end(self, constraint: Constraint, grammar: CompiledGrammar) -> CompiledGrammar:
-        """Returns a grammar whose texts other tokens may end, unless all of them end by themselves."""
+        """Wraps a grammar so that other tokens may end its texts, unless all of its texts end by
+        themselves.
+        """
         rule = end_rule(constraint)
         if rule is None or (isinstance(constraint, JsonSchema) and not begins_with_any(grammar, self._digits)):
             return grammar
         if isinstance(constraint, Choices):
-            grammar = grammar.combinable()  # else "J" could go on to "Java", and not in one token to "JavaScript"
+            grammar = grammar.combinable()  # else "J" could continue to "Java" but not, in one token, to "JavaScript"
         return OpenEndGrammar(grammar, self._end_tokens, rule)
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
@@ -230,7 +239,7 @@ class Compiler:
             self._pending -= 1
             self._pending_in_workers -= 1
             last = not self._pending_in_workers
-        if last:  # compiling may have taken many times the memory that is kept; without trimming, it would add up
+        if last:  # compiling may take many times the memory that is kept; without trimming, this would add up
             trim()
 
     def _with_mask_rules(self, grammar: CompiledGrammar, positions: tuple[RulePosition, ...] | None) -> CompiledGrammar:
@@ -255,12 +264,14 @@ class Compiler:
         return self._with_mask_rules(grammar, unpacked(positions))
 
     def _load(self, prepared: PreparedGrammar) -> CompiledGrammar:
-        """Loads a prepared grammar, one at a time, as a slow load takes a core from the loop."""
+        """Loads a prepared grammar. Only one is loaded at a time, since a slow load takes a core
+        from the event loop.
+        """
         with self._loading:
             return self._engine().load(prepared)
 
     def _prepare(self, constraint: Constraint) -> tuple[tuple[Any, bytes], float]:
-        """Prepares a constraint in a worker; returns the result of `Worker.prepare`."""
+        """Prepares a constraint in a worker and returns the result of `Worker.prepare`."""
         worker = self._worker()
         try:
             return worker.prepare(constraint)
@@ -268,14 +279,14 @@ class Compiler:
             self._idle.append(worker)
 
     def disk_cache(self) -> GrammarDiskCache:
-        """Cache of prepared grammars on disk."""
+        """Returns the disk cache of prepared grammars, creating it on first use."""
         with self._creating:
             if self._on_disk is None:
                 self._on_disk = GrammarDiskCache(cache_folder() / "grammars", self._vocabulary, self._backend)
             return self._on_disk
 
     def _worker(self) -> Worker:
-        """Returns an idle worker or a new one; at most one exists for each thread of the pool."""
+        """Returns an idle worker or a new one; there is at most one per thread of the pool."""
         with self._creating:
             if self._idle:
                 return self._idle.pop()

@@ -1,4 +1,6 @@
-"""Continuations of a text by byte masks, if the masks enforce more than the grammar (ruled_grammar.py)."""
+"""Finds a text's continuations with byte masks, if the masks enforce more than the grammar
+(ruled_grammar.py).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ _MAX_FORCED = 10_000  # most bytes of forced text
 
 
 def continuations(matcher: Matcher, text: str) -> Completion:
-    """Possible continuations of a text, as in `ByteMatcher.completion`.
+    """Returns the possible continuations of a text, like `ByteMatcher.completion`.
 
     Args:
         matcher: matcher at the start, with one token per byte.
         text: text that the grammar allows.
 
     Raises:
-        ConstraintError: a name or an item comes again in the text, or an object ends before all required names have
-            come.
+        ConstraintError: the text repeats a name or an item, or an object ends before all required
+            names have come.
     """
     data = text.encode()
     for at, byte in enumerate(data):
@@ -41,7 +43,7 @@ def continuations(matcher: Matcher, text: str) -> Completion:
 
 
 def _allowed(matcher: Matcher) -> list[int]:
-    """Bytes that are allowed next."""
+    """Returns the bytes that are allowed next."""
     if matcher.finished:
         return []
     mask = next_mask(matcher)

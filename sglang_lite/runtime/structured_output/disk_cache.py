@@ -1,8 +1,10 @@
-"""Disk cache of grammars that took long to compile, for later processes: stores the result of a worker's `prepare`.
+"""Disk cache of grammars that took long to compile, for later processes. Stores the result of a
+worker's `prepare`.
 
-A file's name is a hash of everything that the grammar depends on. Its content is a checksum, then the compressed
-pickle. Unpickling creates only texts, and later the nodes of a language. A file that is damaged, too large or writable
-by other users is removed instead of used. Whoever can write into the folder can at worst swap one grammar for another.
+A file's name is a hash of everything that the grammar depends on. Its content is a checksum, then
+the compressed pickle. Unpickling creates only texts, and later the nodes of a language. A file that
+is damaged, too large or writable by other users is removed instead of used. Write access to the
+folder at worst lets one grammar replace another.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ class GrammarDiskCache:
         digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
         self._fingerprint = digest.hexdigest()
 
-    def get(self, constraint: Constraint) -> Any:  # of the type that `put` was given
-        """Returns what the engine has prepared, or None if no valid file exists."""
+    def get(self, constraint: Constraint) -> Any:  # whatever type was passed to `put`
+        """Returns the prepared grammar of a constraint, or None if no valid file exists."""
         path = self.path_of(constraint)
         try:
             prepared = _Unpickler(io.BytesIO(_unpacked(_content(path)))).load()
         except FileNotFoundError:
             return None
-        except Exception as error:  # of any kind: the file may hold anything
+        except Exception as error:  # any error, as the file may hold anything
             logger.warning("%s is not used: %s", path, error)
-            with contextlib.suppress(OSError):  # removed, so that it is not reported again
+            with contextlib.suppress(OSError):  # remove it, so that it is not reported again
                 path.unlink()
             return None
         with contextlib.suppress(OSError):  # the file may belong to root
@@ -66,7 +68,7 @@ class GrammarDiskCache:
         return prepared
 
     def put(self, constraint: Constraint, prepared: object) -> None:
-        """Stores what the engine has prepared, unless it is too large or the disk refuses it."""
+        """Stores a prepared grammar, unless it is too large or can't be written."""
         try:
             content = pickle.dumps(prepared, protocol=5)
             if len(content) > MAX_BYTES:
@@ -78,7 +80,7 @@ class GrammarDiskCache:
                     file.write(hashlib.sha256(packed).digest() + packed)
                     file.flush()
                     os.replace(file.name, self.path_of(constraint))
-                except BaseException:  # a full disk must get its space back
+                except BaseException:  # free the space on a full disk
                     os.unlink(file.name)
                     raise
             drop_oldest(self._folder.iterdir(), MAX_BYTES)
@@ -91,7 +93,7 @@ class GrammarDiskCache:
 
 
 def _content(path: Path) -> bytes:
-    """Returns the bytes of a file. Raises ValueError if other users can write to the file or it is too large."""
+    """Reads a file. Raises ValueError if other users can write to it or if it is too large."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would block
         status = os.fstat(file.fileno())
         if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -102,7 +104,9 @@ def _content(path: Path) -> bytes:
 
 
 def _unpacked(content: bytes) -> bytes:
-    """Returns the pickle in a file's bytes. Raises ValueError or zlib.error if it is damaged or too large."""
+    """Returns the pickle in a file's content. Raises ValueError or zlib.error if it is damaged or
+    too large.
+    """
     packed = content[_DIGEST:]
     if content[:_DIGEST] != hashlib.sha256(packed).digest():
         raise ValueError("the checksum is wrong")
@@ -122,7 +126,9 @@ class _Unpickler(pickle.Unpickler):
 
 @lru_cache(maxsize=1)
 def _versions() -> str:
-    """Versions of all libraries that compile grammars, and a hash of our own source, which changes between releases."""
+    """Returns the versions of all libraries that compile grammars and a hash of our own source,
+    which changes between releases.
+    """
     digest = hashlib.sha256()
     package = Path(__file__).parents[2]
     for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):

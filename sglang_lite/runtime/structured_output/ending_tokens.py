@@ -1,4 +1,4 @@
-"""Tokens that may end a name, an item or an object of JSON."""
+"""Tokens that may end a name, an item or an object in JSON text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class EndingTokens:
         special: tokens that have no text.
 
     Attributes:
-        unmarked: by token 1 if it has no mark of JSON, by which names and containers begin and end; else 0.
+        unmarked: for each token, 1 if it has none of the characters that begin or end names and
+            containers; else 0.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
@@ -59,29 +60,32 @@ class EndingTokens:
         return self._texts[token] if token < len(self._texts) else b""
 
     def beginning(self, text: bytes) -> Sequence[int]:
-        """Returns the tokens that begin with a text, whose last byte is a quotation mark."""
+        """Returns the tokens that begin with a text whose last byte is a quotation mark."""
         return self._beginning.get(text, ())
 
     def writing(self, used: Iterable[frozenset[bytes]]) -> list[int]:
-        """Returns the tokens that may write a whole name of some objects again, or a name twice."""
+        """Returns the tokens that may write a whole name already used in the given objects, or the
+        same name twice.
+        """
         found = list(self._writing_twice)
         for names in used:
             found += (token for name in self._writing.keys() & names for token in self._writing[name])
         return found
 
     def ending_and_writing(self, begun: bytes) -> Sequence[int]:
-        """Returns the tokens that may end a name that has begun, and write it again."""
+        """Returns the tokens that may end the name begun and then write it again."""
         return self._ending_and_writing.get(begun, ())
 
     def ending(self, mask: Mask, text: JsonText | UniqueNames) -> list[int]:
-        """Returns the tokens of a mask that may end a name, an item or an object; in a text without rules those that
-        have two quotation marks."""
+        """Returns the tokens of a mask that may end a name, an item or an object. In a text without
+        rules, these are the tokens with two quotation marks.
+        """
         group = self._whole if not text.has_rules else self._in_string if text.quoted else self._outside
         return tokens_of(mask[: len(group)] & group[: len(mask)])
 
 
 def _names(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:
-    """Indexes of the quotation marks around what may be a whole name in a text."""
+    """Returns the indexes of the quotation marks around each possible whole name in a text."""
     return [
         (start, end)
         for start, end in combinations(quotes, 2)
@@ -91,5 +95,5 @@ def _names(text: bytes, quotes: Sequence[int]) -> list[tuple[int, int]]:
 
 @cache
 def byte_tokens() -> EndingTokens:
-    """Index for a vocabulary with one token per byte."""
+    """Returns the index for a vocabulary with one token per byte."""
     return EndingTokens([bytes([byte]) for byte in range(256)], ())

@@ -1,12 +1,14 @@
-"""Fewest tokens of a text of a language, from its rules and the vocabulary.
+"""Fewest tokens of any text of a language, from its rules and the vocabulary.
 
-For each rule, and each place within a token in which its text may begin (token_rests.py), the fewest tokens are known
-that end before each place in which it may end: the least solution of equations, found from above. So there is no limit
-to what rules may contain, themselves included, and no automaton of the whole. What would exceed a number of tokens is
-left out, and the number grows until a text is found.
+For each rule, and each place within a token in which its text may begin (token_rests.py), the
+search computes the fewest tokens that end before each place in which the text may end: the least
+solution of equations, approached from above. So rules may contain anything, themselves included,
+and no automaton of the whole language is needed. Whatever would exceed a number of tokens is left
+out, and this number grows until a text is found.
 
-Source: Y. Bar-Hillel, M. Perles, E. Shamir, On formal properties of simple phrase structure grammars, 1961: the
-intersection of a grammar with an automaton, which is the vocabulary's here; with counts in place of truth.
+Source: Y. Bar-Hillel, M. Perles, E. Shamir, On formal properties of simple phrase structure
+grammars, 1961: the intersection of a grammar with an automaton, which is the vocabulary's here, and
+with counts instead of truth values.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from sglang_lite.runtime.structured_output.token_rests import Costs, Rests, Toke
 from sglang_lite.runtime.structured_output.utf8 import byte_ranges
 
 MAX_WORK = 40_000  # steps by a byte or a node, about half a second
-_LONG = 2_000  # characters of a source, of which other texts of the same kind are taken to be quoted
-_DEPTH = 30  # rules that are opened within each other before others wait
+_LONG = 2_000  # characters of a source, above which its quotes may be any text of the same kind
+_DEPTH = 30  # nesting depth of open rules, above which a rule is queued
 _MANY = 1 << 30  # more tokens than any text has
 
 _Key = tuple[str, Rests]  # a rule, and the place in which its text begins
@@ -51,15 +53,15 @@ _Key = tuple[str, Rests]  # a rule, and the place in which its text begins
 def fewest_tokens(
     rules: Mapping[str, Node], start: str, tokens: TokenRests, ending: bytes | None = None, written: bytes = b""
 ) -> int | None:
-    """Fewest tokens that end a text of a rule; None if there is no text. If it takes too much work, a number that no
-    text has less of.
+    """Returns the fewest tokens that spell a text of a rule, or None if it has no text. If the
+    search takes too much work, returns a lower bound instead.
 
     Args:
         rules: bodies of the rules by name.
         start: name of the rule.
         tokens: places within the vocabulary's tokens.
-        ending: what may follow `written`; None if it is not known.
-        written: beginning of the text, which needs no tokens.
+        ending: one possible continuation of `written`; None if none is known.
+        written: beginning of the text that already exists, which needs no tokens.
     """
     tokens.forget()
     known = None if ending is None else tokens.count(ending)
@@ -90,18 +92,20 @@ class _Search:
         self._rules, self._tokens, self._ends, self._left = rules, tokens, ends, MAX_WORK
         self._start = tokens.start
         self._found: dict[_Key, Costs] = {}
-        self._most: dict[_Key, int] = {}  # tokens up to which `_found` is known, or becomes so
+        self._most: dict[_Key, int] = {}  # tokens up to which `_found` is known or being computed
         self._users: dict[_Key, dict[_Key, None]] = {}
         self._to_do: dict[_Key, None] = {}
         self._open: list[_Key] = []
-        self.left_out = False  # whether anything was left out for the number of tokens
+        self.left_out = False  # whether anything was left out because it exceeded the number of tokens
 
     def bound(self, start: str) -> int:
-        """Number of tokens that no text has less of."""
+        """Returns a lower bound on the tokens of any text of a rule."""
         return self._ends.of_rule(start) + 1 if self._ends.of_rule(start) else 0
 
     def within(self, start: str, written: bytes, most: int) -> int | None:
-        """Fewest tokens that end a text of a rule; None if there are no texts of at most `most`."""
+        """Returns the fewest tokens that spell a text of a rule, or None if no text has at most
+        `most`.
+        """
         place = Written(self._tokens, written) if written else self._start
         self._texts_of(start, place, most)
         while self._to_do:
@@ -112,7 +116,9 @@ class _Search:
     # ------------------------------------------------------------------------------------------------ rules
 
     def _texts_of(self, name: str, place: Rests, most: int) -> Costs:
-        """Tokens that have ended before each place behind a rule's texts, as far as it is known."""
+        """Returns the tokens that have ended before each place after a rule's texts, as far as they
+        are known yet.
+        """
         key = name, place
         if self._open:
             self._users.setdefault(key, {})[self._open[-1]] = None
@@ -139,7 +145,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------------ nodes
 
     def _after(self, node: Node, costs: Costs, most: int) -> Costs:
-        """Tokens that have ended before each place behind the texts of a node.
+        """Returns the tokens that have ended before each place after the texts of a node.
 
         Args:
             node: the node.
@@ -192,8 +198,9 @@ class _Search:
         return costs
 
     def _within(self, costs: Costs, most: int) -> Costs:
-        """Leaves out what does not matter within a number of tokens. In a text that was written nothing is told by the
-        tokens that have to end in what follows."""
+        """Drops places that can't lead to a text within `most` tokens. Places in the text already
+        written are kept.
+        """
         start = self._start
         found = {place: cost for place, cost in costs.items() if not place.price or cost + (place is not start) <= most}
         if len(found) < len(costs):
@@ -201,7 +208,7 @@ class _Search:
         return found
 
     def _stepped(self, costs: Costs, low: int, high: int, most: int, *, leave: bool = False) -> Costs:
-        """Takes a byte from `low` to `high`."""
+        """Steps over one byte from `low` to `high`."""
         found: list[tuple[Rests, int]] = []
         self._work(len(costs))
         for place, cost in costs.items():
@@ -224,8 +231,9 @@ class _Search:
         return self._least(found, most)
 
     def _least(self, costs: Iterable[tuple[Rests, int]], most: int) -> Costs:
-        """Keeps the least of each place, without places that are of no use: their rests are no longer than what they
-        save."""
+        """Keeps the lowest cost of each place. Drops places that can't pay off, because their rests
+        take no more tokens than they save.
+        """
         found: Costs = {}
         for place, cost in costs:
             if cost < found.get(place, _MANY):
@@ -294,10 +302,12 @@ class _Search:
         return self._least(found, most)
 
     def _run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
-        """Takes any number of characters of a set, in which at most one token ends. It may end within a character."""
+        """Steps over any number of characters of a set, during which at most one token ends. The
+        run may end within a character.
+        """
         after, ends = place.run(ranges)
         found: list[tuple[Rests, int]] = [] if after is None else [(after, cost)]
-        if place is self._start:  # where a text may end, unlike where `after` is
+        if place is self._start:  # a text may end here, but not at `after`
             found.append((place, cost))
         elif ends:
             found.append((self._start, cost + place.price))
@@ -310,7 +320,7 @@ class _Search:
         return self._least(found, most)
 
     def _by_states(self, states: Automaton, place: Rests, cost: int, most: int) -> list[tuple[Rests, int]]:
-        """Takes a text of an automaton."""
+        """Steps over a text of an automaton."""
         known: dict[Term, Costs] = {states.start: {place: cost}}
         found: list[tuple[Rests, int]] = []
         to_do: dict[Term, Costs] = {states.start: {place: cost}}
@@ -337,7 +347,9 @@ class _Search:
 
 
 def _without_sources(node: Node) -> Node:
-    """Node of more texts, in which those that are copied from a long source may be others."""
+    """Returns a node of a superset of the texts, in which quotes from long sources may be other
+    texts.
+    """
     match node:
         case Substring(text, _, superset) if len(text) > _LONG:
             return ANY_TEXT if superset is None else superset

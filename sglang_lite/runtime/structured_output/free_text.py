@@ -1,4 +1,6 @@
-"""Grammar of free text, for outputs in which only the thoughts are limited. All tokens may come anywhere."""
+"""Grammar of free text, for outputs in which only the thoughts are limited. Any token may come
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from sglang_lite.runtime.structured_output.vocabulary import mask_of
 
 
 class FreeText:
-    """Grammar, and maker of its masks.
+    """Grammar of free text, which also computes its masks.
 
     Args:
         vocab_size: number of the model's tokens, padding included.
@@ -45,7 +47,7 @@ class FreeText:
 
 
 class FreeTextMatcher(LoneMatcher):
-    """Position in free text, which is everywhere the same.
+    """Position in free text. All positions are the same.
 
     Args:
         engine: the grammar.

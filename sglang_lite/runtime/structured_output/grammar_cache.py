@@ -1,4 +1,4 @@
-"""Cache of compiled grammars, and of the errors of constraints that can't be enforced."""
+"""Cache of compiled grammars and of the errors of constraints that can't be enforced."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CACHED = 1024  # most grammars in the cache
 CACHED_BYTES = 128 << 20  # most bytes of cached grammars, without the newest, whose future is not done yet
 _BLANKS = " \t\r\n"
 _LONG = 1 << 15  # most characters of a schema that is cached without its blanks; longer ones would block the loop
-# Strings, punctuation, and text between them. The repeats are possessive, as backtracking keeps 100 bytes for each
-# character. `findall` finds all at once, as a Python callback for each would block the loop.
+# Strings, punctuation, and text between them. The repeats are possessive, since backtracking keeps 100 bytes for each
+# character. `findall` runs in one call, since a Python callback for each match would block the event loop.
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
 
 
@@ -32,7 +32,7 @@ class _Entry:
 
     Attributes:
         constraint_bytes: memory of the constraint, whose text may take megabytes.
-        bytes: memory that the cache has counted: of the constraint, and of the grammar when it was last looked at.
+        bytes: memory counted so far: the constraint's, and the grammar's when it was last measured.
     """
 
     future: Future[CompiledGrammar]
@@ -41,10 +41,11 @@ class _Entry:
 
 
 class GrammarCache:
-    """Futures of grammars by constraint. What was used least recently is dropped first, once it is done.
+    """Futures of grammars by constraint. Drops the least recently used entries first, once they are
+    done.
 
     Attributes:
-        hits, misses: numbers of constraints that were found, and that were not.
+        hits, misses: numbers of constraints that were and were not found.
         bytes: approximate memory of the cached grammars and errors.
     """
 
@@ -55,12 +56,13 @@ class GrammarCache:
         self._lock = threading.Lock()
 
     def stats(self) -> dict[str, int]:
-        """Counts for `Engine.stats`."""
+        """Returns counts for `Engine.stats`."""
         return {"grammars_compiled": self.misses, "grammars_cached": self.hits}
 
     def find(self, key: Constraint) -> tuple[Future[CompiledGrammar], bool]:
-        """Returns the future of a constraint's grammar, and whether it is new: the caller then compiles the constraint,
-        and calls `keep` or `keep_error`."""
+        """Returns the future of a constraint's grammar and whether it is new. If it is, the caller
+        must compile the constraint and call `keep_grammar` or `keep_error`.
+        """
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -74,11 +76,11 @@ class GrammarCache:
             error = entry.future.exception()
             if error is not None:
                 return _failed(error), False
-            self._count(entry, entry.future.result().size)  # texts that were written since may have made it grow
+            self._count(entry, entry.future.result().size)  # texts written since then may have made it grow
             return entry.future, False
 
     def keep(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """Counts the bytes of a grammar, which the future is about to have."""
+        """Counts the bytes of a grammar that the future is about to hold."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.future is future:
@@ -86,7 +88,7 @@ class GrammarCache:
                 self._count(entry, size)
 
     def keep_error(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
-        """Keeps the error that the future is about to have, unless another attempt may succeed."""
+        """Keeps the error that the future is about to hold, unless another attempt may succeed."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or entry.future is not future:
@@ -98,7 +100,7 @@ class GrammarCache:
                 del self._entries[key]
 
     def _count(self, entry: _Entry, size: int) -> None:
-        """Counts the bytes of an entry's grammar, and drops what no longer fits."""
+        """Updates the counted bytes of an entry and drops what no longer fits."""
         self.bytes += entry.constraint_bytes + size - entry.bytes
         entry.bytes = entry.constraint_bytes + size
         if len(self._entries) <= CACHED and self.bytes <= CACHED_BYTES:
@@ -122,8 +124,9 @@ def _failed(error: BaseException) -> Future[CompiledGrammar]:
 
 
 def without_blanks(constraint: Constraint) -> Constraint:
-    """Returns a schema without blanks unless it is long, and other constraints unchanged. Keeps the order of
-    members."""
+    """Removes the blanks of a JSON schema that is not too long, keeping the order of members.
+    Returns other constraints unchanged.
+    """
     if isinstance(constraint, JsonSchema) and len(constraint.schema) <= _LONG:
         parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
         return msgspec.structs.replace(constraint, schema="".join(parts))

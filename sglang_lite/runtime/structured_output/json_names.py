@@ -1,7 +1,8 @@
-"""Names that have come in a JSON object, and their consequences: names that may still come, and whether it may end.
+"""Tracks the names that have come in a JSON object, to find which names may still come and whether
+the object may end.
 
-If several kinds of objects are possible in a place, a kind is excluded once a name comes that it has no member for, or
-with another value than the kind allows.
+If a place allows several kinds of objects, a kind is excluded once a name comes that it has no
+member for, or a value that it does not allow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sglang_lite.constraints.json_schema.mask_rules import DistinctNames
 
 
 class Kind:
-    """Kind of objects, with its names counted.
+    """Kind of object, with its possible names counted.
 
     Args:
         names: rules of the kind's names.
@@ -30,11 +31,13 @@ class Kind:
         self._values = {name: (each, counted(each.scalars)) for name, each in names.values.items()}
 
     def prefix_counts(self, text: str) -> Sequence[int | None]:
-        """Number of names after each beginning of a text, starting with the empty one; None for infinitely many."""
+        """Returns the number of names that begin with each prefix of a text, the empty one first;
+        None for infinitely many.
+        """
         return [0] * (len(text) + 1) if self._names is None else self._names.prefix_counts(text)
 
     def has_name(self, text: str) -> bool:
-        """Returns True if a member may have the name, given as JSON text."""
+        """Returns True if a member may have this name, given as JSON text."""
         return self.prefix_counts(text)[-1] != 0
 
     def restricts(self, name: str) -> bool:
@@ -42,7 +45,7 @@ class Kind:
         return name in self._values
 
     def has_value(self, name: str, text: bytes) -> bool:
-        """Returns True if the member `name` may have the value, given as JSON text."""
+        """Returns True if the member `name` may have this value, given as JSON text."""
         if name not in self._values:
             return True
         values, scalars = self._values[name]
@@ -53,7 +56,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class PossibleKind:
-    """Kind of objects that is still possible.
+    """Kind of object that is still possible.
 
     Attributes:
         kind: the kind.
@@ -66,11 +69,11 @@ class PossibleKind:
 
 @dataclass(frozen=True, slots=True)
 class MemberNames:
-    """Names that have come in an object. Immutable, apart from a cache.
+    """Names that have come in an object. Immutable, except for a cache.
 
     Attributes:
-        possible: kinds of objects that are possible; empty if only names have to be unique.
-        used: names that have come, as JSON texts.
+        possible: possible kinds of objects; empty if names only have to be unique.
+        used: names so far, as JSON texts.
         counts: beginning -> number of used names that begin with it.
         exhausted: shortest prefixes that only used names begin with.
     """
@@ -82,14 +85,16 @@ class MemberNames:
     _next: dict[tuple[bytes, ...], MemberNames] = field(default_factory=dict)  # cache, as many tokens end the same name
 
     def with_name(self, name: bytes) -> MemberNames:
-        """Returns the names with one more."""
+        """Returns the names with one more added."""
         key = (name,)
         if key not in self._next:
             self._next[key] = _after(self, name)
         return self._next[key]
 
     def with_value(self, name: bytes, value: bytes) -> MemberNames:
-        """Returns the names once the value of the member `name` is known, which may exclude kinds of objects."""
+        """Returns the names updated with the value of the member `name`, which may exclude kinds of
+        objects.
+        """
         key = name, value
         if key not in self._next:
             parsed = loaded(name)
@@ -112,12 +117,12 @@ class MemberNames:
         return sorted(self.possible[0].missing) if self.possible else []
 
     def has_unused(self, prefix: bytes) -> bool:
-        """Returns True if an unused name may begin with the text `prefix`."""
+        """Returns True if an unused name may begin with `prefix`."""
         return not self.possible or not any(prefix.startswith(exhausted) for exhausted in self.exhausted)
 
 
 def _after(names: MemberNames, name: bytes) -> MemberNames:
-    if not names.possible:  # of infinitely many names
+    if not names.possible:  # infinitely many names
         used = names.used | {name}
         return MemberNames((), used, exhausted=used)
     text, parsed = name.decode("utf-8", "ignore"), loaded(name)
@@ -150,7 +155,7 @@ def _with_kinds(names: MemberNames, possible: Iterable[PossibleKind]) -> MemberN
 def _with_exhausted(
     exhausted: frozenset[bytes], name: bytes, counts: Mapping[str, int], possible: Sequence[PossibleKind]
 ) -> frozenset[bytes]:
-    """Returns the exhausted beginnings, with the shortest one of a new name added."""
+    """Returns the exhausted prefixes with the shortest one of a new name added."""
     text = name.decode("utf-8", "ignore")
     counted = [each.kind.prefix_counts(text) for each in possible]
     for end in range(len(text) + 1):
@@ -161,7 +166,7 @@ def _with_exhausted(
 
 
 def loaded(text: bytes) -> Any:  # JSON
-    """Returns the value of a JSON text, or the text itself if it is not valid JSON."""
+    """Parses a JSON text. Returns the bytes themselves if they are not valid JSON."""
     try:
         return json.loads(text)
     except ValueError:  # another grammar has let the text through

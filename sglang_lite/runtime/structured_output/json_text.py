@@ -1,8 +1,9 @@
-"""JSON text that is being written: its open objects and arrays, and names and items that must not come again.
+"""Tracks a JSON text as it is written: its open objects and arrays, and the names and items that
+must not be repeated.
 
-The text is followed through the positions of a schema (constraints/json_schema/mask_rules.py): a name comes once in an
-object, items differ, and required names have come before their object ends. Where only names are left to the masks,
-unique_names.py is quicker.
+The text is followed through the positions of a schema (constraints/json_schema/mask_rules.py):
+names in an object are unique, items differ, and required names come before their object ends. If
+the masks only have to keep names unique, unique_names.py is faster.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Value: TypeAlias = Any  # JSON value in a hashable form
 
 
 class RulePositions:
-    """Positions of a schema's values, with the texts that may come in them counted.
+    """Positions of a schema's values, with the texts possible in each position counted.
 
     Args:
         positions: positions with rules, the start first.
@@ -41,8 +42,9 @@ class RulePositions:
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
-        """Returns True if infinitely many texts begin with `text` less any closing byte, or if `text` is not
-        counted."""
+        """Returns True if infinitely many texts begin with `text` without its closing byte, or if
+        `text` is not counted.
+        """
         key = id(texts), text
         if key not in self._endless:
             before = text[:-1] if text[:1] in _SHUT else text
@@ -51,7 +53,7 @@ class RulePositions:
         return self._endless[key]
 
     def names(self, position: RulePosition | None) -> MemberNames:
-        """Returns the empty set of names for an object in a position."""
+        """Returns the empty set of names for an object at a position."""
         return MemberNames(self._kinds.get(id(position), ()))
 
     def __getitem__(self, number: int | None) -> RulePosition | None:
@@ -59,21 +61,23 @@ class RulePositions:
 
 
 class _Container:
-    """Object or array that is being written. Copies share its sets, which are replaced and never changed.
+    """Object or array that is being written. Copies share its sets, which are replaced but never
+    changed.
 
     Attributes:
-        position: position of the container's value in the schema, or None if neither the value nor its parts have
-            rules.
+        position: position of the container's value in the schema, or None if neither the value nor
+            its parts have rules.
         is_object: whether the container is an object, not an array.
-        names: names that have come.
-        name: last name that has come.
-        value_start: index in the whole text at which the last name's value begins, if that value matters; else -1.
-        used: texts of the items that have come.
-        values: values of the items that have come, if they have to differ.
+        names: names so far.
+        name: last name.
+        value_start: index in the whole text at which the last name's value begins, if that value
+            matters; else -1.
+        used: texts of the items so far.
+        values: values of the items so far, if they have to differ.
         start: index in the whole text at which the current name or item begins, or -1 between them.
         pending: whether a comma has come, so that another name or item must follow.
         child: number of the position of the current member or item, or None.
-        count: number of items that have come.
+        count: number of items so far.
     """
 
     __slots__ = (
@@ -98,14 +102,14 @@ class _Container:
         return copied
 
     def allowed(self) -> Node | None:
-        """Language of the next item's texts, or None if the items need not differ.
+        """Returns the language of the next item's texts, or None if the items need not differ.
 
         For items that may be anything, the language has the scalars only.
         """
         return None if self.position is None or self.position.items is None else self.position.items.at(self.count)
 
     def record_value(self, text: bytes) -> None:
-        """Records the value of the current member, whose end has been reached."""
+        """Records the value of the current member at its end."""
         self.names, self.value_start = self.names.with_value(self.name, text), -1
 
     @property
@@ -121,17 +125,17 @@ class JsonText:
         positions: positions of the schema that the text follows.
 
     Attributes:
-        is_strict, is_restricted, is_naming, quoted, escaped: as of UniqueNames.
+        is_strict, is_restricted, is_naming, quoted, escaped: same as in UniqueNames.
     """
 
     is_strict = is_restricted = True
-    is_naming = False  # a name may have to be one of a few, so that each token of it is tried
+    is_naming = False  # a name may have to be one of a few, so each of its tokens must be tried
 
     def __init__(self, positions: RulePositions) -> None:
         self._positions = positions
         self._open: list[_Container] = []
         self._text = b""  # kept only while a container needs it
-        self._used: list[frozenset[bytes]] | None = None  # `used_names`, if no name and no container has come since
+        self._used: list[frozenset[bytes]] | None = None  # cached `used_names`; None after a new name or container
         self.quoted = self.escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
@@ -142,7 +146,9 @@ class JsonText:
     # -------------------------------------------------------------------------------------------- following
 
     def write(self, text: bytes) -> bool:
-        """Appends a text. Returns False if a name or item comes again with it, or if no permitted one could follow."""
+        """Appends a text. Returns False if it repeats a name or item, or if no permitted one could
+        follow.
+        """
         if self.quoted and not self.escaped and b'"' not in text and b"\\" not in text:
             if not self._text:
                 return True  # nothing depends on this string
@@ -208,7 +214,9 @@ class JsonText:
         return not repeated
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:
-        """Ends an array's item or a member's value, if one has begun; returns False if the item has come before."""
+        """Ends an array's item or a member's value, if one has begun. Returns False if the item is
+        a repetition.
+        """
         if top is None:
             return True
         if top.value_start >= 0:
@@ -250,13 +258,13 @@ class JsonText:
 
     @property
     def used_names(self) -> list[frozenset[bytes]]:
-        """Names that have come in each open object, as JSON texts."""
+        """Names used so far in each open object, as JSON texts."""
         if self._used is None:
             self._used = [each.names.used for each in self._open if each.names.used]
         return self._used
 
     def forbidden(self) -> list[bytes]:
-        """Returns continuations after which only names or items that have come before would be possible."""
+        """Returns continuations after which only names or items already used would be possible."""
         if self.escaped or (self.quoted and not self._text):  # no name or item can end here
             return []
         found: set[bytes] = set()
@@ -272,15 +280,18 @@ class JsonText:
         return sorted(found - {b""})
 
     def _exhausting(self, texts: CountedTexts | None, top: _Container, prefix: bytes, used: bytes) -> bytes:
-        """Shortest continuation towards a used text that leaves no unused one; empty if all continuations leave
-        some."""
+        """Returns the shortest continuation towards a used text after which no unused text is
+        possible. Empty if every continuation leaves one.
+        """
         if texts is None or self._positions.is_endless(texts, used):
             return used[len(prefix) :] if used[:1] == b'"' else b""
         ends = range(len(prefix) + 1, len(used) + 1)
         return next((used[len(prefix) : end] for end in ends if not _has_unused_text(texts, used[:end], top)), b"")
 
     def _current(self) -> Iterator[tuple[_Container, bytes]]:
-        """Yields the containers whose name or item is being written or must follow, with its text so far."""
+        """Yields the containers whose name or item is being written or must follow, each with that
+        name or item so far.
+        """
         for each in self._open:
             if each.start >= 0:
                 yield each, self._text[each.start :]
@@ -302,7 +313,8 @@ def _has_unused_text(texts: CountedTexts, prefix: bytes, top: _Container) -> boo
 
 
 def hashable(value: Value) -> Value:
-    """Hashable form of a JSON value; two values are equal if their forms are."""
+    """Returns the hashable form of a JSON value. Two values are equal exactly if their forms are.
+    """
     match value:
         case bool():
             return "boolean", value

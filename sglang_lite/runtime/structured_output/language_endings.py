@@ -1,4 +1,4 @@
-"""Places in the texts of a language, and what may come next there."""
+"""Positions in the texts of a language, and what may come next at each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.language_states import PIECE, LanguageStates, State
 
-# A state of the language, and which states it is one of: a text that goes on slowly may be in older ones than others.
+# A state of the language, and the states it belongs to: a slowly growing text may still use older ones than others.
 Place: TypeAlias = "tuple[State, LanguageStates | None]"
 
-_START: Place = ((-1, b""), None)  # the states' own start, which need not be known before a text goes on
+_START: Place = ((-1, b""), None)  # the states' own start, which need not be known before a text advances
 
 
 class RenewedStates:
-    """States of a language, made when a text goes on: that takes long, and most texts need none. Thread-safe.
+    """States of a language, created when a text first advances: that takes long, and most texts
+    need none. Thread-safe.
 
     Args:
         make_states: function that returns the states, or None if there are too many.
@@ -37,10 +38,11 @@ class RenewedStates:
         return 0 if self._made is None else self._made.size
 
     def made(self) -> LanguageStates | None:
-        """The states, or None if there are too many at once. If texts have led to too many, new ones take their
-        place."""
+        """Returns the states, or None if the language has too many from the start. If texts have
+        led to too many, they are replaced by new ones.
+        """
         made = self._made
-        if made is not None and not made.automaton.full:  # a lock would take a tenth of a look at a token
+        if made is not None and not made.automaton.full:  # taking a lock would add a tenth to the time of a token
             return made
         if made is not None or not self._asked:
             with self._making:
@@ -48,13 +50,13 @@ class RenewedStates:
                 states = before.renewed() if before is not None else None if self._asked else self._make_states()
                 if states is not None:
                     self._made = states
-                self._asked = True  # last, as others look at it without the lock
+                self._asked = True  # last, as other threads read it without the lock
         return self._made
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageEndings:
-    """Places in the texts of a language.
+    """Positions in the texts of a language.
 
     Args:
         states: states of the language.
@@ -73,7 +75,9 @@ class LanguageEndings:
         return None if state is None else replace(self, start=state)
 
     def known(self, place: Place) -> tuple[LanguageStates, State] | None:
-        """The states, and the one there; None if there are too many."""
+        """Returns the current states and the one that a place corresponds to, or None if there are
+        too many.
+        """
         made = self.states.made()
         if made is None:
             return None
@@ -83,7 +87,7 @@ class LanguageEndings:
         return made, state if states is made else made.adopt(state, states)
 
     def after(self, state: Place, token: int) -> Place | None:
-        """Place after a token, or None if it is not allowed."""
+        """Returns the place after a token, or None if the token is not allowed."""
         found = self.known(state)
         after = None if found is None else found[0].after_drawn(found[1], token)
         return None if after is None or found is None else (after, found[0])

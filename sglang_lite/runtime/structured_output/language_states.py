@@ -1,4 +1,6 @@
-"""States of a language, discovered as texts reach them: what is known of one text holds for all texts in its state."""
+"""States of a language, discovered as texts reach them. What is known about one text holds for all
+texts in the same state.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
 
-# State of the automaton, and the bytes of a character that is not complete yet.
+# State of the automaton, and the bytes of a character that is still incomplete.
 State: TypeAlias = "tuple[int, bytes]"
 
-_MIN_READ = 100  # bytes that states have to have read for to be renewed: else one search alone fills them
+_MIN_READ = 100  # bytes that states must have read before they are renewed; with fewer, a single search fills them
 _MAX_STEPS = 50_000  # most transitions that are cached for one language
 _STEP_BYTES = 300  # memory of a cached transition
-PIECE = 256  # bytes of a long text that are run under the lock at once
+PIECE = 256  # bytes of a long text that are processed under one hold of the lock
 TRIAL = 1_000  # cache misses before the hit rate decides whether states are tracked
 
 
@@ -63,14 +65,14 @@ class LanguageStates:
         return self.automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
     def renewed(self) -> LanguageStates:
-        """New states if these have become too many, else these."""
+        """Returns new states if these have become too many, else these."""
         if not self.automaton.full or self.read < _MIN_READ:
             return self
         with self.lock:
             return LanguageStates(self.language, self.token_bytes, self.special, renewed(self.automaton))
 
     def adopt(self, state: State, before: LanguageStates) -> State:
-        """State of the same texts as a state of those that these were renewed from."""
+        """Translates a state of the states that these were renewed from."""
         with self.lock:
             return self.automaton.adopt(state[0], before.automaton), state[1]
 
@@ -80,7 +82,9 @@ class LanguageStates:
         return self.misses < TRIAL or self.hits > 2 * self.misses  # each computed mask is looked up once itself
 
     def after(self, state: State, token: int) -> State | None:
-        """State after a token, or None if the state is unknown or the token is not allowed."""
+        """Returns the state after a token, or None if the state is unknown or the token is not
+        allowed.
+        """
         key = state, token
         if key in self._steps:
             return self._steps[key]
@@ -91,7 +95,9 @@ class LanguageStates:
         return after
 
     def after_all(self, state: State, tokens: Sequence[int]) -> State | None:
-        """State after tokens, or None if the state is unknown or one is not allowed."""
+        """Returns the state after several tokens, or None if the state is unknown or one of them is
+        not allowed.
+        """
         at: State | None = state
         for token in tokens:
             if at is not None:
@@ -99,8 +105,9 @@ class LanguageStates:
         return at
 
     def after_drawn(self, state: State, token: int) -> State | None:
-        """State after a token that a mask has allowed, also if no more transitions are kept; None if the token has no
-        text, or the state is unknown."""
+        """Returns the state after a token that a mask has allowed, even when no more transitions
+        are cached. Returns None if the token has no text or the state is unknown.
+        """
         after = self._steps.get((state, token))
         if after is not None:
             return after
@@ -110,7 +117,9 @@ class LanguageStates:
         return self._run(state, self.token_bytes[token]) if has_text else None
 
     def advance(self, state: State, text: bytes) -> State | None:
-        """State after a text, or None if the state is unknown or the text is not allowed."""
+        """Returns the state after a text, or None if the state is unknown or the text is not
+        allowed.
+        """
         at: State | None = state
         for start in range(0, len(text), PIECE):
             if at is not None:
@@ -135,7 +144,7 @@ class LanguageStates:
         return None if after == DEAD else (after, rest)
 
     def is_final(self, state: State) -> bool:
-        """True if only the end of the text is allowed next."""
+        """Returns True if only the end of the text is allowed next."""
         at, partial = state
         if partial:
             return False
@@ -144,7 +153,8 @@ class LanguageStates:
         return self._final[at]
 
     def _ends_at(self, at: int) -> bool:
-        """True if the text may end in a state of the automaton, and has no further character."""
+        """Returns True if the text may end in a state of the automaton and no character may follow.
+        """
         machine = self.automaton
         if not machine.accepting(at):
             return False

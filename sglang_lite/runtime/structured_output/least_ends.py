@@ -1,4 +1,6 @@
-"""Tokens that have to end within texts, whatever comes before and behind them: a bound for searches."""
+"""Minimum number of tokens that end within texts, whatever comes before and after them: a bound for
+searches.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _MANY = 1 << 30
 
 
 class LeastEnds:
-    """Tokens that end within any text of a rule, at least: behind its first byte and before its last one.
+    """Minimum number of tokens that end within any text of a rule: after its first byte and before
+    its last one.
 
     Args:
         rules: bodies of the rules by name.
@@ -30,12 +33,12 @@ class LeastEnds:
 
     def __init__(self, rules: Mapping[str, Node], tokens: TokenRests) -> None:
         self._tokens = tokens
-        self._of: dict[int, tuple[Node, int]] = {}  # with the node, so that no other one gets its identity
+        self._of: dict[int, tuple[Node, int]] = {}  # keeps the node alive, so that its id is not reused
         self._rules = dict.fromkeys(rules, _MANY)
         used = {name: references(body) for name, body in rules.items()}
         users = referring_rules(used)
         queue = dict.fromkeys(rules)
-        while queue:  # from above
+        while queue:  # approaches the solution from above
             name = queue.popitem()[0]
             found = self._found(rules[name])
             if found < self._rules[name]:

@@ -1,4 +1,6 @@
-"""Places in the texts of a grammar of which something else allows only some: mask rules, or a grammar around them."""
+"""Positions in the texts of a grammar, only some of which are allowed by something else: mask
+rules, or a grammar around them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from sglang_lite.runtime.structured_output.json_text import JsonText
 from sglang_lite.runtime.structured_output.unique_names import UniqueNames
 
 Text: TypeAlias = JsonText | UniqueNames
-RuledState: TypeAlias = tuple[TextState, Text]  # state in the grammar, and the text so far, which is never changed
+RuledState: TypeAlias = tuple[TextState, Text]  # state in the grammar, and the text so far, which is never mutated
 PartState: TypeAlias = tuple[TextState, TextState]  # state in the part, and in the whole
 
 
 @dataclass(frozen=True)
 class RuledEndings:
-    """Places in texts that obey the rules of a ruled grammar (ruled_grammar.py).
+    """Positions in texts that obey the rules of a ruled grammar (ruled_grammar.py).
 
     Args:
         endings: places in the texts of the grammar.
@@ -52,7 +54,7 @@ class RuledEndings:
 
 @dataclass(frozen=True)
 class PartEndings:
-    """Places in the texts of a part that the whole allows (prefixed.py).
+    """Positions in the texts of a part that the whole allows (prefixed.py).
 
     Args:
         part: places in the part's texts.
@@ -80,7 +82,7 @@ class PartEndings:
 
     def characters(self, state: PartState) -> Iterator[tuple[str, PartState]]:
         found = dict.fromkeys([char for char, _ in self.part.characters(state[0])])
-        found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])  # the part tells others apart
+        found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])  # the part distinguishes others
         for char in found:
             after = self.advance(state, char.encode())
             if after is not None:

@@ -1,7 +1,9 @@
-"""JSON text that is being written: its lists, and whether an item of one comes more often in a row than permitted.
+"""Tracks a JSON text as it is written: its lists, and whether an item of one is repeated more often
+in a row than permitted.
 
-Once as many equal items have come as may come, the beginning of another one is known after which the grammar leaves
-nothing else. A text that has this beginning counts as one in which the item has come.
+Once an item has been repeated as often as permitted, some prefix of another repetition is known
+after which the grammar allows nothing else. A text that reaches this prefix counts as repeating the
+item.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ class _Open:
 
     Attributes:
         is_object: whether it is an object.
-        step: last name that has come, or index of the current item.
+        step: name of the last member, or index of the current item.
         start: index in the text at which the current item begins, or -1 between items.
-        end: index at which the last item has ended, or the array has begun.
+        end: index at which the last item ended or the array began.
         item: value of the last item.
         run: number of equal items that the array ends with.
-        bound: text behind `end` that leaves nothing but the same item again; empty if that is permitted.
+        bound: text after `end` that leaves nothing but the same item again; empty if that is
+            permitted.
     """
 
     __slots__ = ("bound", "end", "is_object", "item", "run", "start", "step")
@@ -46,15 +49,15 @@ class _Open:
 
 
 class ListText:
-    """Tracker of the lists of a JSON text.
+    """Tracks the lists of a JSON text.
 
     Args:
         rules: how many equal items may come in a row.
-        endings: endings of the text's grammar behind `rules.before`, or None if they are not known: then an item counts
-            as repeated only when it ends.
+        endings: endings of the text's grammar after `rules.before`, or None if they are not known:
+            then an item counts as repeated only when it ends.
 
     Attributes:
-        repeated: number of items that have come more often in a row than permitted.
+        repeated: number of items beyond the permitted repetitions in a row.
     """
 
     def __init__(self, rules: RepeatRules, endings: Endings | None) -> None:
@@ -75,8 +78,9 @@ class ListText:
         return copied
 
     def write(self, text: bytes) -> bool:
-        """Appends a text. Returns True if an item comes more often in a row than permitted, or nothing else can come
-        any more."""
+        """Appends a text. Returns True if an item is repeated more often in a row than permitted,
+        or if nothing but such a repetition can follow.
+        """
         start, again = len(self._text), False
         self._text += text
         for at, byte in enumerate(text, start):
@@ -131,7 +135,9 @@ class ListText:
         return False
 
     def _end_of_item(self, end: int) -> bool:
-        """Ends the current item of the innermost array, if one has begun. Returns True if it has come too often."""
+        """Ends the current item of the innermost array, if one has begun. Returns True if it is
+        repeated too often.
+        """
         top = self._open[-1] if self._open else None
         if top is None or top.is_object or top.start < 0:
             return False
@@ -150,11 +156,12 @@ class ListText:
         return top.run > most
 
     def _bound(self, end: int, again: bytes) -> bytes:
-        """Shortest beginning of a text that leaves nothing else; empty if it is the whole text, or not known.
+        """Returns the shortest prefix of a repetition that leaves nothing else. Empty if it is the
+        whole repetition or not known.
 
         Args:
             end: length of the text before.
-            again: the text, an item and what separates it from the item before.
+            again: the repetition: an item and the text that separates it from the item before.
         """
         if self._endings is None or self._state is None or end < self._known:
             return b""
@@ -169,13 +176,15 @@ class ListText:
             escaped = char == "\\" and not escaped
             state = self._endings.advance(state, char.encode("utf-8", "surrogatepass"))
         if not places[-1][0].endswith(_SHUT) and self._leaves_others(state, _ENDS, quoted=False):
-            return b""  # a number may go on
+            return b""  # a number may continue
         while places and not self._leaves_others(places[-1][1], places[-1][0], quoted=places[-1][2]):
             places.pop()
         return "".join(char for char, _, _ in places).encode("utf-8", "surrogatepass")
 
     def _leaves_others(self, state: object, chars: str, *, quoted: bool) -> bool:
-        """True if a character may come that is none of some characters, and no blank outside of a string."""
+        """Returns True if a character may come that is not among `chars` and not a blank outside a
+        string.
+        """
         assert self._endings is not None
         others = (char for char, _ in self._endings.characters(state))
         return any(char not in chars and (quoted or char not in " \t\r\n") for char in others)

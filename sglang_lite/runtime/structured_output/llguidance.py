@@ -1,4 +1,5 @@
-"""Constraints through llguidance, which compiles our grammars (constraints/) in milliseconds."""
+"""Enforces constraints with llguidance, which compiles our grammars (constraints/) in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +42,9 @@ from sglang_lite.runtime.structured_output.vocabulary import marks_of, without_s
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_BYTES = 100_000  # assumed base memory of a parser, plus a share per character, if it was not measured
+_BYTES = 100_000  # assumed base memory of an unmeasured parser, in addition to a share per character
 
-# Sets of tokens that are allowed or refused as a whole: inside a string with a length limit, the tokens that fit in the
+# Sets of tokens that are allowed or rejected together: inside a string with a length limit, tokens that fit in the
 # remaining characters. llguidance's defaults are 10 and 30, so most of a short string would be walked token by token.
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
@@ -55,15 +56,15 @@ _SLICES = [
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # texts of a lexer before another lexer is added and masks are shared
-# A lexer of substrings grows by up to so many bytes for each token that differs from all before it, and altogether for
+# A lexer of substrings grows by at most this many bytes for each token unlike all before it, and in total for
 # each character of its sources in the grammar's text.
 _SEEN_BYTES, _SOURCE_BYTES = 16_000, 1_300
 MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
 _MASK_BYTES = 96 << 20  # limit of cached masks
 LANGUAGE_BYTES = 64 << 20  # limit of cached language states
-_MAX_LENGTHS = 100  # beginnings of a grammar's texts behind which the lengths are kept
+_MAX_LENGTHS = 100  # beginnings of a grammar's texts for which the lengths are cached
 _LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
-LONG_SOURCES = 20_000  # characters of documents, from which on llguidance does not compile them
+LONG_SOURCES = 20_000  # characters of documents, above which llguidance does not compile them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,12 @@ class Prepared:
 
     Attributes:
         text: grammar in llguidance's notation.
-        language: language that the grammar describes; pickled if it comes from another process, as most are never
-            needed and unpickling them would block the loop.
+        language: language that the grammar describes. Pickled if it comes from another process,
+            since most are never needed and unpickling them would block the loop.
         shortest: shortest text of the language, or None if none is known.
         sources: texts that parts of its texts are copied from.
-        strings: grammar in which any string may stand for a quote, if the sources are long: `text` is then empty.
+        strings: grammar in which any string may stand for a quote, if the sources are long; `text`
+            is then empty.
         parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
@@ -89,19 +91,19 @@ class Prepared:
 
 
 class _Text:
-    """Text of a grammar, which a matcher and its copies follow."""
+    """Text of a grammar that is followed by a matcher and its copies."""
 
 
 @dataclass(slots=True, eq=False)
 class _Lexer:
-    """Lexer that parsers share behind a lock.
+    """Lexer that parsers share under a lock.
 
     Attributes:
-        start: parser at the start of a text, of which the others are copies.
-        is_shared: whether the texts that begin share it; else one text has it alone.
+        start: parser at the start of a text; the other parsers are copies of it.
+        is_shared: whether new texts share it; otherwise it belongs to a single text.
         texts: texts whose parsers share the lexer.
         tokens: number of tokens that these have consumed.
-        is_renewed: whether a lexer that will take its place is being made.
+        is_renewed: whether its replacement is being created.
     """
 
     start: Foreign
@@ -114,8 +116,9 @@ class _Lexer:
 class LlguidanceMatcher(LoneMatcher):
     """Parser of llguidance, with the state of the language that its text is in.
 
-    A lexer that a mask takes too much work fails for good, and for all texts that share it. So a text whose lexer has
-    failed begins again with one of its own, and the constraint is too much work only if that one fails, too.
+    A lexer for which a mask takes too much work fails permanently, for all texts that share it. So
+    a text whose lexer has failed starts over with its own lexer, and the constraint is rejected as
+    too much work only if that one fails, too.
 
     Args:
         grammar: grammar that made the matcher.
@@ -127,19 +130,19 @@ class LlguidanceMatcher(LoneMatcher):
     def __init__(self, grammar: LlguidanceGrammar, lexer: _Lexer, first: Mask, states: LanguageStates | None) -> None:
         self.engine, self._grammar = grammar.engine, grammar
         self._inner, self._lexer = lexer.start, lexer
-        self._shares = True  # whether others have the same parser, so that none of them may move it
+        self._shares = True  # whether other matchers use the same parser, so that none of them may advance it
         self._text = _Text()
         lexer.texts.add(self._text)
         self._mask: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
         self._consumed: list[int] = []  # tokens that the parser has consumed
         self._unconsumed: list[int] = []  # accepted tokens that the parser has not consumed yet
-        self._forced: list[int] = []  # tokens that the parser has told to come next
+        self._forced: list[int] = []  # tokens that the parser has reported to be forced next
         self._last = -1
 
     @property
     def inner(self) -> Foreign:
-        """Parser of its own, after it has consumed all accepted tokens."""
+        """The matcher's own parser, after it has consumed all accepted tokens."""
         if self._shares:
             self._inner, self._shares = self._inner.deep_copy(), False
         if self._unconsumed:
@@ -150,8 +153,9 @@ class LlguidanceMatcher(LoneMatcher):
         return self._inner
 
     def _consume(self, tokens: list[int]) -> bool:
-        """Consumes tokens with the parser, again with another lexer if this one fails. Returns False if the grammar
-        does not allow them."""
+        """Consumes tokens with the parser, retrying with its own lexer if the shared one fails.
+        Returns False if the grammar does not allow the tokens.
+        """
         while not _consumes(self.inner, tokens):
             if not self._leave_lexer():
                 return False
@@ -160,8 +164,9 @@ class LlguidanceMatcher(LoneMatcher):
         return True
 
     def _leave_lexer(self) -> bool:
-        """Goes back to the start of the text with a lexer of its own, to consume it again. Returns False if the lexer
-        has not failed, or is its own already. Must not be called while a mask is being made, as it changes `lock_key`.
+        """Restarts the text with its own lexer, so that it is consumed again. Returns False if the
+        lexer has not failed or is already its own. Must not be called while a mask is being
+        computed, as it changes `lock_key`.
         """
         if not byte_matcher.lexer_has_failed(self._inner) or not self._lexer.is_shared:
             return False
@@ -260,12 +265,14 @@ class LlguidanceMatcher(LoneMatcher):
 
     @property
     def error(self) -> str:
-        return byte_matcher.error_reason(self._inner)  # what is not consumed is allowed
+        return byte_matcher.error_reason(self._inner)  # unconsumed tokens are known to be allowed
 
 
 def _consumes(parser: Foreign, tokens: list[int]) -> bool:
-    """True if a parser consumes tokens. One that has failed does not; it would take the end of the sequence."""
-    # Behind a text that can't go on, `consume_tokens` would refuse the end of the sequence.
+    """Returns True if a parser consumes tokens. A failed parser does not; it would only accept the
+    end of the sequence.
+    """
+    # After a text that can't continue, `consume_tokens` would reject the end of the sequence.
     done = parser.consume_token(tokens[0]) if len(tokens) == 1 else parser.consume_tokens(tokens)
     return bool(done) and not parser.is_error()
 
@@ -273,9 +280,10 @@ def _consumes(parser: Foreign, tokens: list[int]) -> bool:
 class LlguidanceGrammar:
     """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
-    Copies of a parser share its lexer behind a lock. To let threads run in parallel, several groups of copies with
-    separate lexers are created as the number of matchers grows. The lexer of long texts that are quoted from keeps all
-    that it has seen, so one that has grown too large is replaced by a new one, and goes with its last matcher.
+    Copies of a parser share its lexer under a lock. To let threads run in parallel, several groups
+    of copies with separate lexers are created as the number of matchers grows. A lexer for quotes
+    from long texts remembers everything it has seen, so one that has grown too large is replaced by
+    a new one and freed with its last matcher.
 
     Args:
         engine: engine that compiled the grammar.
@@ -314,7 +322,7 @@ class LlguidanceGrammar:
         return self._prepared.sources
 
     def _grown(self, lexer: _Lexer) -> int:
-        """Bytes by which a lexer has grown, at most."""
+        """Returns an upper bound on the bytes by which a lexer has grown."""
         return min(_SEEN_BYTES * lexer.tokens, self._most_grown)
 
     def matcher(self) -> LlguidanceMatcher:
@@ -341,15 +349,18 @@ class LlguidanceGrammar:
         return _Lexer(self.engine.parser(self._prepared.text), is_shared)
 
     def replace_lexer(self, failed: _Lexer) -> _Lexer:
-        """Puts a new lexer in the place of one that has failed. Returns another one, for a text that had the failed
-        one."""
+        """Replaces a failed lexer for future texts. Returns a separate lexer for a text that used
+        the failed one.
+        """
         with self._making:
             if failed in self._lexers:
                 self._lexers[self._lexers.index(failed)] = self._new_lexer()
         return self._new_lexer(is_shared=False)
 
     def combinable(self) -> LlguidanceGrammar:
-        """Returns the grammar without forced tokens, as forced text would allow only the tokenizer's own split."""
+        """Returns the grammar with forced tokens turned off, since forced text would allow only the
+        tokenizer's own split.
+        """
         if self._combinable is None:
             self._combinable = self.engine.load_text(_unforced(self._prepared))
         return self._combinable
@@ -370,11 +381,12 @@ class LlguidanceEngine:
     """llguidance for one tokenizer.
 
     Args:
-        tokenizer: tokenizer of the model, or None for one token per byte, whatever the model.
+        tokenizer: tokenizer of the model, or None for one token per byte.
         vocab_size: number of the model's tokens, padding included, or None for the tokenizer's.
         eos_ids: tokens that may end a complete text.
         threads: number of threads that compute masks concurrently.
-        tracked: whether the states of all texts are tracked, or of those of a grammar that many have at once.
+        tracked: whether the states of all texts are tracked, or only those of grammars with many
+            concurrent texts.
 
     Attributes:
         tracked: the argument.
@@ -420,14 +432,14 @@ class LlguidanceEngine:
         return self._split(text.encode())
 
     def with_marks(self, tokens: list[int]) -> list[int]:
-        """Returns tokens with those of marks in the places of others that spell them."""
+        """Replaces tokens that spell a mark by the mark's own token."""
         if not self._marks or len(tokens) < 2:
             return tokens
         text = self._tokenizer.decode_bytes(tokens)
         return self._split(text) if self._at_mark.search(text) else tokens
 
     def _split(self, text: bytes) -> list[int]:
-        """Tokens of a text, as the model's tokenizer finds them."""
+        """Returns the tokens of a text, split like the model's tokenizer does."""
         found: list[int] = []
         at = 0
         for mark in self._at_mark.finditer(text) if self._marks else ():
@@ -448,7 +460,9 @@ class LlguidanceEngine:
         return self.load(_prepared(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
-        """Prepares a constraint, and compiles it and computes a mask as a test: the engine's fuel limits both."""
+        """Prepares a constraint, then compiles it and computes a mask as a test. The engine's fuel
+        limits both.
+        """
         return self._tried(_prepared(constraint))
 
     def _tried(self, prepared: Prepared) -> Prepared:
@@ -471,7 +485,9 @@ class LlguidanceEngine:
         return QuoteGrammar(strings, self, endings, self.quote_tokens, prepared.sources)
 
     def load_text(self, prepared: Prepared) -> LlguidanceGrammar:
-        """Loads a grammar whose text llguidance knows in full. Raises as `load`."""
+        """Loads a grammar whose text llguidance can compile in full. Raises the same errors as
+        `load`.
+        """
         began = time.perf_counter()
         start = self.parser(prepared.text)
         quick = time.perf_counter() - began < _QUICK
@@ -481,7 +497,7 @@ class LlguidanceEngine:
         """Returns a new parser of a grammar.
 
         Raises:
-            ConstraintError: llguidance refuses the grammar.
+            ConstraintError: llguidance rejects the grammar.
         """
         return byte_matcher.start(text, self._tokenizer)
 
@@ -503,11 +519,12 @@ class LlguidanceEngine:
         return states
 
     def endings(self, prepared: Prepared, first: Mask | None = None) -> LanguageEndings | None:
-        """Returns places in the texts of a grammar, or None if the model's tokens have no text.
+        """Returns positions in the texts of a grammar, or None if the model's tokens have no text.
 
         Args:
             prepared: prepared form of the grammar.
-            first: mask of the start, if the states of the masks may be used; None for states of the places' own.
+            first: mask of the start, if the states used for masks may be shared; None to use
+                separate states.
         """
         if self._token_bytes is None:
             return None
@@ -518,7 +535,9 @@ class LlguidanceEngine:
         return LanguageEndings(RenewedStates(make_states))
 
     def lengths(self, prepared: Prepared, written: str) -> TextLengths:
-        """Returns bounds of the numbers of tokens of a grammar's texts, as in `CompiledGrammar.lengths`."""
+        """Returns bounds on the number of tokens in a grammar's texts, as in
+        `CompiledGrammar.lengths`.
+        """
         if self._token_bytes is None:
             return TextLengths()
         try:
@@ -530,7 +549,7 @@ class LlguidanceEngine:
         rest = None if shortest is None or not shortest.startswith(before) else shortest[len(before) :]
 
         def search() -> int | None:
-            with self._measuring:  # the places within tokens are for one thread
+            with self._measuring:  # `token_rests` is not thread-safe
                 return fewest_tokens(language.rules, language.start, self.token_rests, rest, before)
 
         most = most_bytes(language.rules, language.start)
@@ -538,7 +557,7 @@ class LlguidanceEngine:
         return TextLengths(known, None if most is None else max(most - len(before), 0), search)
 
     def new_states(self, prepared: Prepared) -> LanguageStates | None:
-        """Returns new states of a grammar's language, or None if it has too many."""
+        """Returns new states of a grammar's language, or None if there are too many."""
         if self._token_bytes is None:
             return None
         try:
@@ -580,7 +599,9 @@ def _unpacked(language: Language | bytes) -> Language:
 
 
 def _unforced(prepared: Prepared) -> Prepared:
-    """Returns the grammar with forced tokens turned off: any tokens may spell text without a choice of characters."""
+    """Returns the grammar with forced tokens turned off: if only one text is possible, any tokens
+    may spell it.
+    """
     if prepared.text.startswith(byte_matcher.NO_FORCING):
         return prepared
     return replace(prepared, text=byte_matcher.NO_FORCING + prepared.text)

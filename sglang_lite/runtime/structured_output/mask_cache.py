@@ -1,8 +1,8 @@
-"""Cache of the masks of many languages together.
+"""Shared cache of the masks of many languages.
 
-An engine computes a mask anew for each request. In a batch of requests with one constraint, most requests are in a
-state (language_states.py) that another one has visited: its mask is known, and the engine need not even process the
-tokens in between.
+An engine computes a new mask for each request. In a batch of requests with one constraint, most
+requests are in a state (language_states.py) that another one has visited. Its mask is known, and
+the engine need not even process the tokens up to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang_lite.runtime.structured_output.language_states import LanguageStates
 
 
 class MaskCache:
-    """Bounds the memory of the masks of many languages together; evicts the oldest masks.
+    """Limits the total memory of the masks of many languages and evicts the oldest masks.
 
     Args:
         size: limit in bytes.
@@ -30,7 +30,7 @@ class MaskCache:
 
     def put(self, states: LanguageStates, state: State, mask: Mask) -> None:
         with self._lock:
-            if state in states.masks:  # another thread has computed it, too
+            if state in states.masks:  # another thread has computed it as well
                 return
             states.misses += 1
             self._free -= mask.nbytes

@@ -1,4 +1,6 @@
-"""Masks of a step's rows: known masks are copied, others are computed by threads. A step need not wait for all."""
+"""Fills the masks of a step's rows: copies known masks and lets threads compute the others. A step
+need not wait for all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ logger = logging.getLogger("sglang_lite")
 
 
 class MaskFiller:
-    """Fills the masks of a step's rows. Must be used on one thread, apart from `interrupt`.
+    """Fills the masks of a step's rows. Must be used from one thread, except for `interrupt`.
 
     Args:
         threads: number of threads that compute masks concurrently.
@@ -29,7 +31,7 @@ class MaskFiller:
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
         self._results: queue.SimpleQueue[_MaskBatch | None] = queue.SimpleQueue()  # None is an interruption
         self._waiting = False  # True while `fill` waits for a mask without a deadline
-        # Keys of matchers whose masks are being computed. Until then these matchers must not be moved, even if their
+        # Keys of matchers whose masks are being computed. Meanwhile these matchers must not be moved, even if their
         # mask becomes known in another way.
         self._locked: set[Hashable] = set()
         self._pending: dict[Hashable, Matcher] = {}
@@ -43,20 +45,23 @@ class MaskFiller:
         has_unmasked_rows: bool = False,
         has_other_work: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Puts the mask of each matcher, once it is known.
+        """Passes each matcher's mask to `put` once it is known.
 
-        If a matcher's engine fails, its mask allows no token, which ends that request alone.
+        If a matcher's engine fails, its mask allows no token, which ends only that request.
 
         Args:
             matchers: matchers of the rows.
             put: function that takes the index of a matcher, and its mask.
-            patience: seconds after which unfinished rows are late, provided that another row can continue; None for no
-                limit. If no row can continue, the first mask is awaited, unless `has_other_work` returns True.
+            patience: seconds after which unfinished rows are late, provided that another row can
+                continue; None for no limit. If no row can continue, the first mask is awaited,
+                unless `has_other_work` returns True.
             has_unmasked_rows: whether the step has rows without a mask, which can continue.
-            has_other_work: returns True if the thread has other work; `interrupt` signals a change to True.
+            has_other_work: returns True if the thread has other work; `interrupt` signals a change
+                to True.
 
         Returns:
-            Indices of late rows, whose masks are not put. Until the caller has asked for them again, their matchers
+            Indices of late rows, whose masks were not put. Until a later call has put them, their
+                matchers
             must not move.
         """
         end = None if patience is None else time.perf_counter() + patience
@@ -64,7 +69,7 @@ class MaskFiller:
             self._store(self._results.get())
         remaining = self._put_cached(matchers, put, range(len(matchers)))
         alone = len(matchers) == 1 and not has_unmasked_rows and not self._locked
-        if remaining and alone:  # no other row waits, so another thread is not worth it
+        if remaining and alone:  # no other row waits, so a separate thread does not pay
             for part in matchers[0].parts:
                 if part.cached_mask() is None:
                     self._store(_compute([part]))
@@ -89,12 +94,13 @@ class MaskFiller:
         return remaining
 
     def interrupt(self) -> None:
-        """Makes `fill` stop waiting for the first mask. Callable on any thread; takes no lock."""
+        """Makes `fill` stop waiting for the first mask. Can be called on any thread; takes no lock.
+        """
         if self._waiting:
             self._results.put(None)
 
     def close(self) -> None:
-        """Shuts the threads down without waiting; masks in progress are finished and discarded."""
+        """Shuts the threads down without waiting. Masks in progress are finished and discarded."""
         self._pool.shutdown(wait=False)
 
     def _start(self, parts: Iterable[Matcher]) -> None:
@@ -115,7 +121,9 @@ class MaskFiller:
         self._results.put(_compute(parts))
 
     def _wait_until(self, end: float | None) -> _MaskBatch | None:
-        """Waits for the next masks until `end`, skipping late interruptions; returns None if no masks come in time."""
+        """Waits for the next masks until `end`, ignoring stale interruptions. Returns None if no
+        masks come in time.
+        """
         batch: _MaskBatch | None = None
         with contextlib.suppress(queue.Empty):
             while batch is None:
@@ -123,7 +131,7 @@ class MaskFiller:
         return batch
 
     def _wait_for_first(self, has_other_work: Callable[[], bool]) -> _MaskBatch | None:
-        """Waits for the next masks; returns None if the thread has other work first."""
+        """Waits for the next masks. Returns None if the thread has other work first."""
         self._waiting = True  # set before `has_other_work` is called: later work calls `interrupt`
         try:
             return None if has_other_work() else self._results.get()
@@ -131,11 +139,12 @@ class MaskFiller:
             self._waiting = False
 
     def _store(self, batch: _MaskBatch | None) -> list[Hashable]:
-        """Stores computed masks in their matchers; returns the state keys that they were computed for.
+        """Stores computed masks in their matchers. Returns the state keys that they were computed
+        for.
 
-        The keys are read before `set_mask`, as a failed matcher has a state of its own afterwards.
+        The keys are read before `set_mask`, after which a failed matcher has its own state.
         """
-        if batch is None:  # late interruption
+        if batch is None:  # stale interruption
             return []
         states = [part.state_key for part in batch.parts]
         for state, part, mask in zip(states, batch.parts, batch.masks):
@@ -150,7 +159,9 @@ class MaskFiller:
     def _put_cached(
         self, matchers: Sequence[Matcher], put: Callable[[int, Mask], object], rows: Iterable[int]
     ) -> list[int]:
-        """Puts the masks that are known; returns the rows without one, or with one still being computed."""
+        """Puts the masks that are known. Returns the rows whose masks are missing or still being
+        computed.
+        """
         remaining: list[int] = []
         for row in rows:
             matcher = matchers[row]

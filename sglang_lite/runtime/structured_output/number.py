@@ -1,7 +1,8 @@
-"""Numbers in free text: only a sign and the first digit are masked, then any token may come.
+"""Numbers in free text: only a sign and the first digit are masked, after which any token may come.
 
-The first token that does not continue the number ends it, so a model ends a number as it would without a constraint.
-An integer has at most `MAX_DIGITS` digits: behind them, tokens that begin with another one are masked.
+The first token that does not continue the number ends it, so a model ends a number just as it would
+unconstrained. An integer has at most `MAX_DIGITS` digits: after them, tokens that begin with
+another digit are masked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_DIGITS = 19  # as many as the largest integer of 64 bits has
 _FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
 _AFTER_SIGN = re.compile(rb"[0-9]")
 _NO_DIGIT = re.compile(rb"[^0-9,]")
-_NOTHING = "\0"  # stands for the text of tokens without text, which are no part of a number
+_NOTHING = "\0"  # stands in for tokens without text, which are not part of a number
 
 
 class NumberMatcher(LoneMatcher):
@@ -63,7 +64,7 @@ class NumberMatcher(LoneMatcher):
 
 
 class NumberGrammar:
-    """Grammar of numbers that are ended by any free text. Makes its own masks.
+    """Grammar of numbers that any free text may end. Computes its own masks.
 
     Args:
         number: kind of numbers.
@@ -99,7 +100,7 @@ class NumberGrammar:
         return self._any if self.number.kind == "float" or left >= self._longest else self._at_most(max(left, 0))
 
     def text_of(self, token: int) -> str:
-        """Returns the text of a token, decoded as Latin-1, since only ASCII matters here."""
+        """Returns the text of a token, decoded as Latin-1 since only ASCII matters here."""
         return self._tokens[token].decode("latin-1") or _NOTHING
 
     def matcher(self) -> NumberMatcher:
@@ -110,7 +111,7 @@ class NumberGrammar:
         return TextLengths(fewest, search=lambda: fewest)
 
     def endings(self) -> None:
-        """Returns None: what has been written of a number is a number, or lacks one digit."""
+        """Returns None: the text written so far is either a number or lacks one digit."""
 
     def masks(self, matchers: Sequence[NumberMatcher]) -> NDArray[np.int32]:
         return np.stack([matcher.cached_mask() for matcher in matchers])

@@ -1,15 +1,19 @@
-"""Constrained texts that are complete and could go on: what the model writes next tells whether they end.
+"""Constrained texts that are complete but could continue: what the model writes next decides
+whether they end.
 
-The grammar alone would leave only more of the text, and the end of the sequence, to a model that wants to write
-something else, and most models then write more. So the text ends where a reader of the model's free text would end it:
+With the grammar alone, a model that wants to write something else could only continue the text or
+end the sequence, and most models then continue. So the text ends where a reader of the model's free
+text would end it:
 
 - Where the text is complete, any token may come. One that the grammar does not allow ends the text.
-- A letter does not end a text whose last character is a letter, nor a digit one whose last is a digit: " blueish" is
-  not read as " blue", nor 47 as 4. Scripts without case, which have no blanks between words, know no such rule.
-- The text is the longest beginning that is complete, and may end within the token that ends it: the rest is not part
-  of it. Within tokens that go on, no end is looked for.
-- Choices, regexes and JSON scalars are read: behind a possible end any token may come, so "24. The" is read as 24.
-  Grammars and repetitions are written instead: what has been begun is finished, and may end only where it is complete.
+- A letter does not end a text whose last character is a letter, nor a digit one whose last is a
+  digit: " blueish" is not read as " blue", nor 47 as 4. Scripts without case, which have no blanks
+  between words, have no such rule.
+- The text is the longest prefix that is complete, and may end within the token that ends it: the
+  rest of the token is not part of it. Tokens that continue the text are not searched for an end.
+- Choices, regexes and JSON scalars are read: after a possible end any token may come, so "24. The"
+  is read as 24. Grammars and repetitions are written: anything begun is finished, and the text may
+  end only where it is complete.
 """
 
 from __future__ import annotations
@@ -34,18 +38,19 @@ from sglang_lite.runtime.structured_output.base import (
 )
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
-# Whether a text may go back to an end that lies further back ("read"), or ends only where it is complete ("written").
+# Whether a text may fall back to an earlier possible end ("read"), or ends only where it is complete ("written").
 EndRule: TypeAlias = Literal["read", "written"]
 Kind: TypeAlias = Literal["letter", "digit", "other"]
 
 _CACHED = 512  # maximum number of masks that are kept
-_LEADS = range(0xC3, 0xD7)  # first bytes of characters of two bytes, of the blocks that have letters with case
+_LEADS = range(0xC3, 0xD7)  # first bytes of the two-byte characters in blocks that have letters with case
 
 
 def end_rule(constraint: Constraint) -> EndRule | None:
-    """Returns how texts of a constraint end that are complete and can go on, or None if there are none, or nothing but
-    the end of the sequence ends them: free text with tags, which is never left, and numbers, whose grammar has ends of
-    its own."""
+    """Returns how texts of a constraint end that are complete but can continue. Returns None if
+    there are no such texts, or if only the end of the sequence ends them: free text with tags,
+    which never ends by itself, and numbers, whose grammar has its own ends.
+    """
     match constraint:
         case Choices(options) if not _any_begins_another(options):
             return None
@@ -59,7 +64,7 @@ def end_rule(constraint: Constraint) -> EndRule | None:
         case OneOf(options):
             rules = set(map(end_rule, options))
             if all(isinstance(option, Choices | Regex | JsonSchema) for option in options):
-                return "read"  # one may go on where another ends
+                return "read"  # one may continue where another ends
             return None if None in rules else "written" if "written" in rules else "read"
     return None
 
@@ -70,15 +75,16 @@ def _any_begins_another(options: Sequence[str]) -> bool:
 
 
 def kind_of(char: str) -> Kind:
-    """Returns what a character is for the question whether a word or a number goes on with it."""
+    """Classifies a character, to decide whether it continues a word or a number."""
     if char.isdecimal():
         return "digit"
     return "letter" if char.isupper() or char.islower() or char.istitle() else "other"
 
 
 def first_kind(text: bytes) -> Kind:
-    """Returns the kind of a text's first character. Half a character counts as a letter if most that begin so are
-    letters."""
+    """Returns the kind of a text's first character. An incomplete character counts as a letter if
+    most characters with that first byte are letters.
+    """
     found = text[:4].decode("utf-8", "ignore")
     if found and text.startswith(found[0].encode()):
         return kind_of(found[0])
@@ -86,18 +92,19 @@ def first_kind(text: bytes) -> Kind:
 
 
 def last_kind(text: bytes) -> Kind:
-    """Returns the kind of the last character of a text, which ends with a whole one."""
+    """Returns the kind of the last character of a text, which must not end inside a character."""
     return kind_of(text[-4:].decode("utf-8", "ignore")[-1:] or " ")
 
 
 def may_end_before(text: bytes, following: bytes) -> bool:
-    """Returns True if a text may end where other text follows: not within a word or a number."""
+    """Returns True if a text may end before other text, that is, not within a word or a number."""
     last = last_kind(text)
     return last == "other" or last != first_kind(following)
 
 
 class EndTokens:
-    """Tokens of a model that may end texts, and the masks with them. Shared by all its grammars.
+    """Tokens of a model that may end texts, and masks that include them. Shared by all grammars of
+    the model.
 
     Args:
         vocabulary: vocabulary of the model.
@@ -119,7 +126,7 @@ class EndTokens:
         self._behind["other"] = self.all
         self._eos = vocabulary.eos_mask()
         self.silent = [token for token in vocabulary.eos_ids if not vocabulary.tokens[token]]
-        # By id of a mask, which the entry keeps alive, and kind: rows with the same mask share this one, too.
+        # By kind and the id of a mask, which the entry keeps alive: rows with the same mask share this one, too.
         self._joined: dict[tuple[int, Kind], tuple[Mask, Mask]] = {}
         self._lock = threading.Lock()
 
@@ -127,10 +134,10 @@ class EndTokens:
         return allows(self._eos, token)
 
     def behind(self, mask: Mask, text: bytes) -> Mask:
-        """Returns a mask with the tokens that may end a complete text.
+        """Returns a mask extended by the tokens that may end a complete text.
 
         Args:
-            mask: tokens with which the text goes on.
+            mask: tokens that continue the text.
             text: the text.
         """
         kind = last_kind(text)
@@ -146,12 +153,12 @@ class EndTokens:
 
 
 class OpenText:
-    """Text that other tokens may end, with the part of it that is certain.
+    """Text that other tokens may end, and how much of it is certain.
 
     Attributes:
-        text: all of the text, and of that before it.
+        text: the whole text, including the part before the first token.
         count: number of its tokens.
-        end: number of bytes and of tokens up to which it is certain, if that is not all.
+        end: number of bytes and of tokens up to which it is certain; None if all of it is.
     """
 
     def __init__(self) -> None:
@@ -162,7 +169,7 @@ class OpenText:
         self._before = (0, 0)  # bytes and tokens before the last token
 
     def precede(self, text: bytes) -> None:
-        """Puts text before the first token, or before the next one."""
+        """Adds text without tokens before the first token or the next one."""
         self.text += text
         self._start = len(self.text)
 
@@ -185,17 +192,17 @@ class OpenText:
         return self.text[self._start : end].decode("utf-8", "ignore")
 
     def close(self, kept: int) -> None:
-        """Ends the text: no more tokens follow, and all of it stays if no token has ended it.
+        """Ends the text: no more tokens follow. All of it stays if no token has ended it.
 
         Args:
-            kept: number of tokens of the output without one that has stopped it.
+            kept: number of tokens of the output, without a token that stopped it.
         """
         if self.end is None and self.count > kept:
             self.end = self._before
 
 
 class OpenEndMatcher(DelegatingMatcher):
-    """Matcher of texts that other tokens may end where they are complete.
+    """Matcher of texts that other tokens may end once they are complete.
 
     Args:
         grammar: grammar that made the matcher.
@@ -206,8 +213,8 @@ class OpenEndMatcher(DelegatingMatcher):
         super().__init__(inner)
         self._grammar, self._ends = grammar, grammar.ends
         self._text = OpenText()
-        self._may_go_back = False  # whether the text has an end further back that it may go back to
-        self._is_open = False  # whether it ever had one, or a token outside it has ended it
+        self._may_go_back = False  # whether the text has an earlier possible end that it may fall back to
+        self._is_open = False  # whether it ever had one, or was ended by a token outside it
         self._ended = False
         self._complete: bool | None = None  # None if it is not known here
         self._own: Mask | None = None  # the inner matcher's mask here, once it is known
@@ -216,7 +223,7 @@ class OpenEndMatcher(DelegatingMatcher):
 
     @property
     def going_on(self) -> Matcher:
-        """Matcher of the text that goes on, at the same position."""
+        """Matcher of the text that continues, at the same position."""
         return self._inner
 
     @property
@@ -242,7 +249,7 @@ class OpenEndMatcher(DelegatingMatcher):
 
     @property
     def _may_end(self) -> bool:
-        """True if a token that does not go on may come here."""
+        """True if a token that does not continue the text may come here."""
         return self._is_complete() or self._may_go_back
 
     def cached_mask(self) -> Mask | None:
@@ -250,7 +257,7 @@ class OpenEndMatcher(DelegatingMatcher):
             own = self._own = self._inner.cached_mask()
             if own is not None:
                 self._mask = own
-                if self._inner.error:  # the request ends with it
+                if self._inner.error:  # the request fails with it
                     return own
                 if self._is_complete():
                     self._mask = self._ends.behind(own, self._text.text)
@@ -293,8 +300,9 @@ class OpenEndMatcher(DelegatingMatcher):
         self._complete = self._own = self._mask = None
 
     def _go_on(self, piece: bytes) -> Matcher | None:
-        """Returns a matcher behind a token that the inner mask lacks, if the text goes on with it all the same: a mask
-        has only one spelling of text that is forced. Else ends the text, if it may end there.
+        """Returns a matcher after a token that the inner mask lacks, if the token continues the
+        text nevertheless: a mask allows only one spelling of forced text. Otherwise ends the text,
+        if it may end here, and returns None.
 
         Args:
             piece: text of the token.
@@ -325,7 +333,7 @@ class OpenEndMatcher(DelegatingMatcher):
     def accept_all(self, tokens: Sequence[int]) -> bool:
         if self._may_go_back:
             return super().accept_all(tokens)
-        if not self._inner.accept_all(tokens):  # forced text, which has no possible end within
+        if not self._inner.accept_all(tokens):  # forced text, which has no possible end inside
             return False
         self._push([self._ends.tokens[token] for token in tokens])
         return True
@@ -353,7 +361,7 @@ class OpenEndMatcher(DelegatingMatcher):
 
 
 class OpenEndGrammar:
-    """Grammar whose complete texts other tokens may end.
+    """Grammar whose complete texts may be ended by other tokens.
 
     Args:
         inner: grammar of the texts.
@@ -379,7 +387,9 @@ class OpenEndGrammar:
         return OpenEndMatcher(self, self.inner.matcher())
 
     def matcher_behind(self, text: bytes) -> Matcher | None:
-        """Returns a matcher of the texts behind the beginning of one, or None if it can't be spelled."""
+        """Returns a matcher that has advanced past the beginning of a text, or None if that can't
+        be spelled.
+        """
         matcher = self.inner.matcher()
         return matcher if not text or matcher.advance(text) else None
 
@@ -394,7 +404,7 @@ class OpenEndGrammar:
 
 
 def begins_with_any(grammar: CompiledGrammar, tokens: Mask) -> bool:
-    """Returns True if a text of the grammar may begin with one of the tokens of a mask."""
+    """Returns True if a text of the grammar may begin with one of the mask's tokens."""
     return bool((next_mask(grammar.matcher()) & tokens).any())
 
 
@@ -403,7 +413,7 @@ def allows(mask: Mask, token: int) -> bool:
 
 
 def _characters(text: bytes) -> list[bytes]:
-    """Splits text into its characters; bytes that form none stand alone."""
+    """Splits text into its characters, or into single bytes if it is not valid UTF-8."""
     try:
         return [char.encode() for char in text.decode()]
     except UnicodeDecodeError:

@@ -1,7 +1,8 @@
-"""Regular constraints through outlines-core, a cross-check of the other engines. Its index has each state's tokens.
+"""Enforces regular constraints with outlines-core, as a cross-check of the other engines. Its index
+holds the tokens of each state.
 
-Its automata (0.2.14) lose text that may follow a possible end. So the end of the sequence is made part of the text: it
-is spelled NUL, which then must not occur in a text.
+Its automata (0.2.14) lose text that may follow a possible end. So the end of the sequence is made
+part of the text, spelled as NUL, which then must not occur elsewhere in it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class OutlinesMatcher(LoneMatcher):
 
     def cached_mask(self) -> Mask:
         """Returns the mask, which the index always has."""
-        # The library's own end-of-sequence token comes after the model's, and may need a word of its own.
+        # The library's own end-of-sequence token comes after the model's tokens, and may need another word.
         mask = np.zeros(self.engine.vocab_size // 32 + 1, dtype=self.engine.not_eos.dtype)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
@@ -74,7 +75,7 @@ class OutlinesMatcher(LoneMatcher):
 
 
 class OutlinesGrammar:
-    sources = ()  # it refuses them
+    sources = ()  # the engine rejects them
 
     def __init__(self, engine: OutlinesEngine, index: Foreign, size: int) -> None:
         self._engine, self._index, self.size = engine, index, size
@@ -86,7 +87,7 @@ class OutlinesGrammar:
         return self
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns nothing: the engine's prepared form lacks the language."""
+        """Returns no bounds: the engine's prepared form lacks the language."""
         return TextLengths()
 
     def endings(self) -> None:
@@ -111,7 +112,7 @@ class OutlinesEngine:
             if token and _END not in token and i not in vocabulary.eos_ids:
                 ids.setdefault(token, []).append(i)
         self._ids, self._longest = ids, max(map(len, ids), default=0)
-        # The library's own end-of-sequence token is given an id that no token has.
+        # The library's own end-of-sequence token gets an id that no other token has.
         self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
 
     def compile(self, constraint: Constraint) -> OutlinesGrammar:
@@ -140,7 +141,9 @@ class OutlinesEngine:
         return OutlinesGrammar(self, Index.from_binary(prepared), 2 * len(prepared))
 
     def spell(self, text: bytes) -> list[int]:
-        """Returns tokens that spell these bytes, each as long as possible, or an empty list if no tokens do."""
+        """Returns tokens that spell the text, each as long as possible, or an empty list if none
+        do.
+        """
         tokens, at = list[int](), 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)

@@ -1,4 +1,6 @@
-"""Pickled data from another process or a file, of which only the classes of given modules are made."""
+"""Unpickles data from another process or a file, creating only objects of classes that given
+modules define.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from typing import Any
 
 
 def unpickled(data: bytes, *modules: ModuleType) -> Any:  # whatever was pickled
-    """Restores pickled objects.
+    """Restores pickled objects of trusted classes.
 
     Args:
         data: pickled objects.
-        modules: modules whose own classes may be among them.
+        modules: modules whose own classes are allowed.
 
     Raises:
-        pickle.UnpicklingError: the data has anything else in it.
+        pickle.UnpicklingError: the data contains anything else.
     """
     return _Unpickler(data, modules).load()
 

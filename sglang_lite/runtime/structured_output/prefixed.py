@@ -24,13 +24,13 @@ from sglang_lite.runtime.structured_output.open_end import OpenEndMatcher
 
 
 class ContinuedGrammar:
-    """Grammar from the middle of a text on.
+    """Grammar of texts that continue an existing text.
 
     Args:
         whole: grammar of all nodes together.
         text: existing text.
-        part: grammar of this generation alone, which then need not complete the whole, or None if it must complete the
-            whole.
+        part: grammar of only this generation, which then need not complete the whole, or None if it
+            must complete the whole.
         end: mask of the tokens that end a text.
     """
 
@@ -41,7 +41,9 @@ class ContinuedGrammar:
         self.sources = (whole if part is None else part).sources
 
     def matcher(self) -> Matcher:
-        """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins so."""
+        """Returns a matcher after the existing text. Raises ConstraintError if no text of the
+        grammar begins with it.
+        """
         whole = matcher_after(self._whole, self._text)
         return whole if self._part is None else ContinuedMatcher(whole, self._part.matcher(), self._end)
 
@@ -49,7 +51,9 @@ class ContinuedGrammar:
         return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns bounds for the whole, or for the part, whose texts the whole may allow only some of."""
+        """Returns bounds for the whole, or for the part if there is one. The whole may allow only
+        some of the part's texts.
+        """
         whole = self._whole.lengths(self._text + written)
         if self._part is None:
             return whole
@@ -58,7 +62,7 @@ class ContinuedGrammar:
         return TextLengths(part.known, min(known, default=None), lambda: part.fewest)
 
     def endings(self) -> Endings | None:
-        """Returns places in the whole, or in the part as far as the whole allows them."""
+        """Returns the positions in the whole, or those in the part that the whole allows."""
         found = self._whole.endings()
         whole = None if found is None else found.after_text(self._text)
         if self._part is None:
@@ -81,7 +85,9 @@ def matcher_after(grammar: CompiledGrammar, text: str) -> Matcher:
 
 
 class ContinuedMatcher(DelegatingMatcher):
-    """Intersection of two matchers: both the whole and the part must allow a token; the part determines the end."""
+    """Intersection of two matchers: both the whole and the part must allow a token. The part
+    determines the end.
+    """
 
     error = ""
 

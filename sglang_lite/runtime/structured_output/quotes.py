@@ -1,8 +1,8 @@
 """Grammars of JSON with quotes from long documents.
 
-llguidance follows a text in which any string may stand for a quote, and its masks are narrowed here: inside a quote, to
-the tokens that continue it in a document, at the places to which the text so far leads. The states of the language know
-these places.
+llguidance follows a text in which any string may stand for a quote, and this module narrows its
+masks. Inside a quote, only tokens remain that continue it in a document, at the places that the
+text so far may come from. The states of the language know these places.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sglang_lite.runtime.structured_output.language_states import LanguageStates
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of, without
 
 _QUOTE = ord('"')
-_MANY = 64  # places in documents, from which on a mask is kept
-_KEPT_BYTES = 16 << 20  # of masks
+_MANY = 64  # places in documents, above which a mask is cached
+_KEPT_BYTES = 16 << 20  # bytes of cached masks
 
 
 class QuoteTokens:
@@ -48,7 +48,8 @@ class QuoteTokens:
     Attributes:
         token_bytes, size: the arguments of these names.
         opening: mask of the tokens that begin with a quotation mark.
-        passing: mask of the tokens with a quotation mark that is not their end: a quote may begin in them.
+        passing: mask of the tokens with a quotation mark before their last byte, so that a quote
+            may begin in them.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int], size: int) -> None:
@@ -82,12 +83,14 @@ class QuoteTokens:
         return token < len(self.token_bytes) and token not in self._special
 
     def continuing(self, document: SourceBytes, places: Iterable[int]) -> set[int]:
-        """Tokens that continue a document from some places in it, indexes of its bytes, and those that end a quote."""
+        """Returns the tokens that continue a document from given byte indexes, and those that end a
+        quote there.
+        """
         text, cuts, texts, shorter = document.text, document.cuts, self._texts, self._shorter
         known, closing = set[int](), set[bytes]()
         for at in places:
             following = text[at : at + self._longest]
-            index = bisect_right(texts, following) - 1  # all texts that this one begins with are in its chain
+            index = bisect_right(texts, following) - 1  # its chain has all texts that are prefixes of this one
             while index >= 0 and index not in known:
                 if following.startswith(texts[index]):
                     known.add(index)
@@ -107,8 +110,8 @@ class SourceBytes:
 
     Attributes:
         text: the text.
-        cuts: for each index of the bytes, their end included, 1 if a quote may begin or end there, and else 0.
-        starts: index of the bytes at which each character begins.
+        cuts: for each byte index, including the end, 1 if a quote may begin or end there, else 0.
+        starts: byte index at which each character begins.
     """
 
     def __init__(self, source: Substring) -> None:
@@ -118,19 +121,19 @@ class SourceBytes:
             codes = np.frombuffer(source.text.encode("utf-32-le"), np.uint32)
             lengths = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF).astype(np.int64)
             starts = np.concatenate(([0], np.cumsum(lengths)))
-            self.starts = array("Q", starts.astype(np.uint64).tobytes())  # whose items are ints, quicker than numpy's
+            self.starts = array("Q", starts.astype(np.uint64).tobytes())  # its items are ints, faster than numpy's
             cuts = np.zeros(len(self.text) + 1, np.uint8)
             cuts[starts] = np.frombuffer(source.cuts, np.uint8)
             self.cuts = cuts.tobytes()
 
 
 class QuoteGrammar:
-    """Grammar of JSON with quotes. Makes the masks of its matchers, too.
+    """Grammar of JSON with quotes. Also computes the masks of its matchers.
 
     Args:
         strings: grammar in which any string may stand for a quote.
         maker: maker of its masks.
-        endings: endings of the grammar, whose states are made.
+        endings: endings of the grammar, whose states already exist.
         tokens: tokens of the vocabulary.
         sources: documents.
     """
@@ -146,8 +149,8 @@ class QuoteGrammar:
         self.sources = sources
         self.name, self.vocab_size = maker.name, maker.vocab_size
         self._strings, self._maker, self._endings, self._tokens = strings, maker, endings, tokens
-        self._bytes: dict[int, SourceBytes] = {}  # by number in the states' automaton
-        # Masks outside of quotes, and where many places continue one, for as long as the states are used.
+        self._bytes: dict[int, SourceBytes] = {}  # by source number in the states' automaton
+        # Masks outside quotes and where a quote continues in many places, kept as long as the states are in use.
         self._kept: weakref.WeakKeyDictionary[LanguageStates, dict[State, Mask]] = weakref.WeakKeyDictionary()
 
     @property
@@ -162,7 +165,7 @@ class QuoteGrammar:
         return QuoteGrammar(self._strings.combinable(), self._maker, self._endings, self._tokens, self.sources)
 
     def lengths(self, written: str = "") -> TextLengths:
-        return self._strings.lengths(written)  # of more texts
+        return self._strings.lengths(written)  # bounds for a superset of the texts
 
     def endings(self) -> LanguageEndings:
         return self._endings
@@ -170,11 +173,15 @@ class QuoteGrammar:
     # ------------------------------------------------------------------------------------------ states
 
     def after(self, place: Place, token: int) -> Place | None:
-        """Place after a token, or None if it is not allowed or there are too many states."""
+        """Returns the place after a token, or None if it is not allowed or there are too many
+        states.
+        """
         return self._endings.after(place, token) if self._tokens.has_text(token) else place
 
     def advance(self, place: Place, text: bytes) -> Place | None:
-        """Place after a text, or None if it is not allowed or there are too many states."""
+        """Returns the place after a text, or None if it is not allowed or there are too many
+        states.
+        """
         return self._endings.advance(place, text)
 
     # ------------------------------------------------------------------------------------------ masks
@@ -187,7 +194,9 @@ class QuoteGrammar:
         return np.stack([self._narrowed(next_mask(each.strings), each.place) for each in matchers])
 
     def _narrowed(self, mask: Mask, place: Place) -> Mask:
-        """Mask of a place in the language: a part of one that any strings allow."""
+        """Restricts a mask that allows any strings to the tokens that the language allows at a
+        place.
+        """
         found = self._endings.known(place)
         if found is None:
             return np.zeros_like(mask)
@@ -205,7 +214,7 @@ class QuoteGrammar:
         return mask
 
     def _wrong(self, tokens: Iterable[int], states: LanguageStates, state: State) -> list[int]:
-        """Tokens, of some, that the language does not allow."""
+        """Returns those of the given tokens that the language does not allow."""
         known = self._tokens
         return [
             token
@@ -214,7 +223,9 @@ class QuoteGrammar:
         ]
 
     def _continues(self, text: bytes, states: LanguageStates, state: State) -> bool:
-        """True if a text that any strings would allow is a beginning of the language's texts."""
+        """Returns True if a text that any strings would allow is also a prefix of the language's
+        texts.
+        """
         after = states.advance(state, text)
         if after is None:
             return False
@@ -227,7 +238,7 @@ class QuoteGrammar:
         )
 
     def _copying(self, states: LanguageStates, state: State, places: Iterable[Copied]) -> Mask:
-        """Tokens that continue or end a quote in a state."""
+        """Returns the mask of tokens that continue or end a quote in a state."""
         partial, found, ends = state[1], set[int](), False
         for number, offsets in places:
             document = self._bytes_of(states, number)
@@ -258,7 +269,7 @@ class QuoteMatcher(LoneMatcher):
 
     Args:
         grammar: its grammar.
-        strings: matcher of the text if any string may stand for a quote.
+        strings: matcher of the text in which any string may stand for a quote.
         place: place of the text in the language.
 
     Attributes:

@@ -24,14 +24,15 @@ LIBRARIES = ("llguidance", "xgrammar", "outlines-core")  # packages whose versio
 def make_engine(
     name: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None, threads: int = 1, *, tracked: bool = False
 ) -> GrammarEngine:
-    """Returns a new engine. Imports its library, which no other code does.
+    """Returns a new engine. Only this function imports the engines' libraries.
 
     Args:
         name: a ConstraintBackend.
         vocabulary: vocabulary of the model.
-        tokenizer: tokenizer of the model, or None for an engine that is only used to `prepare`.
+        tokenizer: tokenizer of the model, or None for an engine that is used only to `prepare`.
         threads: number of threads that compute masks concurrently.
-        tracked: whether `Matcher.state_key` is to tell texts in the same state as often as it can.
+        tracked: whether `Matcher.state_key` should identify texts in the same state as often as
+            possible.
 
     Raises:
         ParameterError: the engine's library is not installed.

@@ -1,4 +1,5 @@
-"""Repeated items: draws after which an item of a list would come more often in a row than permitted are refused."""
+"""Rejects draws after which an item of a list would be repeated more often in a row than permitted.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +12,27 @@ from sglang_lite.runtime.structured_output.vocabulary import mask_of
 
 
 class RepeatGuard:
-    """Guard of one text. It gives way where nothing else is possible.
+    """Guard of one text against repetition. It gives way where nothing else is possible.
 
     Args:
         rules: how many equal items may come in a row.
         endings: endings of the text's grammar, or None if they are not known.
-        text_of: function that returns the text of tokens, without that of special ones.
+        text_of: function that returns the text of tokens, skipping special ones.
 
     Attributes:
-        refused: number of places in which a token was refused.
+        refused: number of places at which a token was rejected.
     """
 
     def __init__(self, rules: RepeatRules, endings: Endings | None, text_of: Callable[[Sequence[int]], bytes]) -> None:
         self.refused = 0
         self._lists, self._text_of = ListText(rules, endings), text_of
-        self._tokens: list[int] = []  # refused at the current place
+        self._tokens: list[int] = []  # rejected at the current place
         self._gives_way = False
-        self._next: tuple[int, ListText] | None = None  # token that was not refused, and the text with it
+        self._next: tuple[int, ListText] | None = None  # token that was not rejected, and the text including it
 
     @property
     def repeated(self) -> int:
-        """Number of items that have come more often in a row than permitted, as nothing else was possible."""
+        """Number of items beyond the permitted repetitions, because nothing else was possible."""
         return self._lists.repeated
 
     @property
@@ -40,7 +41,7 @@ class RepeatGuard:
         return bool(self._tokens)
 
     def refuses(self, token: int) -> bool:
-        """Returns True if a token that was drawn has to be drawn again: `narrowed` then lacks it."""
+        """Returns True if a drawn token must be drawn again. `narrow_mask` then excludes it."""
         if self._gives_way:
             return False
         lists = self._lists.copy()
@@ -51,11 +52,11 @@ class RepeatGuard:
         return False
 
     def give_way(self) -> None:
-        """Refuses nothing in the current place."""
+        """Stops rejecting tokens at the current place."""
         self._tokens, self._gives_way = [], True
 
     def accept(self, token: int) -> None:
-        """Takes the next token, drawn or not."""
+        """Advances by the next token, drawn or not."""
         if self._next is not None and self._next[0] == token:
             self._lists = self._next[1]
         else:
@@ -64,7 +65,8 @@ class RepeatGuard:
         self._tokens, self._gives_way, self._next = [], False, None
 
     def narrowed(self, mask: Mask) -> Mask:
-        """Mask without the refused tokens; the mask itself if none would be left."""
+        """Returns the mask without the rejected tokens, or the mask itself if none would be left.
+        """
         if not self._tokens:
             return mask
         allowed: Mask = mask & ~mask_of(self._tokens, 32 * len(mask))

@@ -1,4 +1,4 @@
-"""Matcher of one request: that of its grammar, with a guard against items that repeat."""
+"""Matcher of one request: its grammar's matcher with a guard against repeated items."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class RequestMatcher(DelegatingMatcher):
 
     Args:
         inner: matcher of the text's grammar.
-        repeats: guard that refuses drawn tokens; None for no guard.
+        repeats: guard that rejects drawn tokens; None for no guard.
         sources: texts that parts of the text are copied from.
 
     Attributes:
         repeats, sources: the arguments of these names.
-        busy: whether a mask is being made for it, so that it must not be copied.
+        busy: whether a mask is being computed for it, so that it must not be copied.
     """
 
     def __init__(self, inner: Matcher, *, repeats: RepeatGuard | None = None, sources: Sequence[str] = ()) -> None:
@@ -26,7 +26,7 @@ class RequestMatcher(DelegatingMatcher):
         self.repeats, self.sources, self.busy = repeats, sources, False
 
     def refuses(self, token: int) -> bool:
-        """Returns True if a token that was drawn has to be drawn again: `cached_mask` then lacks it."""
+        """Returns True if a drawn token must be drawn again. `cached_mask` then excludes it."""
         return self.repeats is not None and self.repeats.refuses(token)
 
     def accept(self, token: int) -> bool:
@@ -40,7 +40,8 @@ class RequestMatcher(DelegatingMatcher):
         return super().accept_all(tokens) if self.repeats is not None else self._inner.accept_all(tokens)
 
     def skip(self, inner: Matcher) -> bool:
-        """Moves to where a copy is. Returns False, unmoved, if each token needs a look.
+        """Moves to the position of a copy. Returns False without moving if the guard must see each
+        token.
 
         Args:
             inner: a `copy` that has accepted tokens which the grammar allows, none of which ends the text.
@@ -51,8 +52,9 @@ class RequestMatcher(DelegatingMatcher):
         return True
 
     def copy(self) -> Matcher | None:
-        """Returns a copy without the guard, whose masks are the same but for refused tokens; None if there can be none
-        now."""
+        """Returns a copy without the guard, whose masks are the same except for rejected tokens.
+        Returns None if it can't be copied now.
+        """
         return None if self.busy else self._inner.copy()
 
     def cached_mask(self) -> Mask | None:

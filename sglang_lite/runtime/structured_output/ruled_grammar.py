@@ -1,12 +1,13 @@
-"""JSON grammars whose masks enforce rules that no grammar can express: unique names, and the schema's mask rules.
+"""JSON grammars whose masks enforce rules that no grammar can express: unique names, and the
+schema's mask rules.
 
-A grammar can't express that names which the schema does not list come only once in an object, and other rules that a
-schema leaves to its masks (constraints/json_schema/mask_rules.py).
+A grammar can't express that names not listed in the schema come only once in an object, nor other
+rules that a schema leaves to the masks (constraints/json_schema/mask_rules.py).
 
-The text is followed as JSON (json_text.py). Tokens that would complete a name that its object already has are removed
-from the mask, and where names may run out, so are tokens that begin such a name. If that leaves no token (in a position
-without a rule), they stay, and the check of the finished value refuses it. If all positions have rules, some token
-is always left.
+The text is followed as JSON (json_text.py). Tokens that would complete a name that its object
+already has are removed from the mask, and if names may run out, so are tokens that begin such a
+name. If that leaves no token (at a position without a rule), they stay, and the check of the
+finished value rejects it. If all positions have rules, some token is always left.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _ELSEWHERE = ("enum", "const", *REFERENCES, "anyOf", "oneOf", "allOf")
 
 
 def names_are_open(constraint: Constraint) -> bool:
-    """True if the constraint is a JSON schema in which an object may have names that the schema does not list."""
+    """Returns True if the constraint is a JSON schema in which an object may have names that the
+    schema does not list.
+    """
     if not isinstance(constraint, JsonSchema):
         return False
     document = document_in(constraint.schema)
@@ -79,10 +82,10 @@ def packed(positions: tuple[RulePosition, ...] | None) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[RulePosition, ...] | None:
-    """Restores the result of `mask_rules_of` from `packed` bytes.
+    """Restores the result of `mask_rules_of` from serialised bytes.
 
     Raises:
-        pickle.UnpicklingError: the bytes hold anything but positions.
+        pickle.UnpicklingError: the bytes contain anything other than positions.
     """
     found: tuple[RulePosition, ...] | None = unpickled(data, nodes, mask_rules) if data else None
     return found
@@ -91,7 +94,8 @@ def unpacked(data: bytes) -> tuple[RulePosition, ...] | None:
 def with_mask_rules(
     grammar: CompiledGrammar, tokens: EndingTokens, positions: tuple[RulePosition, ...] | None
 ) -> CompiledGrammar:
-    """Returns a grammar whose masks also enforce the rules; the grammar itself if there are none.
+    """Returns a grammar whose masks also enforce the rules, or the grammar itself if there are
+    none.
 
     Args:
         grammar: grammar of JSON.
@@ -104,7 +108,7 @@ def with_mask_rules(
 
 
 class RuledGrammar:
-    """Grammar of JSON whose objects have each name once, and whose mask rules are enforced.
+    """Grammar of JSON with unique names in each object and enforced mask rules.
 
     Args:
         grammar: grammar of JSON.
@@ -138,16 +142,16 @@ class RuledGrammar:
 
 
 class RuledMatcher(DelegatingMatcher):
-    """Matcher whose masks lack the tokens that would break a rule, such as writing a name again."""
+    """Matcher whose masks exclude the tokens that would break a rule, such as repeating a name."""
 
     def __init__(self, inner: Matcher, tokens: EndingTokens, text: JsonText | UniqueNames) -> None:
         super().__init__(inner)
         self._tokens, self._text = tokens, text.copy()
-        self._mask: Mask | None = None  # what is left of the inner matcher's mask in this place
+        self._mask: Mask | None = None  # what is left of the inner matcher's mask at this place
         self._used: Sequence[frozenset[bytes]] | None = None  # names that have come in the open objects,
         self._writing: list[int] = []  # and tokens that may write one of them
-        self._watches = True  # whether a token may break a rule in this place, or changes the text
-        self._settled = False  # whether none may break one before a mark of JSON comes, as a name's beginning is new
+        self._watches = True  # whether a token may break a rule at this place, or changes the text
+        self._settled = False  # whether no token may break a rule before JSON punctuation, as the name's prefix is new
         self._error = ""
 
     def cached_mask(self) -> Mask | None:
@@ -159,9 +163,10 @@ class RuledMatcher(DelegatingMatcher):
         return self._mask
 
     def _rule_breaking(self, mask: Mask) -> list[int]:
-        """Returns the tokens of a mask that write a name or an item again, or end an object too early."""
+        """Returns the tokens of a mask that repeat a name or an item, or end an object too early.
+        """
         text, tokens = self._text, self._tokens
-        if self._used is not (used := text.used_names):  # not in each place
+        if self._used is not (used := text.used_names):  # changes only at some places
             self._used, self._writing = used, tokens.writing(used)
         self._watches = text.is_restricted or bool(self._writing)
         if not self._watches:
@@ -182,8 +187,9 @@ class RuledMatcher(DelegatingMatcher):
         return found
 
     def _tried(self, mask: Mask) -> Sequence[int]:
-        """Tokens that must be tried if the mask has them: all that may break a rule, but for those that only end what
-        must not come."""
+        """Returns the tokens to try if the mask has them: all that may break a rule, except those
+        that merely complete a forbidden continuation.
+        """
         text = self._text
         if text.has_rules or text.escaped:
             return self._tokens.ending(mask, text)

@@ -1,4 +1,4 @@
-"""Tokens of a grammar's shortest text, to report a limit that is too small for any."""
+"""Fewest tokens of a grammar's texts, to report a limit that is too small for any of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 
 def fewest_above(grammar: CompiledGrammar, limit: int) -> int | None:
-    """Returns the least number of tokens of a grammar's texts, if that is more than `limit`; else None. May take half a
-    second the first time, so not on the loop's thread."""
+    """Returns the fewest tokens of a grammar's texts if that is more than `limit`, else None. May
+    take half a second the first time, so don't call it on the event loop's thread.
+    """
     lengths = grammar.lengths()
     if lengths.known is not None and lengths.known <= limit:
         return None

@@ -1,4 +1,5 @@
-"""Test for constraints so small and plain that they compile in milliseconds and need no worker process.
+"""Tests whether a constraint is so small and plain that it compiles in milliseconds and needs no
+worker process.
 
 The test reads only the constraint's text, in time linear in its length.
 """
@@ -20,7 +21,7 @@ MAX_CHOICES_CHARS = 20_000
 MAX_COUNT = 1_000  # largest product of a pattern's repeat counts, and largest length in a schema
 
 _COUNTS = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
-# Keywords that each add a rule, and multiply nothing.
+# Keywords that each add one rule and multiply nothing.
 _SCHEMAS = frozenset({"items", "additionalProperties"})
 _MAPS = frozenset({"properties", "$defs", "definitions"})
 _NUMBERS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
@@ -31,7 +32,7 @@ _PLAIN = frozenset(
 
 
 def is_simple(constraint: Constraint) -> bool:
-    """True if a constraint may be compiled in this process."""
+    """Returns True if a constraint may be compiled in this process."""
     match constraint:
         case Regex(pattern):
             return len(pattern) <= MAX_PATTERN_CHARS and _counts(pattern) <= MAX_COUNT

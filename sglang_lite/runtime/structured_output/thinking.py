@@ -1,7 +1,8 @@
-"""Limits of a model's thoughts: a thought that has used up its tokens or time is ended, and the answer follows.
+"""Limits on a model's thoughts: a thought that has used up its tokens or time is ended, and the
+answer follows.
 
-A thought that must end is ended behind its sentence, or after `GRACE` tokens more: the tokens that close it in the
-model's own way are then forced, like text that a grammar forces.
+A thought that must end is ended after its current sentence, or after `GRACE` more tokens: the
+tokens that close it in the model's own format are then forced, like text that a grammar forces.
 """
 
 from __future__ import annotations
@@ -22,34 +23,35 @@ from sglang_lite.text.reasoning import closing_text, model_type_of, reasoning_fo
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-GRACE = 32  # most tokens after which a thought that must end is ended, if no sentence ends before
-_MIN_ROOM = 16  # tokens that an answer gets beyond its shortest text, if the total has as many
-_LOOKED_AT = 64  # last tokens of a prompt that tell whether it has opened a thought
+GRACE = 32  # tokens after which a thought that must end is ended, if no sentence ends earlier
+_MIN_ROOM = 16  # tokens that an answer gets beyond its shortest text, if the total allows it
+_LOOKED_AT = 64  # last tokens of a prompt that are searched for an open thought
 _SENTENCE_END = re.compile(r"(?:[.!?\u2026\u3002\uff01\uff1f][\"'\u2019\u201d)\]*_`]*[ \t]*|\n[ \t]*)\Z")
 
 EndedBy = Literal["model", "limit", "time"]
 
 
 def answer_room(shortest: int, total: int) -> int:
-    """Returns the number of tokens that a thought leaves for the answer: twice its shortest text, but `_MIN_ROOM` more
-    than that at least; and no more than half of the total, if the shortest text fits into that.
+    """Returns the number of tokens that a thought leaves for the answer: twice its shortest text,
+    but at least `_MIN_ROOM` more than that text. Never more than half of the total, unless the
+    shortest text needs it.
 
     Args:
         shortest: number of tokens of the answer's shortest text.
-        total: number of tokens of thought and answer together.
+        total: number of tokens of thought and answer combined.
     """
     return max(min(max(2 * shortest, shortest + _MIN_ROOM), total // 2), shortest)
 
 
 class ThoughtFormat:
-    """Format of a model's thoughts, with the tokens that end one.
+    """Format of a model's thoughts, including the tokens that end one.
 
     Args:
         model_type: type of the model, a key of text.reasoning.FORMATS.
         tokenizer: tokenizer of the model.
 
     Attributes:
-        start, end: marks before and behind a thought, in UTF-8.
+        start, end: marks before and after a thought, in UTF-8.
 
     Raises:
         ParameterError: the model type is unknown.
@@ -63,7 +65,8 @@ class ThoughtFormat:
 
     @staticmethod
     def of(model_type: str | None, tokenizer: Tokenizer) -> ThoughtFormat:
-        """Returns the format of a type of model; None for the one that the model's chat template shows.
+        """Returns the format of a model type, or the one detected in the model's chat template if
+        the type is None.
 
         Raises:
             ParameterError: the type is unknown, or not given where the template shows no thoughts.
@@ -79,21 +82,21 @@ class ThoughtFormat:
         return ThoughtFormat(model_type, tokenizer)
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Returns True if an output behind a prompt begins inside a thought."""
+        """Returns True if an output after a prompt begins inside a thought."""
         end = self.text_of(prompt[-_LOOKED_AT:]).rstrip()
         return end.endswith(self.start.strip()) or (self._open and not end.endswith(self.end))
 
     def text_of(self, tokens: Sequence[int]) -> bytes:
-        """Decodes tokens, special ones included."""
+        """Decodes tokens, including special ones."""
         return self._tokenizer.decode_bytes(tokens, skip_special=False)
 
     def endings(self, text: bytes, *, constrained: bool) -> list[list[int]]:
-        """Spellings of the text that ends a thought, the model's own first.
+        """Returns tokenizations of the text that ends a thought, the model's own first.
 
         Args:
-            text: end of the thought.
-            constrained: whether a grammar follows, which may allow only text without special tokens, and knows itself
-                which mark of an answer follows.
+            text: last part of the thought.
+            constrained: whether a grammar follows. It may allow only text without special tokens,
+                and decides which mark of an answer follows.
         """
         parts = self._closing
         begun = next((n for n in range(len(self.end) - 1, 0, -1) if text.endswith(self.end[:n])), 0)
@@ -109,13 +112,14 @@ class ThoughtFormat:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingLimits:
-    """Limits of the thoughts of an output.
+    """Limits on the thoughts of an output.
 
     Attributes:
-        tokens: most tokens of the thoughts, `GRACE` not counted; None for no limit of their own.
+        tokens: most tokens of the thoughts, not counting `GRACE`; None for no separate limit.
         seconds: most seconds of a thought; None for no limit.
         total: number of tokens of the output.
-        reserve: number of tokens at the end of the output that thoughts leave for their end and the answer.
+        reserve: number of tokens at the end of the output that are reserved for ending the thought
+            and for the answer.
     """
 
     tokens: int | None
@@ -125,7 +129,7 @@ class ThinkingLimits:
 
     @staticmethod
     def of(thinking: int | tuple[str, ...] | None, total: int, shortest: int | None, closing: int) -> ThinkingLimits:
-        """Limits by a value of the parameter `thinking`.
+        """Returns the limits for a value of the parameter `thinking`.
 
         Args:
             thinking: the value.
@@ -157,25 +161,26 @@ class ThinkingLimits:
 
     @property
     def most(self) -> int:
-        """Most tokens of the thoughts, `GRACE` not counted."""
+        """Most tokens of the thoughts, not counting `GRACE`."""
         available = self.total - self.reserve
         return available if self.tokens is None else min(self.tokens, available)
 
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of an output: where it is, and what it has thought.
+    """Progress of an output and its thoughts.
 
     Attributes:
-        stage: "before": the start mark may come; "thought"; "ending": the tokens that end it are forced; "answer".
+        stage: "before" (the start mark may come), "thought", "ending" (its closing tokens are
+            forced) or "answer".
         left: number of tokens until the end of the output.
         count: number of tokens of thoughts so far.
-        tail: last text, for marks and ends of sentences.
-        sizes: lengths of the tokens of the tail, in a thought.
-        forced: tokens that end the thought and have not come yet.
-        due: number of tokens of thoughts when the thought had to end; None before.
-        cause: what made it end.
-        until: time at which the thought has to end, on the engine's clock.
+        tail: last text, searched for marks and ends of sentences.
+        sizes: lengths of the tail's tokens, if in a thought.
+        forced: tokens that end the thought and are still to come.
+        due: number of thought tokens when the thought had to end; None before that.
+        cause: reason why it had to end.
+        until: time by which the thought must end, on the engine's clock.
         ended_by: how the last thought ended; None if none has.
     """
 
@@ -192,7 +197,7 @@ class _Progress:
 
 
 class ThinkingMatcher(DelegatingMatcher):
-    """Matcher of an output that begins with a thought, which it limits.
+    """Matcher of an output that begins with a thought, whose length it limits.
 
     Args:
         inner: matcher of the whole output.
@@ -221,7 +226,7 @@ class ThinkingMatcher(DelegatingMatcher):
 
     @property
     def thinking(self) -> dict[str, object]:
-        """Metadata of the output about its thoughts."""
+        """Metadata about the output's thoughts."""
         found: dict[str, object] = {
             "tokens": self._progress.count, "limit": self._limits.most, "ended_by": self._progress.ended_by
         }  # fmt: skip
@@ -259,7 +264,7 @@ class ThinkingMatcher(DelegatingMatcher):
         return ("end of a thought", forced[0]) if forced else self._inner.state_key
 
     def copy(self) -> ThinkingMatcher | None:
-        """Returns a copy that counts by itself; None while a clock may end the thought."""
+        """Returns a copy with its own counts, or None while a clock may end the thought."""
         if self._limits.seconds is not None and self._progress.stage != "answer":
             return None
         inner = self._inner.copy()
@@ -273,7 +278,7 @@ class ThinkingMatcher(DelegatingMatcher):
     # -------------------------------------------------------------------------------------------- thoughts
 
     def _follow(self, token: int) -> None:
-        """Follows the output past a token."""
+        """Updates the progress after a token."""
         progress = self._progress
         progress.left -= 1
         if progress.forced:
@@ -285,7 +290,7 @@ class ThinkingMatcher(DelegatingMatcher):
 
     def _end_by(self, token: int) -> None:
         progress = self._progress
-        if progress.forced[0] != token:  # another part of the engine has chosen it
+        if progress.forced[0] != token:  # another part of the engine chose the token
             progress.forced, progress.stage = [], "thought"
             self._think(self._form.text_of((token,)))
             return
@@ -316,14 +321,16 @@ class ThinkingMatcher(DelegatingMatcher):
         """Begins a thought.
 
         Args:
-            text: its first text, which a token has together with the start mark.
+            text: its first text, from the token that contains the start mark.
         """
         progress = self._progress
         progress.stage, progress.tail, progress.sizes = "thought", text, [len(text)]
         self._limit(at_end=not text.strip())
 
     def _think(self, text: bytes) -> None:
-        """Takes the next token of a thought."""
+        """Adds a token's text to the thought, and ends the thought at the end mark or when it is
+        due.
+        """
         progress, end = self._progress, self._form.end
         progress.count += 1
         progress.tail += text
@@ -331,7 +338,7 @@ class ThinkingMatcher(DelegatingMatcher):
         at = progress.tail.find(end)
         if at >= 0:
             place = len(progress.tail)
-            while len(progress.sizes) > 1 and place - progress.sizes[-1] >= at:  # tokens of the mark are no thought
+            while len(progress.sizes) > 1 and place - progress.sizes[-1] >= at:  # the mark's tokens don't count
                 place -= progress.sizes.pop()
                 progress.count -= 1
             progress.stage, progress.tail, progress.sizes = "answer", progress.tail[at + len(end) :], []
@@ -342,7 +349,7 @@ class ThinkingMatcher(DelegatingMatcher):
         self._limit(at_end=bool(_SENTENCE_END.search(progress.tail.decode("utf-8", "ignore"))))
 
     def _limit(self, *, at_end: bool) -> None:
-        """Ends the thought if it has to end here.
+        """Ends the thought if it must end here.
 
         Args:
             at_end: whether its text ends with a sentence.
@@ -358,7 +365,7 @@ class ThinkingMatcher(DelegatingMatcher):
             progress.stage = "ending" if progress.forced else "thought"
 
     def _due(self) -> EndedBy | None:
-        """Returns the reason why the thought has to end soon, or None."""
+        """Returns the reason why the thought must end soon, or None."""
         progress, limits = self._progress, self._limits
         if limits.seconds is not None:
             if progress.until is None:
@@ -371,13 +378,13 @@ class ThinkingMatcher(DelegatingMatcher):
         return "limit" if progress.left <= limits.reserve + grace else None
 
     def _ending(self) -> list[int]:
-        """Returns tokens that end the thought here; none if the grammar allows no such text."""
+        """Returns tokens that end the thought here; empty if the grammar allows no such text."""
         endings = self._form.endings(self._progress.tail, constrained=self._constrained)
         if not self._constrained:
             return endings[0]
         for tokens in endings:
             inner = self._inner.copy()
-            if inner is None:  # whether it allows them is not known before
+            if inner is None:  # can't be tested in advance
                 return endings[-1]
             if inner.accept_all(tokens):
                 return tokens
@@ -385,7 +392,7 @@ class ThinkingMatcher(DelegatingMatcher):
 
 
 class ThoughtLimiter:
-    """Maker of the matchers that limit the thoughts of an engine's outputs.
+    """Creates the matchers that limit the thoughts of an engine's outputs.
 
     Args:
         form: format of the model's thoughts.

@@ -1,4 +1,4 @@
-"""Statistics of the time that masks take, over the last few thousand."""
+"""Statistics on the time that masks take, over the last few thousand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Durations:
         self._count += 1
 
     def summary(self, name: str) -> dict[str, float]:
-        """Median, 99th percentile and maximum of the stored durations, in seconds; 0 if there are none."""
+        """Returns the median, 99th percentile and maximum of the stored durations in seconds, or 0
+        if there are none.
+        """
         samples = self._ring[: self._count] if self._count else np.zeros(1)
         p50, p99, longest = np.percentile(samples, [50, 99, 100]).tolist()
         return {f"{name}_p50_s": p50, f"{name}_p99_s": p99, f"{name}_max_s": longest}

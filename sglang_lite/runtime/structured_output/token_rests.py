@@ -1,7 +1,8 @@
-"""Rests of a vocabulary's tokens, once a text has taken their first bytes.
+"""Rests of a vocabulary's tokens: what remains of a token once a text has consumed its first bytes.
 
-A text is read byte by byte. Between two bytes a token is being written, of which only the rest matters: the bytes of
-it that are still to come. Which token it will be is open, so a place has all the rests that are possible there.
+A text is read byte by byte. Between two bytes, some token is partly written, and only its rest
+matters: the bytes still to come. Which token it will be is open, so a place holds all the rests
+that are possible there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.constraints.formal.terms import State as Term
 from sglang_lite.runtime.structured_output.utf8 import byte_ranges, pattern_of
 
-_FEW = 4096  # rests whose run is written out
-_CHECKED = 24  # rests of a place that are looked at to find that it is of no use
-_MAX_BYTES = 64 << 20  # memory of what is kept between two searches, about
+_FEW = 4096  # most rests for which a run is computed eagerly
+_CHECKED = 24  # most rests of a place for which its `worth` is computed
+_MAX_BYTES = 64 << 20  # approximate memory kept between two searches
 
 Step: TypeAlias = "tuple[Rests | None, bool]"  # place after some bytes, if any; whether a token may end there
 Ways: TypeAlias = "list[tuple[Term, Ranges]]"
@@ -28,11 +29,11 @@ Costs: TypeAlias = "dict[Rests, int]"  # fewest tokens that have ended before ea
 
 
 class Rests(Protocol):
-    """Place within a token, by the rests that are possible there.
+    """Place within a token, given by the rests that are possible there.
 
     Attributes:
-        worth: number of tokens that any of its rests takes by itself, at most; 0 if it is not known.
-        price: number of tokens that the end of a rest counts.
+        worth: most tokens that any of its rests takes when spelled separately; 0 if unknown.
+        price: number of tokens counted when a rest ends.
     """
 
     @property
@@ -46,7 +47,9 @@ class Rests(Protocol):
         ...
 
     def leave(self, low: int, high: int) -> Step:
-        """Does as `step`, but only where a run before can't go on by a whole character of a token."""
+        """Returns the same as `step`, but only where a preceding run can't continue with a whole
+        character of a token.
+        """
         ...
 
     def run(self, ranges: Ranges) -> Step:
@@ -55,7 +58,7 @@ class Rests(Protocol):
 
 
 class ListedRests:
-    """Place with its rests in order, none of which is empty.
+    """Place with a sorted list of its rests, none of which is empty.
 
     Args:
         tokens: tokens of all places.
@@ -103,7 +106,7 @@ class ListedRests:
 
 
 class LongRun:
-    """Place after any number of characters of a set, from a place with very many rests.
+    """Place after any number of characters of a set, starting from a place with very many rests.
 
     Args:
         tokens: tokens of all places.
@@ -166,12 +169,12 @@ class LongRun:
 
 @dataclass(frozen=True)
 class Written:
-    """Place in a text that has been written: its bytes come without any tokens.
+    """Place in a text that already exists, whose bytes need no tokens.
 
     Attributes:
         tokens: tokens of all places.
         text: the text.
-        places: indexes that may have been reached.
+        places: byte indexes that may have been reached.
     """
 
     tokens: TokenRests = field(repr=False)
@@ -226,13 +229,15 @@ class TokenRests:
         return ListedRests(self, tuple(sorted(self._texts)))
 
     def forget(self) -> None:
-        """Forgets what searches have found if it has become much. Not to be called during one."""
+        """Drops the cached results of searches if they take too much memory. Must not be called
+        during a search.
+        """
         if self._bytes > _MAX_BYTES:
             self._places, self._counts, self._bytes = {}, {}, 0
             self.__dict__.pop("start", None)
 
     def place(self, rests: Sequence[bytes] | set[bytes], *, ordered: bool = False) -> Step:
-        """Returns the place with some rests, and whether one of them is empty."""
+        """Returns the place with the given rests, and whether one of them is empty."""
         different = tuple(rests) if ordered else tuple(sorted(set(rests)))
         ends = bool(different) and not different[0]
         if ends:
@@ -246,7 +251,8 @@ class TokenRests:
         return found, ends
 
     def ways(self, states: Automaton, state: Term) -> Ways:
-        """States after a character, each with the characters."""
+        """Returns the states that one character leads to, each with the characters that lead there.
+        """
         found: dict[Term, list[tuple[int, int]]] = {}
         for symbol in states.classes:
             after = states.step(state, symbol)
@@ -255,7 +261,9 @@ class TokenRests:
         return [(after, union(ranges)) for after, ranges in found.items()]
 
     def least_ends(self, text: str) -> int:
-        """Returns the fewest tokens that end behind the first byte of a text and before its last one."""
+        """Returns the fewest tokens that end after the first byte of a text and before its last
+        one.
+        """
         found = self._ends.get(text)
         if found is None:
             found = self._ends[text] = self._least_ends(text.encode())
@@ -291,10 +299,10 @@ class TokenRests:
 
     @cached_property
     def _joined(self) -> bytes:
-        return b"\xff\xff\xff".join(self._texts)  # which is in no text
+        return b"\xff\xff\xff".join(self._texts)  # a separator that occurs in no text
 
     def count(self, text: bytes) -> int:
-        """Returns the fewest tokens of a text; very many if there are none."""
+        """Returns the fewest tokens that spell a text; a very large number if none do."""
         found = self._counts.get(text)
         if found is None:
             best = [0] + [1 << 30] * len(text)

@@ -1,4 +1,4 @@
-"""JSON text that is being written, of which only one thing matters: that no object has a name twice."""
+"""Tracks a JSON text as it is written, only to ensure that no object has a name twice."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-MARK = re.compile(rb'\\.?|["{}\[\],]', re.DOTALL)  # where names and containers begin and end; an escape is one
+MARK = re.compile(rb'\\.?|["{}\[\],]', re.DOTALL)  # bytes that begin or end names and containers, and escapes
 _QUOTE, _BACKSLASH, _COMMA, _OBJECT, _ARRAY = b'"\\,{['
 
 
-@lru_cache(maxsize=4096)  # mostly of tokens, of which few come often
+@lru_cache(maxsize=4096)  # mostly called with tokens, few of which are frequent
 def _marks(text: bytes, start: bool) -> list[tuple[int, int]]:
-    """Marks of a text, as their indexes and first bytes; from its second byte on if the first is escaped."""
+    """Returns the marks of a text as pairs of index and first byte, skipping the first byte if it
+    is escaped.
+    """
     return [(match.start(), text[match.start()]) for match in MARK.finditer(text, start)]
 
 
 class UniqueNames:
-    """Tracker of a JSON text whose schema has no other rules for masks, with the interface of JsonText.
+    """Tracks a JSON text whose schema has no other rules for masks. Has the interface of JsonText.
 
     Attributes:
-        is_strict: whether a text that breaks the rules is refused; else it is left to the check of the finished value.
+        is_strict: whether a text that breaks the rules is rejected; else it is left to the check of
+            the finished value.
         has_rules: whether positions of a schema have rules.
-        missing: names that have to come before the innermost object ends.
+        missing: names that must come before the innermost object ends.
         quoted: whether the text is inside a string.
         escaped: whether the text ends inside an escape of a string.
     """
@@ -32,10 +35,10 @@ class UniqueNames:
 
     def __init__(self) -> None:
         self._open: list[frozenset[bytes] | None] = []  # names that have come in the open objects; None for an array
-        self._used: list[frozenset[bytes]] | None = None  # `used_names`, if they are known
+        self._used: list[frozenset[bytes]] | None = None  # cached `used_names`
         self._name: bytes | None = None  # beginning of the name that is being written
         self.quoted = self.escaped = False
-        self._may_begin = self._expected = False  # whether a name may begin, or has to, as a comma has come
+        self._may_begin = self._expected = False  # whether a name may begin, or must (after a comma)
 
     def copy(self) -> UniqueNames:
         copied = UniqueNames()
@@ -43,7 +46,7 @@ class UniqueNames:
         return copied
 
     def write(self, text: bytes) -> bool:
-        """Appends a text. Returns False if a name comes again with it."""
+        """Appends a text. Returns False if it repeats a name."""
         if not text:
             return True
         if self.quoted and not self.escaped and b'"' not in text and b"\\" not in text:
@@ -77,7 +80,7 @@ class UniqueNames:
         return unique
 
     def _add(self, name: bytes) -> bool:
-        """Adds a name to the innermost object. Returns False if the object has it."""
+        """Adds a name to the innermost object. Returns False if the object already has it."""
         names = self._open[-1] or frozenset()
         self._open[-1], self._used, self._may_begin = names | {name}, None, False
         return name not in names
@@ -94,18 +97,18 @@ class UniqueNames:
 
     @property
     def is_restricted(self) -> bool:
-        """True where a token may break a rule that writes no whole name."""
+        """True where a token may break a rule without writing a whole name."""
         return self._name is not None or self._expected or self.escaped
 
     @property
     def used_names(self) -> list[frozenset[bytes]]:
-        """Names that have come in each open object, as JSON texts."""
+        """Names used so far in each open object, as JSON texts."""
         if self._used is None:
             self._used = [names for names in self._open if names]
         return self._used
 
     def forbidden(self) -> list[bytes]:
-        """Returns continuations after which only names that have come before would be possible."""
+        """Returns continuations after which only names already used would be possible."""
         used = self._open[-1] if self._open else None
         if not used or self.escaped or not (self._expected or self._name is not None):
             return []

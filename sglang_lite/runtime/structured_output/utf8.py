@@ -1,4 +1,4 @@
-"""Sets of characters as the bytes of their UTF-8 text."""
+"""UTF-8 byte sequences of character sets."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LAST_OF_SIZE = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 
 @lru_cache(maxsize=512)
 def byte_ranges(ranges: Ranges) -> tuple[ByteRanges, ...]:
-    """Sequences of bytes of the characters in a set, in order."""
+    """Returns the byte sequences of the characters in a set, in order."""
     return tuple(each for low, high in ranges for each in _split(low, high))
 
 
 def _split(low: int, high: int) -> Iterator[ByteRanges]:
-    """Splits a range so that each piece has all combinations of its bytes."""
+    """Splits a range so that each piece contains all combinations of its byte ranges."""
     for last in _LAST_OF_SIZE:  # characters of one size
         if low <= last < high:
             yield from _split(low, last)
             yield from _split(last + 1, high)
             return
-    for bits in range(6, 24, 6):  # that differ in whole last bytes
+    for bits in range(6, 24, 6):  # bits of the last bytes
         if low >> bits != high >> bits and high > 0x7F:
             mask = (1 << bits) - 1
             if low & mask:
@@ -43,6 +43,6 @@ def _split(low: int, high: int) -> Iterator[ByteRanges]:
 
 @lru_cache(maxsize=512)
 def pattern_of(ranges: Ranges) -> re.Pattern[bytes]:
-    """Returns a regular expression, of bytes, for any number of characters of a set."""
+    """Returns a bytes pattern that matches any number of characters of a set."""
     options = b"|".join(b"".join(b"[\\x%02x-\\x%02x]" % each for each in sequence) for sequence in byte_ranges(ranges))
     return re.compile(b"(?:%b)*" % options) if options else re.compile(b"")

@@ -1,4 +1,6 @@
-"""Tokens of a model in the form that grammar engines need. Independent of tokenizers, and small enough for a worker."""
+"""Tokens of a model in the form that grammar engines need. Independent of tokenizers, and small
+enough to send to a worker.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sglang_lite.protocol.anything import Foreign
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_MARK = re.compile("<[!-~]*>")  # which all vocabularies spell as they are
+_MARK = re.compile("<[!-~]*>")  # ASCII that all vocabularies spell unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,14 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
 
 
 def allowed(mask: NDArray[np.int32], tokens: Iterable[int]) -> list[int]:
-    """Returns those of a few tokens that a mask allows."""
+    """Returns the tokens that a mask allows, out of a few."""
     bits = memoryview(mask.data).cast("B")
     return [token for token in tokens if token >> 3 < len(bits) and bits[token >> 3] >> (token & 7) & 1]
 
 
 def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]:
-    """Returns the mask less a few tokens."""
-    bits = bytearray(mask)  # whose items are faster than an array's
+    """Returns the mask with a few tokens removed."""
+    bits = bytearray(mask)  # item access is faster than an array's
     for token in tokens:
         if token >> 3 < len(bits):
             bits[token >> 3] &= ~(1 << (token & 7))
@@ -86,8 +88,9 @@ def without(mask: NDArray[np.int32], tokens: Iterable[int]) -> NDArray[np.int32]
 
 
 def marks_of(tokenizer: Foreign) -> dict[bytes, int]:
-    """Tokens that a tokenizer finds as whole in text, such as `</think>`, and that llguidance takes for special ones by
-    their spelling, though they are text. By their text.
+    """Returns the marks of a tokenizer by their text: tokens such as `</think>` that it recognises
+    in text as a whole, and that llguidance takes for special because of their spelling, although
+    they are text.
 
     Args:
         tokenizer: content of a tokenizer's JSON, in the format of Hugging Face's `tokenizers`.
@@ -98,11 +101,12 @@ def marks_of(tokenizer: Foreign) -> dict[bytes, int]:
 
 
 def without_special_texts(tokenizer: Foreign) -> str:
-    """JSON of a tokenizer whose special tokens have names that no text has, so that it encodes no text as one of them,
-    and whose marks (`marks_of`) are tokens like others, so that it spells them by other tokens.
+    """Returns the JSON of a tokenizer that encodes no text as a special token, because these have
+    secret names. Its marks (`marks_of`) are ordinary tokens, so it spells their text with other
+    tokens.
 
     Args:
-        tokenizer: as for `marks_of`. It is changed.
+        tokenizer: as for `marks_of`. It is modified.
     """
     secret, model = secrets.token_hex(8), tokenizer["model"]
     names = {each["content"]: f"<{secret} {each['id']}>" for each in tokenizer["added_tokens"] if each["special"]}
@@ -115,7 +119,7 @@ def without_special_texts(tokenizer: Foreign) -> str:
     tokenizer["added_tokens"] = added
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(name, name): token for name, token in model["vocab"].items()}
-    else:  # a Unigram's, with scores
+    else:  # a Unigram vocabulary, with scores
         model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]

@@ -1,11 +1,11 @@
-"""Worker process that compiles constraints within limits of time and memory.
+"""Worker process that compiles constraints within limits on time and memory.
 
-It is killed if a constraint takes too long, and a compilation fails if it takes too much memory. The time limit is CPU
-time, so that a busy machine refuses nothing that an idle one accepts. A process whose memory has grown is replaced. It
-imports no torch, unless its engine is xgrammar, which does.
+It is killed if a constraint takes too long, and compiling fails if it takes too much memory. The
+time limit is CPU time, so a busy machine rejects nothing that an idle one accepts. A process whose
+memory has grown is replaced. It imports no torch, unless its engine is xgrammar, which does.
 
-It ends with its parent: it reads from a socket whose other end closes then, and while it compiles, the system kills it
-(on Linux; elsewhere its time limit does).
+It ends with its parent: its socket is closed then, and while it compiles, the system kills it (on
+Linux; elsewhere its time limit ends it).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sglang_lite.runtime.structured_output.ruled_grammar import mask_rules_of, p
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 START_SECONDS = 300.0  # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
-STILL_SECONDS = 30.0  # without any CPU time, after which a process with work to do counts as stuck
-PATIENCE = 30  # wall-clock time that a constraint may take, as a multiple of its CPU time limit
+STILL_SECONDS = 30.0  # seconds without any CPU time after which a process with work to do counts as stuck
+PATIENCE = 30  # limit on a constraint's wall-clock time, as a multiple of its CPU time limit
 LONGEST_SECONDS = 1e6  # longest time that timers accept
 MAX_GROWN = 64 << 20  # bytes that a process may grow by before it is replaced
 _DISCONNECTED = (EOFError, OSError)
@@ -43,12 +43,13 @@ _NICE = 10
 
 
 class TransientError(ConstraintError):
-    """Raised if a constraint exceeds its time or memory limit, or no worker starts. Not cached, as a retry may
-    succeed."""
+    """Raised if a constraint exceeds its time or memory limit, or if no worker starts. Not cached,
+    as a retry may succeed.
+    """
 
 
 class Worker:
-    """Handle of a worker process. Used by one thread at a time; only `close` may be called from any thread.
+    """Handle of a worker process. Must be used by one thread at a time, except for `close`.
 
     Args:
         vocabulary: vocabulary of the model.
@@ -67,10 +68,11 @@ class Worker:
         self._kill: Callable[[], object] = lambda: None
 
     def prepare(self, constraint: Constraint) -> tuple[tuple[PreparedGrammar, bytes], float]:
-        """Prepares a constraint. Returns the prepared grammar with packed positions, and the CPU seconds.
+        """Prepares a constraint. Returns the prepared grammar with packed mask rules, and the CPU
+        seconds taken.
 
         Raises:
-            ConstraintError: the constraint can't be enforced, or not within the limits.
+            ConstraintError: the constraint can't be enforced, at least not within the limits.
             EngineClosedError: `close` was called before the process started.
         """
         connection = self._connection or self._started()
@@ -101,13 +103,13 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Kills the process, whatever it is doing; a pending `prepare` fails."""
+        """Kills the process, whatever it is doing. A pending `prepare` fails."""
         with self._lock:
             self._closed = True
             self._kill()
 
     def _next(self, connection: Connection, seconds: float) -> Any:
-        """Returns the next message of the process.
+        """Returns the next message from the process.
 
         Raises:
             TimeoutError: the process takes longer than `seconds`, or has stopped using CPU time.
@@ -146,7 +148,8 @@ class Worker:
         return connection
 
     def _end(self) -> int | None:
-        """Kills the process, so that the next constraint starts a new one; returns its exit code."""
+        """Kills the process, so that the next constraint starts a new one. Returns its exit code.
+        """
         self._kill()
         if self._connection is not None:
             self._connection.close()
@@ -160,7 +163,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cpu_ticks(pid: int) -> int | None:
-    """CPU time that a process has used, in ticks (10 ms), or None if the system does not report it."""
+    """Returns the CPU time that a process has used, in ticks (10 ms), or None if the system does
+    not report it.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -178,7 +183,7 @@ def main(descriptor: int, memory_mb: int) -> None:
         descriptor: file descriptor of the socket to the parent.
         memory_mb: memory limit of the process, in MB.
     """
-    be_killed_with_parent()  # started by a thread of the compiler's pool, which ends when the compiler is closed
+    be_killed_with_parent()  # the parent is the thread that started it, which ends when the compiler is closed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
@@ -190,7 +195,7 @@ def main(descriptor: int, memory_mb: int) -> None:
         started = _resident()
         while True:
             gc.collect()
-            gc.freeze()  # memoised objects live on; scanning them would count as each constraint's time
+            gc.freeze()  # memoised objects live on; scanning them would be charged to each constraint
             response = _respond(engine, connection.recv(), timeout, memory_mb)
             connection.send((response, _resident() - started))
     os._exit(0)
@@ -198,7 +203,8 @@ def main(descriptor: int, memory_mb: int) -> None:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Ends the process, whatever it is doing, if the block takes more CPU time than `seconds`."""
+    """Kills the process, whatever it is doing, if the block takes more than `seconds` of CPU time.
+    """
     signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
     try:
         yield
@@ -207,7 +213,8 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _resident() -> int:
-    """Resident memory of this process in bytes, or 0 if the system does not report it."""
+    """Returns the resident memory of this process in bytes, or 0 if the system does not report it.
+    """
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -225,7 +232,7 @@ def _respond(
         return prepared, time.process_time() - began
     except ConstraintError as error:
         return error
-    except Exception as error:  # from a library: the request must fail with it
+    except Exception as error:  # from a library, and must fail the request
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
             return TransientError(
                 f"compiling the constraint needs more than {memory_mb} MB.",

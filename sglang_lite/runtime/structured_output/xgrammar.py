@@ -1,4 +1,5 @@
-"""Constraints through xgrammar, which compiles our grammars (constraints/), never a user's schema or regex.
+"""Enforces constraints with xgrammar, which compiles our grammars (constraints/), never a user's
+schema or regex.
 
 xgrammar ignores parts of some schemas and regexes without notice.
 """
@@ -20,12 +21,13 @@ from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import LoneMatcher, Mask, TextLengths
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
-_LONGEST = 256  # most characters that are forced in one step, as all rows wait while they are tokenised
+_LONGEST = 256  # most characters forced in one step, as all rows wait while they are tokenised
 
 
 class XgrammarMatcher(LoneMatcher):
-    """Matcher of xgrammar. If the text may end, its mask is computed at once: only the mask shows if more can
-    follow."""
+    """Matcher of xgrammar. If the text may end, its mask is computed immediately, since only the
+    mask shows whether more can follow.
+    """
 
     def __init__(self, engine: XgrammarEngine, inner: Foreign, first: Mask) -> None:
         self.engine, self.inner = engine, inner
@@ -84,7 +86,7 @@ class XgrammarMatcher(LoneMatcher):
 
 
 class XgrammarGrammar:
-    sources = ()  # it refuses them
+    sources = ()  # the engine rejects them
 
     def __init__(self, engine: XgrammarEngine, compiled: Foreign) -> None:
         self._engine = engine
@@ -100,7 +102,7 @@ class XgrammarGrammar:
         return self
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns nothing: the engine's prepared form lacks the language."""
+        """Returns no bounds: the engine's prepared form lacks the language."""
         return TextLengths()
 
     def endings(self) -> None:
@@ -112,7 +114,7 @@ class XgrammarEngine:
 
     Args:
         vocabulary: vocabulary of the model.
-        spell: function that tokenises a text which follows another, or None to force no tokens.
+        spell: function that tokenises a text that follows another, or None to force no tokens.
     """
 
     name = "xgrammar"
@@ -127,7 +129,7 @@ class XgrammarEngine:
             vocab_size=vocabulary.size,
             stop_token_ids=list(vocabulary.eos_ids),
         )
-        # One thread, as the process computes on others; no cache, as our `Compiler` has one.
+        # One thread, as the process needs the other cores; no cache, as our `Compiler` has one.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
@@ -145,7 +147,7 @@ class XgrammarEngine:
         try:
             return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
         except RuntimeError as error:
-            if "bad_alloc" in str(error):  # out of memory, which is not the grammar's fault
+            if "bad_alloc" in str(error):  # out of memory, not an error in the grammar
                 raise
             raise ConstraintError(f"xgrammar: {error}") from error
 

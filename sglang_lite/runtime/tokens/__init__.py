@@ -1,1 +1,1 @@
-"""Tokenizers of folders and GGUF files, and texts as logs of tokens. Needs no torch."""
+"""Tokenizers of folders and GGUF files, and growing texts as logs of tokens. Needs no torch."""

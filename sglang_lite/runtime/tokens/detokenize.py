@@ -9,8 +9,9 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 class IncrementalDecoder:
-    """Incremental decoder. For any split of the ids and any bytes, the concatenated results of `push` equal
-    `tokenizer.decode` of all ids, except that an incomplete UTF-8 sequence at the end is held back.
+    """Decodes tokens incrementally. For any split of the ids and any bytes, the concatenated
+    results of `push` equal `tokenizer.decode` of all ids, except that an incomplete UTF-8 sequence
+    at the end is held back.
 
     Args:
         tokenizer: tokenizer whose byte table is used.
@@ -29,7 +30,9 @@ class IncrementalDecoder:
         return text
 
     def rest_of(self, text: str) -> str:
-        """Returns what is new of a text that was decoded elsewhere, and begins with all text so far."""
+        """Returns the new part of a text that was decoded elsewhere and begins with all text so
+        far.
+        """
         new = text[self._length :]
         self._length += len(new)
         return new

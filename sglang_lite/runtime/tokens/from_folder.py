@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders."""
+"""Builds tokenizers from Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TOKENIZER_FILES = (  # a folder with a tokenizer has at least one of these
 
 
 def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
-    """Builds the tokenizer of a folder from `tokenizer.json` (or `tekken.json`, or files that transformers can
-    convert) and `tokenizer_config.json`.
+    """Builds the tokenizer of a folder from `tokenizer.json` (or `tekken.json`, or files that
+    transformers can convert) and `tokenizer_config.json`.
 
     Args:
         folder: Hugging Face folder.
-        most: size of the model's vocabulary. Added tokens beyond it are left out (text models of the Gemma 3 family
-            have one for images): their text is then ordinary text.
+        most: size of the model's vocabulary. Added tokens beyond it are dropped (text models of the
+            Gemma 3 family have one for images): their text is then ordinary text.
 
     Raises:
         ModelError: the folder has no tokenizer, or its kind is not supported.
@@ -50,7 +50,8 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
 
 
 def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """Builds the tokenizer of an encoder, which may be of any kind: its tokens decode to their names.
+    """Builds the tokenizer of an encoder, which may be of any kind since its tokens decode to their
+    names.
 
     Raises:
         ModelError: the folder has no tokenizer, or the tokenizer is damaged.
@@ -112,7 +113,7 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
         if name.endswith("_token") and isinstance(token, str | dict)
     }
     bos = special_tokens.get("bos_token")
-    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids[:-1]  # Whisper adds it behind
+    adds_bos = bos is not None and backend.token_to_id(bos) in backend.encode("a").ids[:-1]  # Whisper appends it
     eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     prefixed = _prefix_space(description)
     unknown = backend.token_to_id(_unknown_token(description["model"]))
@@ -145,7 +146,9 @@ def _content(token: Any, name: str, file: Path) -> str:
 
 
 def _template(config: Mapping[str, Any], file: Path) -> str | None:
-    """Chat template, or the default one of several named templates; None if the config has none."""
+    """Returns the chat template, or the default one of several named templates; None if the config
+    has none.
+    """
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [t for t in template if isinstance(t, dict)]
@@ -158,15 +161,18 @@ def _template(config: Mapping[str, Any], file: Path) -> str | None:
 
 
 def _unknown_token(model: Mapping[str, Any]) -> str:
-    """Text of the token for characters without a token, or "" if the tokenizer has none."""
+    """Returns the text of the token for characters without a token, or "" if the tokenizer has
+    none.
+    """
     if model.get("unk_id") is not None:  # Unigram
         return str(model["vocab"][model["unk_id"]][0])
     return model.get("unk_token") or ""
 
 
 def _converted(folder: Path) -> Backend:
-    """Backend that transformers makes from a folder's files. Runs in another process if torch is not loaded, so that an
-    engine's handle loads neither."""
+    """Returns the backend that transformers builds from a folder's files. Runs in another process
+    if torch is not loaded, so that an engine's handle loads neither torch nor transformers.
+    """
     try:
         if "torch" in sys.modules:
             return Backend.from_str(_convert(str(folder)))
@@ -180,7 +186,7 @@ def _converted(folder: Path) -> Backend:
         if done.returncode:
             raise ModelError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
         return Backend.from_str(done.stdout.decode())
-    except Exception as error:  # any error of transformers means that the folder has no usable tokenizer
+    except Exception as error:  # any error from transformers means that the folder has no usable tokenizer
         raise ModelError(
             f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}",
             hint="Fetch the tokenizer's files again, or take a folder that has a tokenizer.json.",
@@ -195,7 +201,9 @@ def _convert(folder: str) -> str:
 
 
 def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
-    """Description of the tokenizer without the space that it puts before a text, or None if it puts none."""
+    """Returns the tokenizer's description without the space that it adds before a text, or None if
+    it adds none.
+    """
     changed = False
 
     def strip(part: Any) -> Any:

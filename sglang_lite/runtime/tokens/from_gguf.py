@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files."""
+"""Builds tokenizers from GGUF files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang_lite.runtime.tokens.token_bytes import byte_level_bytes, is_control,
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
-# Pre-tokenizers by their name in `tokenizer.ggml.pre`: the patterns that split text before BPE, and whether whole words
+# Pre-tokenizers by name in `tokenizer.ggml.pre`: the patterns that split text before BPE, and whether whole words
 # in the vocabulary skip the merges.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -69,17 +69,18 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "deepseek-coder": ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}"), False),
     "deepseek-v3": ((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3), False),
 }
-_LONGEST_PIECE = 512  # characters of a SentencePiece token: every way to cut it is tried
+_LONGEST_PIECE = 512  # most characters of a SentencePiece token, as every way to cut it is tried
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str, *, later: bool = False) -> Tokenizer:
-    """Builds the tokenizer that a GGUF file describes, pre-tokenizer included.
+    """Builds the tokenizer that a GGUF file describes, including its pre-tokenizer.
 
     Args:
         metadata: metadata of the file.
         label: name of the file for messages.
-        later: whether the part that encodes texts is built, and checked, when a text is first encoded.
+        later: whether the part that encodes texts is built and checked only when a text is first
+            encoded.
 
     Raises:
         ModelError: the tokenizer or pre-tokenizer is damaged or not supported.
@@ -145,7 +146,7 @@ def _from_gguf(metadata: Mapping[str, Any], label: str, *, later: bool) -> Token
 
 
 def _with_tokens(make: Callable[[], Backend], added: list[AddedToken], label: str) -> Backend:
-    """Makes a backend, with tokens that are found in text before all others."""
+    """Builds a backend with added tokens, which are found in text before all others."""
     with tokenizer_errors(label):
         try:
             backend = make()
@@ -207,7 +208,9 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
 def _sentencepiece_backends(
     metadata: Mapping[str, Any], tokens: list[str], label: str
 ) -> tuple[Callable[[], Backend], Callable[[], Backend] | None]:
-    """Functions that make the backend for the beginning of a text, and the one for what follows, if they differ."""
+    """Returns functions that build the backend for the beginning of a text and, if different, the
+    one for what follows.
+    """
     scores = metadata["tokenizer.ggml.scores"]
     if str(metadata.get("general.architecture")).startswith("gemma"):
         scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
@@ -217,8 +220,9 @@ def _sentencepiece_backends(
 
 
 def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, prefix_space: bool) -> Backend:
-    """Builds a SentencePiece BPE backend. SentencePiece joins the neighbours whose union has the best score, so merges
-    are ranked by that score."""
+    """Builds a SentencePiece BPE backend. SentencePiece joins the neighbours whose union has the
+    best score, so merges are ranked by that score.
+    """
     vocab = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[float, int, int, str, str]] = []
     for token, i in vocab.items():

@@ -1,4 +1,6 @@
-"""Tokenizers of Mistral's `tekken.json`, which lists tokens as bytes by rank, as tiktoken does, and no merges."""
+"""Builds tokenizers from Mistral's `tekken.json`, which lists tokens as bytes by rank, like
+tiktoken, and has no merges.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ TEKKEN = "tekken.json"
 SPECIAL_TOKENS = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>",
 }  # fmt: skip
-_FIRST_SPECIALS = (  # by id, in files that don't list them
+_FIRST_SPECIALS = (  # by id, for files that don't list them
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-_LONGEST_TOKEN = 1024  # bytes: every way to cut a token is tried
+_LONGEST_TOKEN = 1024  # most bytes of a token, as every way to cut it is tried
 
 
 def tekken_backend(file: Path) -> Backend:
-    """Builds the tokenizer that a `tekken.json` describes. It puts `<s>` before texts.
+    """Builds the tokenizer that a `tekken.json` describes. It adds `<s>` before texts.
 
     Raises:
         ModelError: the file is damaged.
@@ -60,7 +62,9 @@ def tekken_backend(file: Path) -> Backend:
 
 
 def _specials(content: Mapping[str, Any], count: int) -> list[str]:
-    """Texts of the special tokens, by id. Raises ValueError unless the listed ones are the first of `count`."""
+    """Returns the texts of the special tokens by id. Raises ValueError unless the listed ones are
+    the first of `count`.
+    """
     listed = content.get("special_tokens")
     texts = dict(enumerate(_FIRST_SPECIALS))
     if listed is not None:
@@ -71,7 +75,9 @@ def _specials(content: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _merges(tokens: list[bytes], file: Path) -> list[tuple[int, int]]:
-    """Ranks of neighbours that are joined, in the order of their union's: the lowest comes first."""
+    """Returns the ranks of the neighbours to join, in order of the rank of their union, the lowest
+    first.
+    """
     rank = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[int, int]] = []
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Options of an engine for images, videos and sounds, as SGLang's settings give them."""
+"""Options of an engine for images, videos and sounds, as given by SGLang's settings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class ImageOptions:
     """Options for images, videos and sounds.
 
     Attributes:
-        processors: by kind, settings that replace those of the model's processor.
-        most: by kind, largest number in a prompt; no limit for others.
-        text_alone: whether a model that takes more is given text alone.
-        wanted_by: name of the setting that a model which takes text alone is refused for; None to take it.
+        processors: settings that replace those of the model's processor, by kind.
+        most: maximum number in a prompt, by kind; other kinds have no limit.
+        text_alone: whether a model that takes media is given only text.
+        wanted_by: name of the setting because of which a text-only model is rejected; None to
+            accept it.
     """
 
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -32,10 +33,10 @@ class ImageOptions:
 
 
 def by_kind(name: str, value: UserValue) -> dict[str, UserValue]:
-    """Values of a setting by kind of media, given as a mapping or as JSON; {} for None.
+    """Returns the values of a setting by kind of media, given as a mapping or as JSON; {} for None.
 
     Raises:
-        ParameterError: it is another thing.
+        ParameterError: the value is something else.
     """
     found = value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Images, videos and sounds among the spans of a prompt."""
+"""Images, videos and sounds as spans of a prompt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sglang_lite.protocol.record import Record
 
 
 class Grid(NamedTuple):
-    """Features in rows and columns, whose tokens lie side by side and are told apart by position.
+    """Features in rows and columns, whose tokens are adjacent and are distinguished by position.
 
     Attributes:
         rows, columns: size of a plane.
-        times: positions in time of its planes, of which an image has one.
+        times: positions in time of its planes; an image has one plane.
     """
 
     rows: int
@@ -30,11 +30,11 @@ class MediaItem(Record, frozen=True):
 
     Attributes:
         medium: its bytes.
-        key: hash of the bytes and of the settings that they are prepared with.
+        key: hash of the bytes and of the settings with which they are prepared.
         count: number of its features, each of which takes one token.
-        token_id: token that the model's text has in their places.
-        grids: all its features in grids, if the model tells them apart by position; else empty.
-        both_ways: whether its tokens, which lie side by side, attend to each other in both directions.
+        token_id: token that the model's text has in their place.
+        grids: all its features in grids, if the model distinguishes them by position; else empty.
+        both_ways: whether its tokens, which are adjacent, attend to each other in both directions.
     """
 
     medium: Media
@@ -51,7 +51,7 @@ class ImageSpan(Span, frozen=True):
     Attributes:
         text: name of the token that the model's text has in their place.
         ids: virtual ids.
-        item: the medium, in the span of its first part; None in those of the others.
+        item: the medium, in the span of its first part; None in the spans of its other parts.
     """
 
     item: MediaItem | None = None

@@ -1,4 +1,4 @@
-"""Bytes of tokens, and recognition of control tokens, from the description of a tokenizer."""
+"""Finds the bytes of tokens, and recognises control tokens, from the description of a tokenizer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ _BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
 
 
 def is_control(token: str, template: object) -> bool:
-    """Returns True if an added token is a control token although its tokenizer does not mark it as special, as some
-    that begin turns. Blanks, words and marks that models write themselves are text."""
+    """Returns True if an added token is a control token although its tokenizer does not mark it as
+    special, such as some that begin turns. Blanks, words and marks that models write themselves are
+    text.
+    """
     if token in NON_TURN_MARKS:
         return False
     written = isinstance(template, str) and token in template
@@ -66,7 +68,9 @@ def byte_table(backend: Backend, description: dict[str, Json], label: str) -> li
 
 @lru_cache(maxsize=1)
 def _byte_level_alphabet() -> dict[int, int]:
-    """Maps code points of GPT-2's printable stand-ins to the 256 bytes, and others below 256 to one that is no byte."""
+    """Maps the code points of GPT-2's printable stand-ins to the 256 bytes, and other code points
+    below 256 to a value that is not a byte.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: byte if byte in printable else 0x100 for byte in range(256)} | {
@@ -78,11 +82,11 @@ def byte_level_bytes(token: str) -> bytes:
     try:
         return token.translate(_byte_level_alphabet()).encode("latin-1")
     except UnicodeEncodeError:
-        return token.encode()  # a token outside the byte alphabet stands for itself
+        return token.encode()  # a token outside the byte alphabet represents itself
 
 
 def byte_level_text(token: bytes) -> str:
-    """GPT-2's printable stand-ins for the bytes of a token."""
+    """Returns GPT-2's printable stand-ins for the bytes of a token."""
     return token.decode("latin-1").translate(_stand_ins())
 
 

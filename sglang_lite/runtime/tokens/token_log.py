@@ -1,4 +1,5 @@
-"""Token ids of a growing prompt: generated text keeps its ids, and the text in between is tokenised as one.
+"""Token ids of a growing prompt. Generated text keeps its ids, and the text between generations is
+tokenised as one.
 
 Used both for single calls and for whole programs, so that their tokens, cache hits and scores agree.
 """
@@ -22,7 +23,7 @@ class TokenLog:
     Args:
         tokenizer: tokenizer of the model.
         spans: first spans of the prompt.
-        all_special: whether every text can name special tokens, whatever its span specifies.
+        all_special: whether every text can name special tokens, regardless of its span.
 
     Attributes:
         fixed: final token ids, up to the last generated token.
@@ -35,7 +36,7 @@ class TokenLog:
         self.open: list[Span] = []  # text after these
         self.media: tuple[MediaItem, ...] = ()  # images among these ids
         self._known: array[int] | None = None  # ids of the open text, if encoded
-        self._placeholder: Span | None = None  # token that the model's text has where the fixed ids end with an image
+        self._placeholder: Span | None = None  # token in the model's text for the image with which the fixed ids end
         self.append(spans)
 
     def append(self, spans: Iterable[Span]) -> None:
@@ -70,8 +71,9 @@ class TokenLog:
             raise ParameterError("input_ids", f"{shown(ids)} are no token ids.") from None
 
     def encode(self, spans: Iterable[Span], *, alone: bool = False) -> array[int]:
-        """Encodes spans that follow the fixed ids, or that form a prompt by themselves if `alone`. The
-        beginning-of-sequence id is added once, before the first text."""
+        """Encodes spans that follow the fixed ids, or that form a separate prompt if `alone`. The
+        beginning-of-sequence id is added once, before the first text.
+        """
         if alone or self._placeholder is None:
             return self.encode_after(spans, first=alone or not self.fixed)
         return self.encode_after([self._placeholder, *spans], first=False)[1:]
@@ -83,7 +85,7 @@ class TokenLog:
         return self._tokenizer.encode_spans(spans, first=first)
 
     def ids(self) -> array[int]:
-        """Token ids of the whole prompt."""
+        """Returns the token ids of the whole prompt."""
         return self.fixed + self._open_ids() if self.open or not self.fixed else self.fixed[:]
 
     def _open_ids(self) -> array[int]:
@@ -97,19 +99,20 @@ class TokenLog:
         return self._known is not None or (not self.open and bool(self.fixed))
 
     def learn(self, text: Sequence[Span], ids: array[int]) -> None:
-        """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called only after fixed ids
-        that don't end with an image."""
+        """Replaces the open text by `text`, with ids that were encoded elsewhere. Must be called
+        only if the fixed ids don't end with an image.
+        """
         self.open, self._known = list(text), ids
 
     def copy(self) -> TokenLog:
-        """Independent copy."""
+        """Returns an independent copy."""
         twin = copy.copy(self)
         twin.fixed, twin.open = self.fixed[:], list(self.open)
         return twin
 
 
 def kept_spans(tokenizer: Tokenizer, ids: tuple[int, ...], text: str, *, skip_special: bool = True) -> tuple[Span, ...]:
-    """Spans of a generation for the prompt that follows it.
+    """Returns the spans of a generation for the prompt that follows it.
 
     The longest prefix of its tokens whose text lies within `text` (a stop may cut inside a token) keeps its ids. The
     rest of the text is tokenised together with the text that follows, and can't name special tokens.

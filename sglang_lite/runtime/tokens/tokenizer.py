@@ -1,4 +1,4 @@
-"""Encoding of text to token ids, and decoding of token ids to bytes.
+"""Encodes text to token ids and decodes token ids to bytes.
 
 The `tokenizers` library encodes; decoding uses a table of bytes, one entry per id, so that any split of the ids gives
 the same bytes. Independent of requests and models.
@@ -21,8 +21,8 @@ from tokenizers.models import BPE
 
 from sglang_lite.protocol import ParameterError, Span
 
-# Long text is encoded in blocks, so that only the last block of a growing text is encoded again. Blocks are cut where
-# no token can span the cut: between a letter and a single blank.
+# Long text is encoded in blocks, so that only the last block of a growing text must be encoded again. Blocks end where
+# no token can span the end: between a letter and a single blank.
 BLOCK = 512  # characters; 2 % slower than encoding new texts as a whole (256: 5 %)
 _LONGEST_KEPT = 16_384
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
@@ -31,22 +31,22 @@ _PROBE = "The cat's mat\nis 3 cm wide\nand it is caf\u00e9 au lait"
 
 
 class Tokenizer:
-    """A tokenizer with its byte table and special tokens.
+    """Tokenizer with its byte table and special tokens.
 
     Args:
-        backend: the `tokenizers` object, or what makes it when a text is first encoded.
+        backend: the `tokenizers` object, or a function that builds it when a text is first encoded.
         token_bytes: bytes of each token, by id; special tokens as their text.
-        special_ids: ids that are left out of decoded text.
-        bos_id: beginning-of-sequence id, put before a prompt's first text; None for no id.
+        special_ids: ids that are omitted from decoded text.
+        bos_id: beginning-of-sequence id, added before a prompt's first text; None for no id.
         eos_ids: ids that end a text.
         special_tokens: `bos_token`, `eos_token` … for the chat template.
         chat_template: the model's own Jinja template.
-        continuation: backend for text that continues other text, or what makes it, if that differs (SentencePiece adds
-            a space to the start of a text).
+        continuation: backend for text that continues other text, or a function that builds it, if
+            it differs (SentencePiece adds a space to the start of a text).
         starts_segments: whether text after a special token is encoded like the start of a text.
-        control: control tokens by id: text can name them, but text of a span without `special` never becomes one; None
-            for the tokens of `special_ids`.
-        unknown_ids: ids in `control` that stand for characters without a token.
+        control: control tokens by id: text can name them, but text of a span without `special`
+            never becomes one; None for the tokens of `special_ids`.
+        unknown_ids: ids in `control` that represent characters without a token.
 
     Attributes:
         knows_text: False for the substitute of a missing tokenizer (NoTokenizer).
@@ -100,7 +100,9 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all tokens with their ids: equal for two tokenizers only if each id means the same in both."""
+        """Hash of all tokens with their ids. Equal for two tokenizers only if each id means the
+        same in both.
+        """
         found = hashlib.sha256(repr((sorted(self.special_ids), len(self.token_bytes))).encode())
         for token in self.token_bytes:
             found.update(len(token).to_bytes(4, "big") + token)
@@ -116,18 +118,22 @@ class Tokenizer:
         return list(self._control_id)
 
     def control_text(self, token: int) -> str:
-        """Text that names a control token. Raises KeyError if the token is none."""
+        """Returns the text that names a control token. Raises KeyError if the token is not a
+        control token.
+        """
         return self._control[token].content
 
     def tokens_with(self, byte: int) -> NDArray[np.bool_]:
-        """Mask of the tokens whose bytes contain `byte`, bool [vocab_size]. Computed once per byte."""
+        """Returns the mask of the tokens whose bytes contain `byte`, bool [vocab_size]. Computed
+        once per byte.
+        """
         if byte not in self._with_byte:
             found = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
             self._with_byte[byte] = found
         return self._with_byte[byte]
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
-        """Encodes one text that can name special tokens, as `encode_spans`."""
+        """Encodes one text that can name special tokens, like `encode_spans`."""
         return self.encode_spans((Span(text),), first=first).tolist()
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> array[int]:
@@ -135,8 +141,8 @@ class Tokenizer:
 
         Args:
             spans: spans of the text; their ids are ignored.
-            first: whether they start a prompt; then the beginning-of-sequence id is put before them, unless they begin
-                with it.
+            first: whether they start a prompt. Then the beginning-of-sequence id is added before
+                them, unless they begin with it.
 
         Raises:
             ParameterError: a text has unpaired surrogates.
@@ -159,8 +165,9 @@ class Tokenizer:
         return ids
 
     def _parts(self, spans: Iterable[Span]) -> Iterator[tuple[str, int | None]]:
-        """Yields each text with the control token after it; None after the last text. A control token is recognised
-        only if it lies wholly in spans that can name special tokens."""
+        """Yields each text with the control token after it, or None after the last text. A control
+        token is recognised only if it lies entirely in spans that can name special tokens.
+        """
         text = ""
         for special, group in groupby((span for span in spans if span.text), key=lambda span: span.special):
             run = "".join([span.text for span in group])
@@ -185,7 +192,7 @@ class Tokenizer:
     def _encode_uncached(self, text: str, first: bool) -> array[int]:
         backend = self.backend if first else self.continuation
         try:
-            # Only the batch method releases the GIL; without it an engine's loop would wait.
+            # Only the batch method releases the GIL; otherwise an engine's loop would wait.
             encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
         except TypeError:  # raised by `tokenizers` for text that can't be encoded as UTF-8
             raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
@@ -203,7 +210,7 @@ class Tokenizer:
 
     @cached_property
     def _cuts(self) -> bool:
-        """True if text encoded in blocks gives the same ids as the whole text."""
+        """True if encoding text in blocks gives the same ids as encoding it whole."""
         tokens = b"\0".join(b for i, b in enumerate(self.token_bytes) if i not in self._control)
         if _SPANS_CUT.search(tokens):
             return False
@@ -212,7 +219,9 @@ class Tokenizer:
         return sum(blocks, array("i")) == self._encode_uncached(_PROBE, True)
 
     def ends_character(self, token: int) -> bool:
-        """True if a token has text that certainly ends with a whole character, whatever comes before."""
+        """Returns True if a token has text that certainly ends with a whole character, whatever
+        comes before it.
+        """
         text = self._text_bytes[token] if token < len(self._text_bytes) else b""
         try:
             return bool(text.decode())
@@ -220,7 +229,7 @@ class Tokenizer:
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Decodes ids to text; invalid UTF-8 becomes U+FFFD."""
+        """Decodes ids to text. Invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
@@ -232,7 +241,8 @@ class Tokenizer:
 
 
 class NoTokenizer(Tokenizer):
-    """Substitute for the tokenizer of a checkpoint that has none: ids decode to nothing, and text is refused.
+    """Substitute for the tokenizer of a checkpoint that has none: ids decode to nothing, and text
+    is rejected.
 
     Args:
         vocab_size: size of the model's vocabulary.
@@ -260,7 +270,8 @@ def _make_backend(given: Backend | Callable[[], Backend]) -> Backend:
 
 
 def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Pattern that finds the tokens in a text, the longest first; None without tokens."""
+    """Returns a pattern that finds the tokens in a text, the longest first, or None without tokens.
+    """
     longest_first = sorted((token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True)
     found = [rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in longest_first]
     return re.compile("|".join(found)) if found else None

@@ -50,7 +50,7 @@ _NAMES = {"stop_sequences": "stop"}
 async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
     body, rendered, ids = await read(service, call, _read)
-    service.adapter_of(body.model)  # refused here
+    service.adapter_of(body.model)  # rejects an unknown model
     prompt: Prompt | Sequence[int] = ids
     if rendered.prompt.images:
         prompt = await service.images.prompt(rendered.prompt)
@@ -73,15 +73,17 @@ async def create(service: Service, call: HttpRequest) -> Response:
 async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
     model, found = await read(service, call, _count)
-    service.adapter_of(model)  # refused here
+    service.adapter_of(model)  # rejects an unknown model
     if isinstance(found, Prompt):
         found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
     return answer({"input_tokens": found})
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> tuple[MessagesRequest, RenderedConversation, Sequence[int]]:
-    """Request without conversation and tools, the rendered conversation, and its token ids, whose number the answer
-    begins with; none yet if images are to be fetched."""
+    """Returns the request without its conversation and tools, the rendered conversation, and the
+    token ids, whose number the answer begins with. The ids are empty if images are still to be
+    fetched.
+    """
     body = call.read(MESSAGES)
     if body.max_tokens < 1:
         raise ParameterError("max_tokens", f"{body.max_tokens} is less than 1.", hint="Give 1 or more.")
@@ -97,7 +99,9 @@ def _images(reader: RequestReader) -> RequestImages:
 
 
 def _count(reader: RequestReader, call: HttpRequest) -> tuple[str | None, int | Prompt]:
-    """Name of the model, and the number of tokens of the prompt; the prompt if its images are still to be fetched."""
+    """Returns the model's name and the number of the prompt's tokens, or the prompt itself if its
+    images are still to be fetched.
+    """
     body = call.read(COUNTED)
     prompt = reader.render(conversation_of(body, call.unused, _images(reader)), call.unused).prompt
     return body.model, prompt if addresses(prompt) else len(reader.ids(prompt))
@@ -124,7 +128,7 @@ def _event(content: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class _Message:
-    """Message, as far as it has arrived.
+    """Message as received so far.
 
     Args:
         service: service of the server.
@@ -134,7 +138,7 @@ class _Message:
 
     Attributes:
         head: the message without content, for the first event.
-        response: the complete message, once `end` was called.
+        response: the complete message, once `end_message` was called.
         blocks: content blocks of the message.
     """
 
@@ -146,7 +150,7 @@ class _Message:
     head: dict[str, Any] = field(init=False)
     response: dict[str, Any] = field(init=False)
     _open: bool = field(default=False, init=False)  # the last block is incomplete
-    _arguments: str = field(default="", init=False)  # arguments of the last block, if that is a call
+    _arguments: str = field(default="", init=False)  # arguments of the last block, if it is a call
 
     def __post_init__(self) -> None:
         self.head = {
@@ -167,7 +171,9 @@ class _Message:
             yield from self._closed()
 
     async def end(self, generation: Generation) -> dict[str, Any]:
-        """Event of the message's end. Sets `response`, after all content was read."""
+        """Returns the event that ends the message, and sets `response`. Called after all content
+        was read.
+        """
         end, usage = _end(self.sample, generation, self.body.max_tokens), await self._usage(generation.usage)
         self.response = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
@@ -226,12 +232,14 @@ class _Message:
         }
 
 
-# The cache has no cost for writing.
+# Writing to the cache costs nothing.
 _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
 def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
-    """Stop reason of a message, and its stop sequence."""
+    """Returns the fields that tell why a message ended: its stop reason, its stop sequence, and
+    what a limit has cut off.
+    """
     reason, matched = sample.finish(generation), None
     found = "end_turn"
     if reason == "tool_calls":

@@ -163,7 +163,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
     @property
     def budget_tokens(self) -> int | None:
-        """Limit of thoughts, in tokens."""
+        """Limit on thinking, in tokens."""
         return None if self.thinking is None else self.thinking.budget_tokens
 
     @property
@@ -176,11 +176,11 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
 
 def conversation_of(body: CountTokensRequest, unused: list[str], images: RequestImages) -> Conversation:
-    """Conversation that a request continues.
+    """Converts a request to the conversation that it continues.
 
     Args:
         unused: list to which the names of fields and blocks without effect are appended.
-        images: takes the messages' images.
+        images: collects the messages' images.
 
     Raises:
         ParameterError: a message, tool or choice is invalid.
@@ -249,7 +249,9 @@ def _choice(
 
 
 def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[Tool], dict[str, str]]:
-    """Tools of the caller, and the types of Anthropic's hosted tools by name, which are never called."""
+    """Separates the caller's tools from Anthropic's hosted ones, whose types it returns by name;
+    those are never called.
+    """
     tools: list[Tool] = []
     hosted: dict[str, str] = {}
     for i, each in enumerate(given):
@@ -281,14 +283,18 @@ def _system(system: str | list[TextBlock] | None, unused: list[str]) -> str:
 
 
 def _is_billing(text: str) -> bool:
-    """True for a line that changes with every request: in the prompt it would prevent every cache hit."""
+    """Returns whether a text is a billing line, which changes with every request and would prevent
+    every cache hit.
+    """
     return text.startswith(f"{BILLING_HEADER}:") and "\n" not in text.strip()
 
 
 def _template_messages(
     message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str], images: RequestImages
 ) -> list[dict[str, Any]]:
-    """Message in the form that templates take; each tool result becomes a message of its own."""
+    """Converts a message to the form that templates take; each tool result becomes a message of its
+    own.
+    """
     if isinstance(message, AssistantMessage):
         return [_assistant(message, where, unused)]
     role = "system" if isinstance(message, SystemMessage) else "user"
@@ -316,7 +322,7 @@ def _template_messages(
 
 
 def _require_texts(blocks: Sequence[msgspec.Struct], where: str) -> None:
-    """Raises ParameterError if a block is a text without characters."""
+    """Raises ParameterError if a text block is empty."""
     for i, block in enumerate(blocks):
         if isinstance(block, TextBlock) and not block.text:
             raise ParameterError(f"{where}[{i}].text", "is empty.", hint="Give text, or leave the block out.")
@@ -347,7 +353,7 @@ def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict
             function = {"name": block.name, "arguments": block.input}
             calls.append({"type": "function", "id": block.id, "function": function})
         else:
-            unused.append(f"{where}[{i}] redacted_thinking")  # thinking that only the model that wrote it can decrypt
+            unused.append(f"{where}[{i}] redacted_thinking")  # only the model that wrote this thinking can decrypt it
     shown: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thought := "\n".join(filter(None, thoughts)):
         shown["reasoning_content"] = thought

@@ -1,5 +1,6 @@
-"""Images, videos and sounds at addresses of the web in requests, whose bytes take their place before an engine has
-them."""
+"""Fetcher of images, videos and sounds that requests give as web addresses. Their bytes replace the
+addresses before an engine gets the request.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ from sglang_lite.server.settings import ServerSettings
 P = TypeVar("P")  # Prompt, or a prompt that has no images
 _MAX_ADDRESSES = 64  # addresses of a request
 _AT_ONCE = 16  # requests whose images are fetched at the same time
-_AT_ONCE_PER_KEY = 4  # of them, those of one of several keys
+_AT_ONCE_PER_KEY = 4  # of these, the requests of one key if there are several keys
 
 
 class ImageFetcher:
-    """Fetcher of the images of requests, on threads of its own.
+    """Fetches the images of requests, on its own threads.
 
     Args:
         settings: settings of the server, with the domains.
-        check: function that raises SglError for a prompt with images that the engine would refuse in any case.
+        check: function that raises SglError for a prompt with images that the engine would refuse
+            in any case.
     """
 
     def __init__(self, settings: ServerSettings, check: Callable[[Prompt], object]) -> None:
@@ -45,7 +47,7 @@ class ImageFetcher:
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, most))
 
     async def prompt(self, prompt: Prompt) -> Prompt:
-        """Prompt with the bytes of its images.
+        """Returns the prompt with the bytes of its images.
 
         Raises:
             CapabilityError: an image is at a domain that is not allowed.
@@ -55,14 +57,16 @@ class ImageFetcher:
         return _with(prompt, await self._fetched([prompt]))
 
     async def requests(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
-        """Requests with the bytes of their images. Raises as `prompt`."""
+        """Returns requests with the bytes of their images. Raises like `fetch_prompt`."""
         found = await self._fetched([each.prompt for each in requests])
         return [replace(each, prompt=_with(each.prompt, found)) if found else each for each in requests]
 
     async def branches(self, branches: Sequence[Sequence[Node]]) -> Sequence[Sequence[Node]]:
-        """Nodes of branches of a program with the bytes of their images. Raises as `prompt`."""
+        """Returns the nodes of a program's branches with the bytes of their images. Raises like
+        `fetch_prompt`.
+        """
         images = [Prompt((), images=(image,)) for nodes in branches for image in _images(nodes)]
-        found = await self._fetched(images)  # how many are in one prompt, only the engine knows
+        found = await self._fetched(images)  # only the engine knows how many are in one prompt
         return [_filled(nodes, found) for nodes in branches] if found else branches
 
     async def _fetched(self, prompts: Sequence[object]) -> Mapping[str, bytes]:
@@ -92,7 +96,9 @@ class ImageFetcher:
         return found
 
     def _hold(self, size: int) -> None:
-        """Counts bytes until the request that is handled now has ended."""
+        """Counts the size of fetched files until the current request has ended. Raises
+        OverloadedError if the total is too large.
+        """
         if self._held + size > self._most:
             raise OverloadedError(
                 f"the files of open requests would take more than {self._most:,} bytes.",
@@ -107,18 +113,18 @@ class ImageFetcher:
         self._held -= size
 
     def close(self) -> None:
-        """Ends the threads, when they have fetched what they have begun."""
+        """Ends the threads once they have finished their current fetches."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _over(turn: asyncio.Semaphore, fetching: asyncio.Future[Any]) -> None:
     turn.release()
     if not fetching.cancelled():
-        fetching.exception()  # perhaps nobody waits for it any more
+        fetching.exception()  # marks the error as retrieved, since nobody may be waiting any more
 
 
 def addresses(prompt: object) -> list[str]:
-    """Addresses of a prompt's images."""
+    """Returns the addresses of a prompt's images."""
     return [each.address for each in prompt.images if each.address] if isinstance(prompt, Prompt) else []
 
 

@@ -15,13 +15,13 @@ Part: TypeAlias = str | dict[str, Any]  # text, or {"type": "image"} …
 
 
 class RequestImages:
-    """Images, videos and sounds of a request, in the order in which its messages have them.
+    """Images, videos and sounds of a request, in the order of its messages.
 
     Args:
         accepted: kinds that the model takes.
 
     Attributes:
-        found: those so far.
+        found: media so far.
     """
 
     def __init__(self, accepted: frozenset[MediaKind]) -> None:
@@ -31,7 +31,7 @@ class RequestImages:
     def part(
         self, source: object, name: str, where: str, *, role: str = "user", kind: MediaKind = "image"
     ) -> dict[str, str]:
-        """Part of a message that stands for an image, a video or a sound.
+        """Adds an image, a video or a sound, and returns the part of a message that stands for it.
 
         Args:
             source: data URL, or base64 of the bytes; or an object with it as `url` or `data`.
@@ -41,9 +41,10 @@ class RequestImages:
             kind: kind of the medium.
 
         Raises:
-            CapabilityError: the model takes none of this kind, the message is no user's, or the source is an address
-                of another place than the web.
-            ParameterError: the source is none of this kind, or its object has a field that is not supported.
+            CapabilityError: the model takes none of this kind, the message is not a user's, or the
+                source is an address outside the web.
+            ParameterError: the source is not of this kind, or its object has a field that is not
+                supported.
         """
         if kind not in self._accepted:
             reads = "reads" if self._accepted else "reads only text,"
@@ -65,13 +66,15 @@ def _source(given: object, where: str) -> object:
 
 
 def unread_part(kind: str, where: str) -> CapabilityError:
-    """Error for a part of a message that no model reads here, or not in that place."""
+    """Returns the error for a part of a message that no model reads here, or not in that place."""
     hint = "Send text, and images in a user's message if the model reads them."
     return CapabilityError(f"no {kind} is read here.", parameter=where, hint=hint)
 
 
 def joined(parts: Sequence[Part]) -> str | list[dict[str, Json]]:
-    """Content of a message: its texts, each on a line of its own; a list of parts if it has others."""
+    """Joins the parts of a message into its content: a text in which each part has its own line, or
+    a list of parts if some are not text.
+    """
     content: list[dict[str, Any]] = []
     for part in parts:
         if not isinstance(part, str):

@@ -1,4 +1,6 @@
-"""Reader of an answer's samples: text becomes reasoning, content, and tool calls with ids, while it arrives."""
+"""Reader of an answer's samples: splits text into reasoning, content, and tool calls with ids,
+while it arrives.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from sglang_lite.text.tool_calls import CallPiece, Pieces
 
 @dataclass(slots=True)
 class PartialToolCall:
-    """Tool call, as far as it has arrived.
+    """Tool call as received so far.
 
     Attributes:
         index: index among the calls of its sample.
@@ -33,7 +35,7 @@ class PartialToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """News of a call: its beginning, or further arguments."""
+    """Update of a call: its beginning, or further arguments."""
 
     call: PartialToolCall
     arguments: str
@@ -61,7 +63,9 @@ class SampleDelta:
 
     @property
     def in_order(self) -> Iterator[DeltaPiece]:
-        """Pieces in the order of the text: further arguments of a call that has begun earlier come before content."""
+        """Pieces in the order of the text: further arguments of a call that began earlier come
+        before content.
+        """
         if self.reasoning:
             yield "reasoning", self.reasoning
         begun = next((at for at, part in enumerate(self.calls) if part.begins), len(self.calls))
@@ -74,19 +78,22 @@ class SampleDelta:
 
 
 def logprobs_of(generation: Generation) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of a generation's tokens. Without generated tokens, the engine reports those of the token that
-    would follow, which OpenAI's protocols leave out."""
+    """Returns the log-probabilities of a generation's tokens. If no tokens were generated, the
+    engine reports those of the token that would follow, which OpenAI's protocols leave out.
+    """
     return generation.output_logprobs if generation.token_ids else ()
 
 
 @dataclass(slots=True)
 class SampleReader:
-    """Reader of one sample, from its events.
+    """Reads one sample from its events.
 
     Args:
         rendered: conversation that the sample continues.
-        separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
-        stream_reasoning: whether to return reasoning as it arrives; otherwise only when it has ended.
+        separate: whether to split reasoning off; otherwise reasoning counts as content, with its
+            marks.
+        stream_reasoning: whether to return reasoning as it arrives; otherwise only once it has
+            ended.
         prefix: prefix of the ids of calls.
 
     Attributes:
@@ -103,7 +110,7 @@ class SampleReader:
     calls: list[PartialToolCall] = field(default_factory=list, init=False)
     reasoning: str = field(default="", init=False)
     logprobs: int = field(default=0, init=False)
-    _reasoning: str = field(default="", init=False)  # reasoning that is returned when it has ended
+    _reasoning: str = field(default="", init=False)  # reasoning that is returned once it has ended
     _inputs: dict[int, str] = field(default_factory=dict, init=False)  # custom tools' incomplete inputs
     length: int = field(default=0, init=False)
     _reader: AnswerReader = field(init=False)
@@ -112,7 +119,7 @@ class SampleReader:
         self._reader = self.rendered.reader(separate=self.separate)
 
     def read(self, each: Delta | Generation) -> SampleDelta:
-        """Delta of an event of a stream."""
+        """Returns what an event adds to the sample."""
         if isinstance(each, Delta):
             self.length += len(each.text)
             self.logprobs += len(each.logprobs)
@@ -121,7 +128,7 @@ class SampleReader:
         return first + self._parts(self._reader.flush(), ended=True)
 
     def finish(self, generation: Generation) -> Literal["stop", "length", "abort", "tool_calls"]:
-        """Finish reason of the sample, as OpenAI's protocols report it."""
+        """Returns the sample's finish reason as OpenAI's protocols report it."""
         if generation.finish_reason == "stop" and self.calls and not self.cut:
             return "tool_calls"
         return generation.finish_reason
@@ -132,8 +139,10 @@ class SampleReader:
         return self._reader.open
 
     def shortened(self, generation: Generation) -> dict[str, list[str]]:
-        """Field of an answer as `shortened_of` makes it. The engine takes a call without the format's marks for free
-        text: if a limit cuts it, the whole answer is marked here, as that of any other call."""
+        """Returns the field that `shortened_of` makes. The engine takes a call without the format's
+        marks for free text: if a limit cuts it, the whole answer is marked here, like that of any
+        other call.
+        """
         found = shortened_of(generation)
         return {"shortened": [""]} if not found and self.cut and generation.finish_reason == "length" else found
 
@@ -168,7 +177,7 @@ class SampleReader:
         return CallDelta(call, arguments)
 
     def _input(self, name: str, text: str) -> list[CallDelta]:
-        """Parts of text that is the input of a custom tool."""
+        """Returns the deltas for text that is the input of a custom tool."""
         begun = [] if self.calls else [self._begin(name, custom=True)]
         return [*begun, *([self._more(self.calls[0], text)] if text else [])]
 
@@ -185,13 +194,13 @@ class SampleReader:
         return found
 
     def _whole_inputs(self) -> list[CallDelta]:
-        """Complete inputs of custom tools whose calls have ended."""
+        """Returns the complete inputs of custom tools whose calls have ended, and clears them."""
         found, self._inputs = self._inputs, {}
         return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]
 
 
 def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) -> list[dict[str, Json]]:
-    """Log-probabilities of tokens in the form of OpenAI's protocols."""
+    """Converts log-probabilities of tokens to the form of OpenAI's protocols."""
 
     def entry(logprob: float | None, token_id: int, text: str | None) -> dict[str, Any]:
         spelled = list(token_bytes[token_id]) if token_id < len(token_bytes) else []
@@ -204,5 +213,7 @@ def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) ->
 
 
 def shortened_of(generation: Generation) -> dict[str, list[str]]:
-    """Field of an answer that a limit has cut: JSON Pointers of what is missing. Nothing for others."""
+    """Returns the field of an answer that lists JSON Pointers to what a limit has cut off; no field
+    if nothing is missing.
+    """
     return {"shortened": [*generation.shortened]} if generation.shortened else {}

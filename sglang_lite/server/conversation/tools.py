@@ -35,7 +35,7 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CustomDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Custom tool that the model may call. A protocol's own has a `format`."""
+    """Custom tool that the model may call. A protocol's subclass adds a `format`."""
 
     name: str
     description: str | None = None
@@ -52,13 +52,13 @@ def with_tools(
     choice: Literal["auto", "required", "named", "none"],
     allowed: Sequence[str] | None,
 ) -> Conversation:
-    """Conversation in which tools may be called. If a custom tool alone may be, the whole answer is its input.
+    """Adds tools to a conversation. If one custom tool is forced, the whole answer is its input.
 
     Args:
-        choice, allowed: as of a Conversation.
+        choice, allowed: as in Conversation.
 
     Raises:
-        ParameterError: the answer has another constraint than that of such an input.
+        ParameterError: a custom tool is forced, and the answer has another constraint.
         CapabilityError: a grammar can't be enforced inside a call.
     """
     forced: CustomDefinition | None = None
@@ -79,7 +79,8 @@ def with_tools(
 
 
 def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) -> Tool:
-    """Tool as templates show it: a custom one is a function of one argument.
+    """Converts a definition to a tool as templates show it; a custom tool becomes a function of one
+    argument.
 
     Args:
         forced: whether the tool must be called, so that its grammar applies to the whole answer.
@@ -104,7 +105,9 @@ def _tool(definition: FunctionDefinition | CustomDefinition, *, forced: bool) ->
 
 
 def input_of(arguments: str) -> str:
-    """Input of a custom tool that was called like a function; the unparsed arguments if the call was cut."""
+    """Returns the input of a custom tool that was called like a function, or the unparsed arguments
+    if the call was cut.
+    """
     try:
         return str(msgspec.json.decode(arguments)[INPUT])
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -112,7 +115,8 @@ def input_of(arguments: str) -> str:
 
 
 def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
-    """Arguments of an earlier call. Raises ParameterError if they aren't a JSON object."""
+    """Returns the arguments of an earlier call. Raises ParameterError if they aren't a JSON object.
+    """
     found: Any = given
     if isinstance(given, str):
         try:
@@ -125,11 +129,11 @@ def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
 
 
 def variables_of_template(given: Mapping[str, Json] | None) -> dict[str, dict[str, Json]]:
-    """Variables of a chat template in a request's `chat_template_kwargs`, by field."""
+    """Returns the chat template's variables from a request's `chat_template_kwargs`, by field."""
     return {f"chat_template_kwargs.{name}": {name: value} for name, value in (given or {}).items()}
 
 
 def variables_of_effort(effort: str) -> dict[str, Json]:
-    """Variables of a chat template for a `reasoning_effort`."""
+    """Returns the chat template's variables for a `reasoning_effort`."""
     thinks = {} if effort not in ("none", "minimal") else {"enable_thinking": False}
     return {"reasoning_effort": effort, **thinks}

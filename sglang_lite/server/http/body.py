@@ -1,5 +1,6 @@
-"""Bodies of requests: JSON within limits, converted to the record of a protocol, with errors that name the place of a
-fault."""
+"""Bodies of requests: JSON within limits, converted to the record of a protocol, with errors that
+say where a fault is.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 
 
 async def read_bytes(request: Request, most: int, seconds: float) -> bytes:
-    """Body of a request.
+    """Reads the body of a request.
 
     Raises:
         TooLargeError: the body has more than `most` bytes, or is announced to have; the rest is not read.
@@ -52,7 +53,7 @@ def _too_large(most: int) -> TooLargeError:
 
 
 def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
-    """Parsed JSON object, in which no name may occur twice.
+    """Parses a JSON object, in which no name may occur twice.
 
     Raises:
         WireError: the data isn't a JSON object, or is nested too deeply.
@@ -72,14 +73,15 @@ def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
 
 
 def convert(body: object, kind: type[T], where: str = "", *, strict: bool = True) -> T:
-    """Record of type `kind` from plain data.
+    """Converts plain data to a record of type `kind`.
 
     Args:
-        where: place of the data in the body, as `tools[0]`.
+        where: place of the data in the body, such as `tools[0]`.
         strict: False if numbers and flags may be text.
 
     Raises:
-        ParameterError: the data is invalid; the error has the path to the fault, as `messages[0].role`.
+        ParameterError: the data is invalid; the error has the path to the fault, such as
+            `messages[0].role`.
     """
     try:
         return msgspec.convert(body, kind, strict=strict)

@@ -1,4 +1,4 @@
-"""Cancellation of work when its client disconnects."""
+"""Cancels work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from starlette.types import Message, Receive
 
 
 async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
-    """Runs work for a client, and cancels it when the client disconnects.
+    """Runs the work for a client, and cancels it when the client disconnects.
 
     Raises:
-        Exception: the work has failed; or `receive` has, and so the work was cancelled.
+        Exception: the work failed; or `receive` failed, so the work was cancelled.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 
 class EventLog:
-    """Events by number, from 0 on. Used on one event loop only.
+    """Events, numbered from 0. Used on one event loop only.
 
     Attributes:
         ended: True if no more events follow.
@@ -24,7 +24,7 @@ class EventLog:
         return len(self._events)
 
     def add(self, events: Sequence[bytes]) -> None:
-        """Appends events."""
+        """Appends events, and wakes the readers."""
         self._events += events
         self.size += sum(map(len, events))
         self._wake()
@@ -35,8 +35,9 @@ class EventLog:
         self._wake()
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """Yields the events after a number (-1 for all), joined, and waits for further ones until the log is
-        complete."""
+        """Yields the events after a number (-1 for all), joined, and waits for more until the log
+        is complete.
+        """
         at = number + 1
         while True:
             more = self._more

@@ -12,14 +12,14 @@ _MAX_PARTS = 64  # parts of a form
 
 
 def parse_form(data: bytes, content_type: str) -> list[tuple[str, bytes]]:
-    """Names and contents of a form's parts, in order.
+    """Returns the names and contents of a form's parts, in order.
 
     Args:
         data: the body.
         content_type: value of its header `Content-Type`.
 
     Raises:
-        ParameterError: the body is no form, is cut off, or has more than 64 parts.
+        ParameterError: the body is not a form, is cut off, or has more than 64 parts.
     """
     found = _BOUNDARY.match(content_type)
     if found is None:

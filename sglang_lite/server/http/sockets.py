@@ -1,4 +1,6 @@
-"""The socket that a server listens on, how many it may have open, and how long one may stay unread."""
+"""The socket that a server listens on, the number of connections it may open, and how long a client
+may not read.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ from typing import Final
 from sglang_lite.protocol import BackendError
 
 logger = logging.getLogger("sglang_lite.server")
-_OTHER_FILES: Final = 256  # of the engine, of logs and of fetches
+_OTHER_FILES: Final = 256  # files of the engine, logs and fetches
 
 
 def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Socket bound to an address. Created before a model is loaded, so that a port in use is an error at once.
+    """Binds a socket to an address. Called before a model is loaded, so that a port in use is
+    reported early.
 
     Args:
         flag: flag that gives the port.
@@ -34,13 +37,13 @@ def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 def allow_connections(count: int) -> None:
-    """Raises the system's limit of open files for this process, so that so many connections fit. Warns if the
+    """Raises this process's limit on open files so that a number of connections fits. Warns if the
     administrator's limit is lower.
 
     Args:
         count: number of connections.
     """
-    import resource  # POSIX alone, as engines are
+    import resource  # POSIX only, like engines
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_FILES
@@ -55,7 +58,8 @@ def allow_connections(count: int) -> None:
 
 
 def limit_unread(connection: socket.socket, seconds: float) -> None:
-    """Makes the system end a connection whose other side takes nothing of what it was sent for so many seconds: it is
-    gone, or it doesn't read. Does nothing where the system has no such limit (all but Linux)."""
+    """Makes the system end a connection whose other side accepts no data for some seconds, because
+    it is gone or doesn't read. Does nothing on systems without this limit (all but Linux).
+    """
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(seconds * 1000), 1))

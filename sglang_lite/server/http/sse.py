@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(content: object, name: str | None = None) -> bytes:
-    """Server-sent event, as bytes.
+    """Encodes a server-sent event.
 
     Args:
         content: plain data or records, sent as one line of JSON.
@@ -35,10 +35,10 @@ class EventStream(Response):
     """Streamed response of server-sent events.
 
     Args:
-        events: events to send, closed at the end or when the reader disconnects; an SglError of theirs is the last one
-            that is sent.
-        write: function that makes the body's bytes of the events. The next part is requested once the previous one is
-            sent, so that a slow reader receives fewer, larger parts.
+        events: events to send, closed at the end or when the reader disconnects; an SglError that
+            they raise is sent last.
+        write: function that converts the events to the body's bytes. The next part is requested
+            once the previous one is sent, so that a slow reader receives fewer, larger parts.
         protocol: protocol whose form an error has.
         headers: headers to add to those of every stream.
     """
@@ -79,5 +79,5 @@ class EventStream(Response):
             await send_part(b"", more=False)
 
     def failed(self, content: Mapping[str, Json]) -> bytes:
-        """End of a stream, from the content of the error that ends it."""
+        """Encodes the error that ends a stream, from its content."""
         return event(content, content["type"]) if self._protocol == "anthropic" else event(content) + DONE

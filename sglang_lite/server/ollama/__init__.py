@@ -1,1 +1,3 @@
-"""Ollama's protocol: chats, generations and embeddings as lines of JSON, and what its clients ask about models."""
+"""Ollama's protocol: chats, generations and embeddings as lines of JSON, and information about
+models.
+"""

@@ -1,4 +1,4 @@
-"""Routes of Ollama's beside its answers: models, their descriptions, embeddings, the version."""
+"""Ollama's other routes: models and their descriptions, embeddings, and the version."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ async def _embedded(
 
 
 class _Files:
-    """Model's files: their description in `config.json`, if there is one, and their total size in bytes."""
+    """A model's files: their description in `config.json`, if there is one, and their total size in
+    bytes.
+    """
 
     def __init__(self, service: Service) -> None:
         config = service.engine.config
@@ -132,7 +134,7 @@ def _card(service: Service, files: _Files, adapter: str | None) -> dict[str, Any
 
 
 async def tags(service: Service, _: HttpRequest) -> Response:
-    """Lists the model and its adapters."""
+    """Returns the model and its adapters."""
     files = _Files(service)
     changed = datetime.fromtimestamp(files.changed, UTC).isoformat()
     cards = [_card(service, files, adapter) for adapter in (None, *service.adapters)]
@@ -140,7 +142,7 @@ async def tags(service: Service, _: HttpRequest) -> Response:
 
 
 async def loaded(service: Service, _: HttpRequest) -> Response:
-    """Describes the model that is loaded, which stays so."""
+    """Describes the loaded model, which is never unloaded."""
     files, context = _Files(service), service.engine.context_length
     card = {**_card(service, files, None), "expires_at": _NEVER, "context_length": context}
     return answer({"models": [card]})
@@ -181,7 +183,7 @@ def _capabilities(service: Service) -> list[str]:
 
 
 async def alive(_: Service, __: HttpRequest) -> Response:
-    """Returns status 200: Ollama's programs ask so whether a server is there."""
+    """Returns status 200, as a health check for Ollama's clients."""
     return Response(status_code=200)
 
 

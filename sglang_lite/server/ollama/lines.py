@@ -49,15 +49,17 @@ class JsonLines(EventStream):
 
 @dataclass(slots=True)
 class _Sample:
-    """Answer, as far as it has arrived."""
+    """Answer as received so far."""
 
     service: Service
     body: OllamaChat | OllamaGenerate
     reader: SampleReader
-    calls: int = 0  # number of those sent
+    calls: int = 0  # number of calls sent
 
     def read(self, each: Delta | Generation) -> tuple[dict[str, Any], Sequence[TokenLogprob]]:
-        """New content, reasoning, calls that have ended, and log-probabilities, with an event."""
+        """Returns what an event adds: a message with new content, reasoning and completed calls,
+        and its log-probabilities.
+        """
         sent = self.reader.logprobs
         new = self.reader.read(each)
         ended = self.reader.ended
@@ -80,7 +82,7 @@ class _Sample:
 def _line(
     service: Service, body: OllamaChat | OllamaGenerate, message: dict[str, Any], entries: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any]:
-    """Line with a part of an answer."""
+    """Creates the line for a part of an answer."""
     content = message.get("content", "")
     if isinstance(body, OllamaGenerate):
         said = {"response": content, **{name: each for name, each in message.items() if name != "content"}}
@@ -101,8 +103,9 @@ def _call(call: PartialToolCall) -> dict[str, Any]:
 
 
 def _ended(sample: SampleReader, generation: Generation) -> dict[str, Any]:
-    """End of an answer: reason, counts, and times in nanoseconds. The time of the prompt begins with its
-    computation."""
+    """Returns the fields of an answer's last line: reason, counts, and times in nanoseconds. The
+    prompt's time begins when it is first computed.
+    """
     usage = generation.usage
     return {
         "done": True,
@@ -118,7 +121,8 @@ def _ended(sample: SampleReader, generation: Generation) -> dict[str, Any]:
 
 
 def served_name(service: Service, name: str) -> str:
-    """Name of the model or adapter for a name in a request, whose tag `:latest` is that of every model.
+    """Returns the name of the model or adapter that a request names. The tag `:latest` is dropped
+    unless the model's own name has a tag.
 
     Raises:
         NotFoundError: neither is served.
@@ -129,12 +133,12 @@ def served_name(service: Service, name: str) -> str:
 
 
 def _answers(function: Callable[[RequestReader, HttpRequest], Read]) -> Callable[..., Any]:
-    """Handler of requests that a function reads."""
+    """Returns a handler for the requests that `function` reads."""
 
     async def handle(service: Service, call: HttpRequest) -> Response:
         body, rendered, params = await read(service, call, function)
         name, streams = served_name(service, body.model), body.stream is not False
-        if rendered is None:  # without a prompt, which loads a model in Ollama
+        if rendered is None:  # without a prompt, Ollama only loads the model
             return answer({**_line(service, body, {}), "done": True, "done_reason": "load"})
         params = with_thinking(params, rendered, body.think if isinstance(body.think, str) else None)
         request = GenerateRequest(rendered.prompt, params, rendered.constraint, stream=streams)

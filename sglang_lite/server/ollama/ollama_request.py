@@ -127,7 +127,9 @@ Read: TypeAlias = tuple[OllamaChat | OllamaGenerate, RenderedConversation | None
 
 
 def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
-    """Request without its messages, the rendered conversation (None without messages) and the sampling parameters."""
+    """Returns the request without its messages, the rendered conversation (None without messages)
+    and the sampling parameters.
+    """
     body = call.read(CHAT)
     images = RequestImages(reader.media_kinds)
     messages = [_template_message(each, f"messages[{i}]", images) for i, each in enumerate(body.messages or ())]
@@ -140,7 +142,9 @@ def read_chat(reader: RequestReader, call: HttpRequest) -> Read:
 
 
 def read_generate(reader: RequestReader, call: HttpRequest) -> Read:
-    """Request without its prompt, the rendered conversation (None without a prompt) and the sampling parameters."""
+    """Returns the request without its prompt, the rendered conversation (None without a prompt) and
+    the sampling parameters.
+    """
     body = call.read(GENERATE)
     params, text, images = (
         _params(reader, call, body),
@@ -185,13 +189,15 @@ def _rendered(
 
 
 def _field(name: str) -> str:
-    """Ollama's name of a field of a message, from the templates' name."""
+    """Returns Ollama's name of a message field, from the templates' name."""
     message, dot, last = name.rpartition(".")
     return f"{message}{dot}{_OF_TEMPLATES.get(last, last)}"
 
 
 def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Schema of a tool's arguments. Ollama's client writes the types of a union as one text, "integer, string"."""
+    """Returns the schema of a tool's arguments. Ollama's client writes the types of a union as one
+    text: "integer, string".
+    """
     found: dict[str, Any] = dict(parameters or {"type": "object", "properties": {}})
     if isinstance(found.get("properties"), dict):
         found["properties"] = {name: _with_types(each) for name, each in found["properties"].items()}
@@ -205,7 +211,7 @@ def _with_types(schema: object) -> object:
 
 
 def _template_message(message: OllamaMessage, where: str, images: RequestImages) -> dict[str, Any]:
-    """Message in the form that templates take."""
+    """Converts a message to the form that templates take."""
     parts: list[Part] = [
         images.part(image, "image", f"{where}.images[{i}]".lstrip("."), role=message.role)
         for i, image in enumerate(message.images or ())
@@ -256,7 +262,7 @@ def _renamed(error: ParameterError, name: str) -> ParameterError:
 
 
 def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
-    """Options of a request. Those without effect are reported, as is its `keep_alive`.
+    """Returns the options of a request. Reports those without effect, and its `keep_alive`.
 
     Raises:
         ParameterError: an option is unknown or refused, or a value has the wrong type.
@@ -270,7 +276,7 @@ def read_options(body: OllamaRequest, call: HttpRequest) -> OllamaOptions:
     if body.keep_alive is not None:
         call.unused.append("keep_alive")
     call.unused.extend(f"options.{name}" for name in _WITHOUT_EFFECT if getattr(options, name) is not None)
-    # Ollama's ways to say that there is no limit, and no seed.
+    # In Ollama, negative values mean no limit and no seed.
     if options.num_predict is not None and options.num_predict < 0:
         options.num_predict = None
     if options.seed is not None and options.seed < 0:

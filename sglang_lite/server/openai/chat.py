@@ -27,10 +27,10 @@ from sglang_lite.server.service import Service
 
 
 async def complete(service: Service, call: HttpRequest) -> Response:
-    """Handler of POST /v1/chat/completions."""
+    """Answers a request for a chat completion."""
     chat = await read(service, call, _read)
     body = chat.body
-    service.adapter_of(body.model)  # refused here
+    service.adapter_of(body.model)  # rejects an unknown model
     check_stream(body.stream, body.stream_options, call.unused)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
@@ -47,7 +47,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     choices = [{**_choice_of(service, chat, each), **body.ids_of(service, request, each)} for each in found]
     reasoning = sum([await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices])
     usage = usage_of([generation.usage for generation in found], reasoning)
-    prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}  # as vLLM
+    prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}  # like vLLM
     return answer({**head, **prompt, "choices": choices, "usage": usage})
 
 
@@ -112,7 +112,7 @@ async def _stream(
 
 
 def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities of generated tokens, in the form of the protocol."""
+    """Converts log-probabilities of generated tokens to the protocol's form."""
     return {"content": entries_of(service.engine.tokenizer.token_bytes, entries), "refusal": None}
 
 

@@ -11,7 +11,7 @@ from sglang_lite.server.conversation.sample_reader import CallDelta, PartialTool
 
 
 def message_of(text: str, reasoning: str, calls: Sequence[PartialToolCall]) -> dict[str, Json]:
-    """Message of the assistant."""
+    """Creates the assistant's message."""
     message: dict[str, Json] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -22,14 +22,14 @@ def message_of(text: str, reasoning: str, calls: Sequence[PartialToolCall]) -> d
 
 
 def _as_call(call: PartialToolCall) -> dict[str, Json]:
-    """Call in the form of the protocol, as far as it has arrived."""
+    """Converts a call, as received so far, to the protocol's form."""
     if call.custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def delta_of(new: SampleDelta) -> dict[str, Json]:
-    """News of a sample, as the delta of a chunk."""
+    """Converts what is new in a sample to the delta of a chunk."""
     delta: dict[str, Json] = {}
     if new.reasoning:
         delta["reasoning_content"] = new.reasoning
@@ -48,7 +48,7 @@ def _call_delta(part: CallDelta) -> dict[str, Json]:
 
 
 def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
-    """Token counts of an answer, whose samples share their prompt."""
+    """Returns the token counts of an answer, whose samples share their prompt."""
     prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,

@@ -1,5 +1,7 @@
-"""Requests of OpenAI's chat completions: converts messages, tools and formats to a conversation, and that to a request
-of the engine. A server reads them from bodies; `sglang_lite.integrations` makes them of other libraries' calls."""
+"""Requests of OpenAI's chat completions: converts messages, tools and formats to a conversation,
+and that to a request of the engine. A server reads them from bodies; `sglang_lite.integrations`
+makes them from other libraries' calls.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class RefusalPart(_Part, tag="refusal"):
 
 class ImageUrlPart(_Part, tag="image_url"):
     image_url: Any
-    modalities: Literal["image"] = "image"  # of SGLang, whose other values change how some models see images
+    modalities: Literal["image"] = "image"  # SGLang's field, whose other values change how some models see images
 
 
 class AudioPart(_Part, tag="input_audio"):
@@ -155,7 +157,8 @@ class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """Choice of the tools of which one may, or must, be called."""
+    """Choice that limits which tools may be called; with the mode "required", one of them must be.
+    """
 
     allowed_tools: Allowed
 
@@ -192,7 +195,7 @@ _NAMES = {"max_completion_tokens": "max_tokens", "thinking_token_budget": "think
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """Request of a chat, with its messages and tools as a prompt.
+    """Chat request whose messages and tools are rendered as a prompt.
 
     Attributes:
         body: the request without its messages and tools.
@@ -203,7 +206,8 @@ class RenderedChat:
     rendered: RenderedConversation
 
     def request(self, context_length: int) -> GenerateRequest:
-        """Request of an engine, whose answer has at most `context_length` tokens unless this one says otherwise.
+        """Converts the chat to a request of the engine, whose answer has at most `context_length`
+        tokens unless the chat sets another limit.
 
         Raises:
             ParameterError: a parameter isn't supported, or needs another one.
@@ -223,13 +227,14 @@ class RenderedChat:
         )  # fmt: skip
 
     def sample(self) -> SampleReader:
-        """New reader for a sample."""
+        """Creates a reader for a new sample."""
         separate, stream_reasoning = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
         return SampleReader(self.rendered, separate, stream_reasoning)
 
 
 def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> RenderedChat:
-    """Request with its conversation rendered. Appends the names of fields without effect to `unused`.
+    """Renders the conversation of a request. Appends the names of fields without effect to
+    `unused`.
 
     Raises:
         SglError: as `conversation_of` and `ChatFormat.render`.
@@ -247,11 +252,11 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
 
 
 def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages) -> Conversation:
-    """Conversation that a request continues.
+    """Converts a request to the conversation that it continues.
 
     Args:
         unused: list to which the names of fields without effect are appended.
-        images: takes the messages' images.
+        images: collects the messages' images.
 
     Raises:
         ParameterError: a message, tool or choice is invalid.
@@ -287,7 +292,7 @@ def conversation_of(body: ChatRequest, unused: list[str], images: RequestImages)
 
 
 def template_messages(messages: Sequence[Message], images: RequestImages) -> list[dict[str, Json]]:
-    """Messages in the form that templates take. `images` takes their images.
+    """Converts messages to the form that templates take, and adds their images to `images`.
 
     Raises:
         ParameterError: the list is empty, or a message is invalid.
@@ -301,7 +306,9 @@ def template_messages(messages: Sequence[Message], images: RequestImages) -> lis
 def _choice(
     given: str | dict[str, Any] | None, *, has_tools: bool
 ) -> tuple[Literal["auto", "required", "named", "none"], list[str] | None]:
-    """Mode of tool calling, and the names of the tools that may be called; None for all."""
+    """Returns the mode of tool calling, and the names of the tools that may be called, or None for
+    all.
+    """
     if given is None or given == "auto":
         return "auto", None
     if given == "none":
@@ -331,7 +338,7 @@ def _named(given: dict[str, Any], where: str) -> str:
 
 
 def _template_message(message: Message, where: str, images: RequestImages) -> dict[str, Any]:
-    """Message in the form that templates take."""
+    """Converts a message to the form that templates take."""
     role = str(message.__struct_config__.tag)
     shown: dict[str, Any] = {"role": role, "content": _content(message.content, where, role, images)}
     if message.name is not None:

@@ -87,7 +87,9 @@ _ADDED = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_speci
 
 
 def _program(body: CompletionRequest) -> dict[str, Any]:
-    """Body of the program in a request. The request's `prompt` and `stream` are only for gateways."""
+    """Returns the body of the program in a request. The request's `prompt` and `stream` are only
+    for gateways.
+    """
     assert body.program is not None
     for name in body.__struct_fields__:
         value = getattr(body, name)
@@ -102,8 +104,9 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
-    """Request without its prompts, the text of each prompt that is given as text and echoed (None of others), and the
-    requests of the engine; or a program."""
+    """Returns the request without its prompts, the text of each prompt that is given as text and
+    echoed (None for others), and the requests of the engine; or a program.
+    """
     body = call.read(COMPLETIONS)
     if body.program is not None:
         parsed = program.parse_request(reader, call, _program(body), "/program")
@@ -142,7 +145,9 @@ def _requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRe
 
 
 def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
-    """Prompts of a request: one text, one list of token ids, or a list of texts or of id lists."""
+    """Returns the prompts of a request: one text, one list of token ids, or a list of texts or of
+    id lists.
+    """
     if isinstance(given, str):
         return [given]
     ids = [each for each in given if isinstance(each, int)]
@@ -158,7 +163,9 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
 
 @dataclass(frozen=True, slots=True)
 class _ParsedCompletions:
-    """Request, checked and converted, and the fields that all parts of its answer have. `texts` are as of `_read`."""
+    """Request, checked and converted, and the fields that all parts of its answer share. `texts`
+    are those of `_read`.
+    """
 
     body: CompletionRequest
     head: dict[str, Any]
@@ -172,7 +179,7 @@ class _ParsedCompletions:
 
 @dataclass(slots=True)
 class _Sample:
-    """Completion of one sample, as far as it has arrived.
+    """Completion of one sample as received so far.
 
     Attributes:
         prompt_text: text of its prompt, if it was given as text and is echoed.
@@ -194,7 +201,7 @@ class _Sample:
     entries: int = 0
 
     def choice(self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None) -> dict[str, Any]:
-        """Choice with further text.
+        """Returns the choice for further text.
 
         Args:
             text: new text.
@@ -228,7 +235,7 @@ class _Sample:
         return self.service.engine.tokenizer.decode(prompt)
 
     def _of_prompt(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Log-probabilities of all tokens of the prompt; the first token has none."""
+        """Returns the log-probabilities of all tokens of the prompt; the first token has none."""
         tokenizer, prompt = self.service.engine.tokenizer, self.request.prompt
         assert not isinstance(prompt, Prompt)
         first = (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)[0]
@@ -275,7 +282,7 @@ async def _stream(
 
 
 def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
-    """Token counts of the samples of several prompts."""
+    """Returns the token counts of the samples of several prompts."""
     prompt = sum(samples[0].prompt_tokens for samples in usages)
     completion = sum(usage.completion_tokens for samples in usages for usage in samples)
     return {

@@ -73,7 +73,7 @@ class _QuestionTemplate:
         return Prompt((Span(self.text, self.ids),))
 
     def branch(self, options: Options, lora_path: tuple[str, ...] | Unset) -> tuple[Node, ...]:
-        """Nodes of a question's branch, whose choices an adapter scores."""
+        """Returns the nodes of a question's branch, whose choices an adapter scores."""
         # The shared quotation mark is computed once, with the question.
         quote = '"' if all(each.startswith('"') for each in options.choices_json) else ""
         texts = tuple(each[len(quote) :] for each in options.choices_json)
@@ -94,7 +94,7 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
     else:
         messages = [*messages, {"role": "user", "content": task}]
-    variables = {"": {"enable_thinking": False}}  # which no field of the request sets
+    variables = {"": {"enable_thinking": False}}  # no field of the request sets this
     rendered = reader.chat_format.render(Conversation(messages=messages, variables=variables))
     before: list[Span] = []
     after: list[Text] = []
@@ -122,10 +122,10 @@ def _question_template(reader: RequestReader, messages: Sequence[Mapping[str, An
 
 
 async def decide(service: Service, call: HttpRequest) -> Response:
-    """Answers questions."""
+    """Answers the questions of a request."""
     body, questions, template = await read(service, call, _read)
     adapter = service.adapter_of(body.model)
-    # The input alone, first: so it is computed only once, and the number of its cached tokens is known.
+    # The input goes first, by itself: it is computed only once, and the number of its cached tokens is known.
     alone = SamplingParams(max_tokens=0, lora_path=UNSET if adapter is None else (adapter,))
     (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
     found: dict[int, Selection] = {}
@@ -137,7 +137,9 @@ async def decide(service: Service, call: HttpRequest) -> Response:
 
 
 def _read(reader: RequestReader, call: HttpRequest) -> tuple[DecisionRequest, list[Options | None], _QuestionTemplate]:
-    """Request without its input, the choices of each question, and the prompt around each."""
+    """Returns the request without its input, the options of each question, and the prompt around
+    each.
+    """
     body = call.read(DECISIONS)
     if not 1 <= len(body.questions) <= MAX_QUESTIONS:
         raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MAX_QUESTIONS}.")
@@ -166,7 +168,7 @@ def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
 async def _selections(
     service: Service, template: _QuestionTemplate, wave: Mapping[int, Options], lora_path: tuple[str, ...] | Unset
 ) -> dict[int, Selection]:
-    """Scores of questions by index, except for those that can't be scored.
+    """Returns the scores of questions by index, without those that can't be scored.
 
     Raises:
         SglError: the engine is closed, or has no room.
@@ -189,7 +191,7 @@ async def _selections(
 
 
 def _answer(question: Question, options: Options | None, selection: Selection | None) -> dict[str, Any]:
-    """Answer to a question; a refusal if nothing could be scored."""
+    """Returns the answer to a question, or a refusal if nothing could be scored."""
     head = {"type": question.__struct_config__.tag, "name": question.name}
     logprobs = [] if selection is None else [sum(score.logprobs) for score in selection.scores]
     if options is None or not any(map(math.isfinite, logprobs)):
@@ -213,13 +215,16 @@ def _answer(question: Question, options: Options | None, selection: Selection | 
 
 
 def _confidence(shares: Sequence[float]) -> float:
-    """Probability of the most likely choice, rescaled from 0 (all choices are equally likely) to 1 (certainty)."""
+    """Returns the probability of the most likely choice, rescaled from 0 (all choices are equally
+    likely) to 1 (certainty).
+    """
     even = 1 / len(shares)
     return min(max((max(shares) - even) / (1 - even), 0.0), 1.0)
 
 
 def _usage(input_usage: Usage, selections: Iterable[Selection]) -> dict[str, Any]:
-    """Token counts; each token of the input, of a question and of a choice counts once."""
+    """Returns the token counts; each token of the input, of a question and of a choice counts once.
+    """
     total = input_usage.prompt_tokens
     for selection in selections:
         choices = sum(len(score.token_ids) for score in selection.scores)

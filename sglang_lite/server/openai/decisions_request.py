@@ -115,7 +115,7 @@ DECISIONS: Fields[DecisionRequest] = Fields(DecisionRequest, DECISIONS_NEUTRAL, 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Question in the form in which the model reads it.
+    """Question as the model reads it.
 
     Attributes:
         text: text of the question, with its choices.
@@ -129,7 +129,7 @@ class Options:
 
 
 def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Input as messages in the form that templates take.
+    """Converts the input to messages in the form that templates take.
 
     Raises:
         ParameterError: an item is invalid, or is the output of an unknown call.
@@ -214,7 +214,8 @@ def _depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
 
 
 def options_of(question: Question, where: str) -> Options | None:
-    """Question in the form in which the model reads it; None if it has an image, which the model can't read.
+    """Returns a question as the model reads it, or None if it has an image, which the model can't
+    read.
 
     Raises:
         ParameterError: the question has too few or too many choices, or a choice twice.
@@ -237,7 +238,7 @@ def options_of(question: Question, where: str) -> Options | None:
 
 
 def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Sequence[str | None]]:
-    """Values of a question's choices, and their descriptions."""
+    """Returns the values of a question's choices, and their descriptions."""
     if isinstance(question, PredicateQuestion):
         return (True, False), (None, None)
     if isinstance(question, ChoiceQuestion):

@@ -85,7 +85,7 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
 def _read(
     reader: RequestReader, call: HttpRequest
 ) -> tuple[EmbeddingsRequest, Sequence[EncoderInput] | Sequence[EncodeRequest]]:
-    """Request without its texts, and the texts, tokenised if the reader does so."""
+    """Returns the request without its texts, and the texts, tokenised if the reader does that."""
     body = call.read(EMBEDDINGS)
     texts, spec = texts_of(body.input, "input"), reader.encoder
     if reader.tokenises and spec is not None and spec.classifier is None:
@@ -118,7 +118,9 @@ async def encode(service: Service, call: HttpRequest) -> Response:
 
 
 async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[..., embedding.Numbers]) -> Response:
-    """Response in SGLang's form, from `embedding.embeddings` or `label_numbers` with their other arguments."""
+    """Computes a response in SGLang's form, with `embedding.embeddings` or `label_numbers` and
+    their other arguments.
+    """
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
@@ -127,7 +129,7 @@ async def sglang_answer(service: Service, body: NativeTexts, compute: Callable[.
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
-    """Orders documents by their relevance to a query."""
+    """Orders the documents of a request by their relevance to its query."""
     body = await read_record(service, call, RERANK)
     adapter = service.adapter_of(body.model)
     documents: list[str] = texts_of(body.documents, "documents")
@@ -149,7 +151,8 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
 
 
 def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
-    """Rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64."""
+    """Encodes rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64.
+    """
     if form == "base64":
         return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
     lists: Sequence[Json] = rows.tolist()
@@ -157,7 +160,8 @@ def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
 
 
 def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
-    """Texts of a field, as a list. Raises ParameterError if there are none or too many."""
+    """Returns the texts of a field as a list. Raises ParameterError if there are none or too many.
+    """
     texts = [given] if isinstance(given, str) or are_ids(given) else given
     if not 1 <= len(texts) <= _MAX_TEXTS:
         raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MAX_TEXTS:,}.")
@@ -165,7 +169,7 @@ def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
 
 
 def usage_of(tokens: Sequence[int]) -> dict[str, int]:
-    """Usage of texts in OpenAI's form, from their numbers of tokens."""
+    """Returns the usage of texts in OpenAI's form, from their numbers of tokens."""
     return {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
 
 

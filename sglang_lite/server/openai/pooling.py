@@ -1,5 +1,6 @@
-"""Routes of models that compute vectors or numbers by label, of texts or conversations: vLLM's `/classify` and
-`/pooling`, and SGLang's `/classify`."""
+"""Routes of models that compute vectors, or numbers for labels, from texts or conversations: vLLM's
+`/classify` and `/pooling`, and SGLang's `/classify`.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
 
 
 def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
-    """Raises ParameterError if a field is for models of the other kind."""
+    """Raises ParameterError if a field is meant for models of the other kind."""
     if spec.classifier is None:
         if body.task == "classify":
             raise ParameterError("task", f"'classify' is for models with labels; {model} gives vectors.")
@@ -127,7 +128,9 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
 
 
 def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[B, Sequence[int]]:
-    """Request without its messages, and the token ids of its conversation; no ids without one."""
+    """Returns the request without its messages, and the token ids of its conversation; no ids
+    without a conversation.
+    """
     body = call.read(fields)
     if body.priority:
         call.unused.append("priority")  # texts are processed in order of arrival
@@ -144,7 +147,9 @@ def _read(reader: RequestReader, call: HttpRequest, fields: Fields[B]) -> tuple[
 def _readable(
     service: Service, body: ClassifyRequest | PoolingRequest, ids: Sequence[int]
 ) -> tuple[list[Any], str]:  # each a text or token ids
-    """Texts or token ids to compute outputs of, and the name of the field that they come from."""
+    """Returns the texts or token ids to compute outputs for, and the name of the field that they
+    come from.
+    """
     if body.messages is None:
         _check_template(body)
         return texts_of(body.input, "input"), "input"

@@ -57,7 +57,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     """Creates a response."""
     found, before_bytes = await _parsed(service, call, _read)
     body, rendered = found.body, found.rendered
-    service.adapter_of(body.model)  # refused here
+    service.adapter_of(body.model)  # rejects an unknown model
     check_stream(body.stream, body.stream_options, call.unused)
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
@@ -125,8 +125,8 @@ class _Parsed:
 
 
 async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T | _Wanted]) -> tuple[T, int]:
-    """Result of a function that reads a request, with the parts of the store that the request refers to, and the size
-    of the conversation before it in bytes.
+    """Reads a request with a function that may need the parts of the store that the request refers
+    to. Returns the function's result, and the size of the conversation before the request in bytes.
 
     Raises:
         SglError: the request is invalid, or a part of the store doesn't exist.
@@ -144,7 +144,7 @@ async def _parsed(service: Service, call: HttpRequest, function: Callable[..., T
 
 
 def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Parsed | _Wanted:
-    """Request, parsed and rendered; or what it refers to, if that is not known."""
+    """Parses and renders a request, or returns what it refers to if that is not known."""
     body = call.read(RESPONSES)
     items = _items(call, body, known, reads_images="image" in reader.media_kinds)
     if isinstance(items, _Wanted):
@@ -160,7 +160,9 @@ def _read(reader: RequestReader, call: HttpRequest, known: _Known | None) -> _Pa
 def _items(
     call: HttpRequest, body: ResponsesRequest, known: _Known | None, *, reads_images: bool
 ) -> list[Item] | _Wanted:
-    """Items of a conversation, with those of an earlier response first; or the parts of the store that they need."""
+    """Returns the items of a conversation, with those of an earlier response first, or the parts of
+    the store that they need.
+    """
     wanted: list[str] = []
 
     def want(id: str) -> Item:
@@ -177,7 +179,7 @@ def _items(
 
 
 def _ended(service: Service, key: str, id: str) -> StoredResponse:
-    """Earlier response with an id. Raises ParameterError if the response is still running."""
+    """Returns the earlier response with an id. Raises ParameterError if it is still running."""
     try:
         found = service.stored.get(key, id)
     except NotFoundError as error:
@@ -280,13 +282,13 @@ class _Response:
         }
 
     def store(self) -> None:
-        """Puts the response into the store, unless the request disables storing."""
+        """Stores the response, unless the request disables storing."""
         if self.body.store is not False:
             self.stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
             self.service.stored.put(self.key, self.stored)
 
     def encoded(self, events: Iterable[Event]) -> bytes:
-        """Events as bytes; also appends them to the log, if the response is stored."""
+        """Encodes events, and appends them to the log if the response is stored."""
         written = [event(each, each["type"]) for each in events]
         if self.log is not None and self.stored is not None:
             self.service.stored.add_events(self.key, self.stored, written)
@@ -333,7 +335,7 @@ class _Response:
 
 
 async def retrieve(service: Service, call: HttpRequest) -> Response:
-    """Returns a response; or its stream again, from a given event on, if it was streamed."""
+    """Returns a response, or replays its stream from a given event on if it was streamed."""
     _check_query(call, _OF_RESPONSE)
     found = service.stored.get(call.key, call.path["id"])
     stream, after = call.query.get("stream", "false"), call.query.get("starting_after")
@@ -363,15 +365,16 @@ def _event_number(given: str, log: EventLog) -> int:
 async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
     (model, found), _ = await _parsed(service, call, _count)
-    service.adapter_of(model)  # refused here
+    service.adapter_of(model)  # rejects an unknown model
     if isinstance(found, Prompt):
         found = len(await asyncio.to_thread(service.reader.ids, await service.images.prompt(found)))
     return answer({"object": "response.input_tokens", "input_tokens": found})
 
 
 def _count(reader: RequestReader, call: HttpRequest, known: _Known | None) -> tuple[str | None, int | Prompt] | _Wanted:
-    """Name of the model, and number of tokens of the prompt, or the prompt if its images are still to be fetched; or
-    what the request refers to, if that is not known."""
+    """Returns the model's name, and the number of the prompt's tokens, or the prompt if its images
+    are still to be fetched. Returns what the request refers to if that is not known.
+    """
     body = ResponsesRequest(**msgspec.structs.asdict(call.read(INPUT_TOKENS)))
     items = _items(call, body, known, reads_images="image" in reader.media_kinds)
     if isinstance(items, _Wanted):
@@ -408,7 +411,7 @@ async def cancel(service: Service, call: HttpRequest) -> Response:
 
 
 async def input_items(service: Service, call: HttpRequest) -> Response:
-    """Lists the input items of a response."""
+    """Returns a page of the input items of a response."""
     _check_query(call, _OF_ITEMS)
     items = list(service.stored.get(call.key, call.path["id"]).items)
     limit, order, after = call.query.get("limit", "20"), call.query.get("order", "desc"), call.query.get("after")
@@ -431,7 +434,7 @@ async def input_items(service: Service, call: HttpRequest) -> Response:
 
 
 def _check_query(call: HttpRequest, known: Sequence[str]) -> None:
-    """Raises ParameterError if the address has an unknown parameter."""
+    """Raises ParameterError if the URL has an unknown parameter."""
     for name in call.query:
         if name not in known:
             raise ParameterError(name[:100], "is not a parameter of this request.", hint=f"It has: {', '.join(known)}.")

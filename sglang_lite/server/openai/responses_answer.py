@@ -27,7 +27,7 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 def _part(kind: str) -> dict[str, Any]:
-    """Empty content part of an item for text."""
+    """Creates an empty content part for an item of text."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": ""}
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -49,7 +49,7 @@ class TextLogprobs:
         self._entries: deque[tuple[int, TokenLogprob]] = deque()  # with the index at which each begins
 
     def add(self, text: str, entries: Sequence[TokenLogprob]) -> None:
-        """Adds further text and its tokens."""
+        """Appends further text and its tokens."""
         self._text += text
         for entry in entries:
             self._entries.append((self._begins, entry))
@@ -57,7 +57,7 @@ class TextLogprobs:
             self._begins += len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
 
     def of(self, part: str, *, last: bool) -> list[dict[str, Json]]:
-        """Log-probabilities of the next part of the text.
+        """Returns the log-probabilities of the next part of the text.
 
         Args:
             part: text of the part.
@@ -76,7 +76,7 @@ class TextLogprobs:
 
 @dataclass(slots=True)
 class ResponseAnswer:
-    """Answer, as far as it has arrived.
+    """Answer as received so far.
 
     Args:
         sample: reader of the answer's sample.
@@ -93,7 +93,7 @@ class ResponseAnswer:
     _open: bool = field(default=False, init=False)  # the last item is incomplete
 
     def numbered(self, kind: str, **content: Json) -> Event:
-        """Event with the next sequence number."""
+        """Creates an event with the next sequence number."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **content}
 

@@ -132,14 +132,14 @@ _PREFIXES = {
 
 
 def new_id(kind: str) -> str:
-    """New id for an item of a type."""
+    """Creates an id for an item of a type."""
     return f"{_PREFIXES[kind]}_{random_id()}"
 
 
 def items_of(
     given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str], *, reads_images: bool
 ) -> list[Item]:
-    """Items of an input, each complete and with an id.
+    """Returns the items of an input, each complete and with an id.
 
     Args:
         known: function that returns the item of an earlier response with an id.
@@ -180,7 +180,7 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
             return {**whole, "call_id": item.call_id, "name": item.name, "input": item.input}
         case ReasoningItem():
             if item.encrypted_content is not None and not item.content and not item.summary:
-                unused.append(f"{where}.encrypted_content")  # reasoning that only the model that wrote it can decrypt
+                unused.append(f"{where}.encrypted_content")  # only the model that wrote this reasoning can decrypt it
             return {
                 **whole,
                 "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
@@ -214,13 +214,16 @@ def _parts(content: Content, role: str, where: str, *, images: bool = False) -> 
 
 
 def messages_of(items: Sequence[Item], images: RequestImages) -> list[dict[str, Json]]:
-    """Items as messages in the form that templates take; calls and reasoning become parts of the assistant's
-    messages. `images` takes the images."""
+    """Converts items to messages in the form that templates take; calls and reasoning become parts
+    of the assistant's messages. Adds the images to `images`.
+    """
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
 
     def assistant() -> dict[str, Any]:
-        """Last message if it is the assistant's and no reasoning is pending, otherwise a new assistant's message."""
+        """Returns the last message if it is the assistant's and no reasoning is pending, otherwise
+        a new one of the assistant's.
+        """
         if thoughts or not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         if thoughts:
@@ -253,7 +256,9 @@ def messages_of(items: Sequence[Item], images: RequestImages) -> list[dict[str, 
 
 
 def _arguments_or_empty(arguments: str) -> dict[str, Any]:
-    """Arguments of a call; {} if they aren't a JSON object, as in an earlier answer that was cut."""
+    """Returns the arguments of a call, or {} if they aren't a JSON object, as in an earlier answer
+    that was cut.
+    """
     try:
         return arguments_of(arguments, "arguments")
     except ParameterError:
@@ -261,7 +266,7 @@ def _arguments_or_empty(arguments: str) -> dict[str, Any]:
 
 
 def _content(parts: Sequence[Item], images: RequestImages) -> str | list[dict[str, Any]]:
-    """Content of a message that is not the assistant's."""
+    """Returns the content of a message that is not the assistant's."""
     return joined([
         images.part(part["image_url"], "input_image", "input") if part["type"] == "input_image" else _text([part])
         for part in parts

@@ -65,7 +65,8 @@ class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Choice of the tools of which one may, or must, be called."""
+    """Choice that limits which tools may be called; with the mode "required", one of them must be.
+    """
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -143,7 +144,7 @@ _INCLUDED = {  # values without effect: of tools and models that this server doe
 
 
 def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> Conversation:
-    """Conversation that a request continues.
+    """Converts a request to the conversation that it continues.
 
     Args:
         items: the whole conversation, without the instructions.
@@ -168,7 +169,7 @@ def conversation_of(body: ResponsesRequest, items: Sequence[Item], unused: list[
             parameter="image.context_compression",
             hint='Use "auto", or leave it out.',
         )
-    images = RequestImages(frozenset({"image"}))  # as `items_of` refuses them if the model reads none
+    images = RequestImages(frozenset({"image"}))  # `items_of` refuses images if the model reads none
     messages = messages_of(items, images)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -209,7 +210,9 @@ def _format(format: Mapping[str, Any] | None) -> Constraint | None:
 def _tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[dict[str, FunctionTool | CustomTool], frozenset[str]]:
-    """Tools of the caller by name, and the types of hosted tools, which are never called."""
+    """Separates the caller's tools, by name, from the types of hosted tools, which are never
+    called.
+    """
     tools: dict[str, FunctionTool | CustomTool] = {}
     hosted: set[str] = set()
     for i, each in enumerate(given):
@@ -241,7 +244,9 @@ def _output_schema(tool: FunctionTool | CustomTool) -> dict[str, Any] | None:
 def _choice(
     given: str | dict[str, Any] | None, tools: Mapping[str, FunctionTool | CustomTool], hosted: frozenset[str]
 ) -> tuple[Literal["auto", "required", "named", "none"], list[str] | None]:
-    """Mode of tool calling, and the names of the tools that may be called; None for all."""
+    """Returns the mode of tool calling, and the names of the tools that may be called, or None for
+    all.
+    """
     if given is None or given == "auto":
         return "auto", None
     if given == "none":

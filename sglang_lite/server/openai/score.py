@@ -38,9 +38,9 @@ SCORE: Fields[ScoreRequest] = Fields(ScoreRequest, GATEWAY_NEUTRAL, {})
 
 
 async def score(service: Service, call: HttpRequest) -> Response:
-    """Scores texts."""
+    """Scores the texts of a request."""
     body = await read_record(service, call, SCORE)
-    service.adapter_of(body.model)  # refused here
+    service.adapter_of(body.model)  # rejects an unknown model
     if body.text_1 is not None or body.text_2 is not None:
         return await _pairs(service, body)
     ours = {"prompt": body.prompt, "continuations": body.continuations}
@@ -60,7 +60,7 @@ async def score(service: Service, call: HttpRequest) -> Response:
 
 
 async def _pairs(service: Service, body: ScoreRequest) -> Response:
-    """Scores of pairs: one text with several, or two lists of equal length."""
+    """Scores each pair of texts: one text with several, or two lists of equal length."""
     for name in ("prompt", "continuations", "query", "items", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name) is not None:
             raise ParameterError(name, "and text_1 are both given.", hint="Give text_1 and text_2.")
@@ -106,7 +106,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
 
 
 async def _labels(service: Service, body: ScoreRequest) -> Response:
-    """Probability of each label as the next token after the query and each item."""
+    """Returns the probability of each label as the next token after the query and each item."""
     assert body.query is not None
     assert body.label_token_ids is not None
     items = [body.items] if isinstance(body.items, str) else body.items or []

@@ -80,9 +80,9 @@ class _Transcript:
     Args:
         service: service of the server.
         body: the request.
-        task: what is written.
+        task: whether to transcribe or to translate.
         heard: samples of the sound.
-        form: sounds of the model.
+        form: format of the model's sounds.
 
     Attributes:
         language: code of the language, once it is known.
@@ -96,7 +96,9 @@ class _Transcript:
         self.language, self.seconds = body.language, len(heard) / form.rate
 
     async def parts(self, speech: WhisperSpeech | VoxtralSpeech) -> AsyncGenerator[list[_Part], None]:
-        """Parts of the transcript, as they are written. Closing the generator ends the work."""
+        """Yields the parts of the transcript as they are generated. Closing the generator ends the
+        work.
+        """
         params = SamplingParams(
             max_tokens=self._service.engine.context_length, temperature=self._body.temperature or 0.0,
             return_logprob=self._body.timed,
@@ -109,7 +111,7 @@ class _Transcript:
         if speech.languages and self.language is None:
             self.language = await self._language(speech, instructions)
         at, form = 0, self._form
-        timed = self._body.timed or len(self._heard) > form.window  # times tell where the next window begins
+        timed = self._body.timed or len(self._heard) > form.window  # timestamps show where the next window begins
         instructions = speech.instructions(self.language, self._task, timed=timed)
         while at < len(self._heard):
             window = self._heard[at : at + form.window]
@@ -124,7 +126,8 @@ class _Transcript:
             at += max(round(complete * form.rate), 1)
 
     async def _language(self, speech: WhisperSpeech, instructions: Sequence[int]) -> str:
-        """Code of the language that the model finds the likeliest, from the first window."""
+        """Returns the code of the language that the model finds most likely, from the first window.
+        """
         first = wav_of(self._heard[: self._form.window], self._form.rate)
         biases = tuple((token, 100.0) for token in speech.languages.values())
         params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=biases)
@@ -154,19 +157,19 @@ class _Transcript:
 
 
 async def transcribe(service: Service, call: HttpRequest) -> Response:
-    """Writes what is said in a sound."""
+    """Transcribes the speech in a sound."""
     return await _answer(service, call, "transcribe")
 
 
 async def translate(service: Service, call: HttpRequest) -> Response:
-    """Writes in English what is said in a sound."""
+    """Translates the speech in a sound to English."""
     return await _answer(service, call, "translate")
 
 
 async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
     speech = await asyncio.to_thread(lambda: service.speech)
     body = await asyncio.to_thread(_read, call)
-    service.adapter_of(body.model)  # refused here
+    service.adapter_of(body.model)  # rejects an unknown model
     _check(body, speech, task)
     heard = await service.sounds.samples(_sound(body), speech.sound.rate)
     transcript = _Transcript(service, body, task, heard, speech.sound)
@@ -198,7 +201,9 @@ async def _answer(service: Service, call: HttpRequest, task: Task) -> Response:
 
 
 def _read(call: HttpRequest) -> TranscriptionRequest:
-    """Request of a form. Raises ParameterError if it is none, or a field is invalid."""
+    """Reads a request from a form. Raises ParameterError if the body is not a form, or a field is
+    invalid.
+    """
     values: dict[str, Any] = {}
     for name, content in parse_form(call.data, call.headers.get("content-type", "")):
         value: Any = content if name == "file" else content.decode("utf-8", "replace")
@@ -241,7 +246,7 @@ def _usage(transcript: _Transcript) -> dict[str, Any]:
 
 
 async def _stream(transcript: _Transcript, parts: AsyncGenerator[list[_Part], None]) -> AsyncGenerator[bytes, None]:
-    """Events of a transcript, one for the text of each window."""
+    """Yields the events of a transcript, one for the text of each window."""
     text = ""
     async for some in parts:
         if delta := "".join(part.text for part in some):
@@ -252,7 +257,7 @@ async def _stream(transcript: _Transcript, parts: AsyncGenerator[list[_Part], No
 
 
 def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
-    """Subtitles of SubRip or WebVTT."""
+    """Formats a transcript as subtitles in SubRip's or WebVTT's format."""
     lines = ["WEBVTT\n"] if kind == "vtt" else []
     for i, part in enumerate(parts, 1):
         number = f"{i}\n" if kind == "srt" else ""
@@ -261,7 +266,7 @@ def _subtitles(parts: Sequence[_Part], kind: Literal["srt", "vtt"]) -> str:
 
 
 def _clock(seconds: float, kind: Literal["srt", "vtt"]) -> str:
-    """Time of subtitles: hours, minutes, seconds and milliseconds."""
+    """Formats a time of subtitles: hours, minutes, seconds and milliseconds."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
     point = "," if kind == "srt" else "."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class EventOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of the events of a stream."""
 
-    include_obfuscation: bool = False  # reported: no padding of events hides their sizes from eavesdroppers
+    include_obfuscation: bool = False  # reported: events are not padded to hide their sizes from eavesdroppers
 
 
 class StreamOptions(EventOptions, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ def check_stream(stream: bool | None, options: EventOptions | None, unused: list
         unused: list to which the name of an option without effect is appended.
 
     Raises:
-        ParameterError: a request has options of a stream, but its answer is none.
+        ParameterError: a request has options of a stream, but its answer is not a stream.
     """
     if options is None:
         return
@@ -53,8 +53,8 @@ def check_stream(stream: bool | None, options: EventOptions | None, unused: list
 class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     """Fields of a request for completions.
 
-    Those that ask for token ids are vLLM's (`return_token_ids`) and SGLang's; those that name a replica are SGLang's
-    present one and its older one.
+    Token ids are requested by vLLM's field (`return_token_ids`) or SGLang's. A replica is named by
+    SGLang's current field (`routed_dp_rank`) or its older one.
     """
 
     model: str | None = None
@@ -79,7 +79,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
         return replica_rank(self.routed_dp_rank, self.data_parallel_rank)
 
     def constraint(self, **more: Constraint | None) -> Constraint | None:
-        """Only constraint of the answer, or None.
+        """Returns the only constraint of the answer, or None.
 
         Args:
             more: constraints of further fields, by their names.
@@ -99,7 +99,9 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
 
     @property
     def asks_for_ids(self) -> bool:
-        """True if any ids are asked for. Raises ParameterError for a stream, whose chunks have none."""
+        """True if any token ids are requested. Raises ParameterError for a stream, whose chunks
+        have none.
+        """
         for name in ("return_token_ids", "return_prompt_token_ids", "return_meta_info"):
             if getattr(self, name):
                 if self.stream:
@@ -108,7 +110,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
         return False
 
     def ids_of(self, service: Service, request: GenerateRequest, generation: Generation) -> dict[str, Json]:
-        """Fields of a choice: those that were asked for."""
+        """Returns the requested fields of a choice about token ids."""
         found: dict[str, Json] = {}
         if self.return_token_ids or self.return_prompt_token_ids:
             found["prompt_token_ids"] = list(generation.prompt_ids)

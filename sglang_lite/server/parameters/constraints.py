@@ -12,12 +12,14 @@ from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError
 from sglang_lite.protocol.anything import Json
 
 _JSON_OBJECT = {"type": "object"}
-# Members of a `response_format` beside its type. llama.cpp and Together write a schema without a name.
+# Members of a `response_format` besides its type. llama.cpp and Together write a schema without a name.
 _MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
 
 
 def single_constraint(**given: Constraint | None) -> Constraint | None:
-    """The only constraint of a request, or None. Raises ParameterError, with both names, if the request has two."""
+    """Returns the only constraint of a request, or None. Raises ParameterError, with both names, if
+    the request has two.
+    """
     found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) > 1:
         first, second, *_ = found
@@ -26,7 +28,7 @@ def single_constraint(**given: Constraint | None) -> Constraint | None:
 
 
 def response_format(format: Mapping[str, Json] | None, name: str = "response_format") -> Constraint | None:
-    """Constraint of the `response_format` of a chat request.
+    """Returns the constraint of a chat request's `response_format`.
 
     Raises:
         ParameterError: the format has an unknown type, or is incomplete.
@@ -54,7 +56,9 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
 
 
 def schema(inner: Mapping[str, Json], name: str) -> Constraint:
-    """Constraint of a schema in OpenAI's wrapper object: `name`, `description`, `schema`, `strict`."""
+    """Returns the constraint of a schema in OpenAI's wrapper object: `name`, `description`,
+    `schema`, `strict`.
+    """
     _check_members(inner, ("type", "name", "description", "schema", "strict"), name)
     found, strict = inner.get("schema"), inner.get("strict")
     if not isinstance(found, Mapping | bool):
@@ -65,7 +69,7 @@ def schema(inner: Mapping[str, Json], name: str) -> Constraint:
 
 
 def _check_members(given: Mapping[str, Json], known: Sequence[str], name: str) -> None:
-    """Raises ParameterError if a format has a member that it does not know."""
+    """Raises ParameterError if a format has an unknown member."""
     for member, value in given.items():
         if member not in known and value is not None:
             listed = ", ".join(each for each in known if each != "type") or "type"
@@ -76,7 +80,9 @@ def _check_members(given: Mapping[str, Json], known: Sequence[str], name: str) -
 
 
 def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
-    """Constraint of vLLM's `structured_outputs`. Raises the errors of `response_format`."""
+    """Returns the constraint of vLLM's `structured_outputs`. Raises the errors of
+    `response_format`.
+    """
     if given is None:
         return None
     found = {name: value for name, value in given.items() if value is not None and value is not False}
@@ -92,7 +98,9 @@ def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
 
 
 def grammar(text: str) -> Constraint:
-    """Constraint of a grammar: in GBNF if the text has `::=`, otherwise in Lark's syntax."""
+    """Returns the constraint of a grammar: in GBNF if the text has `::=`, otherwise in Lark's
+    syntax.
+    """
     return Ebnf(text) if "::=" in text else Lark(text)
 
 

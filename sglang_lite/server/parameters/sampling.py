@@ -20,11 +20,11 @@ _TYPES: dict[Kind, Any] = {
     "int": int, "float": float, "bool": bool, "strings": str | list[str], "token ids": list[int],
     "biases": dict[str, float], "order": str, "budget": int | str,
 }  # fmt: skip
-_OWN_NAMES = {"include_stop": "no_stop_trim"}  # SGLang's, by this package's, where OpenAI's routes have SGLang's
+_OWN_NAMES = {"include_stop": "no_stop_trim"}  # SGLang's names by this package's, where OpenAI's routes use SGLang's
 
 
 def _fields(place: Place) -> list[tuple[str, Any, None]]:
-    """Fields of the parameters that can be given in a place, which may be left out."""
+    """Returns the optional fields of the parameters that can be given in a place."""
     return [(_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None) for each in named(place).values()]
 
 
@@ -53,10 +53,11 @@ _NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {own: o
 
 
 def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **values: Json) -> SamplingParams:
-    """Sampling parameters of a request.
+    """Reads the sampling parameters of a request.
 
     Args:
-        names: this package's names of parameters by the protocol's, where they aren't those of a CompletionSampling.
+        names: this package's names of parameters by the protocol's, where these differ from
+            CompletionSampling's.
         values: defaults by this package's names, for parameters that the request lacks.
 
     Raises:
@@ -79,7 +80,7 @@ def read(request: msgspec.Struct, names: Mapping[str, str] | None = None, **valu
 
 
 def _check_biases(biases: Mapping[str, float]) -> None:
-    """Raises ParameterError if a bias is outside of the range that OpenAI's protocols give it."""
+    """Raises ParameterError if a bias is outside the range of OpenAI's protocols."""
     for token, bias in biases.items():
         if not -_MAX_BIAS <= bias <= _MAX_BIAS:
             raise ParameterError(
@@ -89,7 +90,9 @@ def _check_biases(biases: Mapping[str, float]) -> None:
 
 
 def _check_engine(name: str, parameter: Parameter, params: SamplingParams) -> None:
-    """Raises ParameterError if the engine would refuse the value, with the name that the request uses."""
+    """Raises ParameterError, with the name that the request uses, if the engine would refuse the
+    value.
+    """
     try:
         parameter.check_engine(getattr(params, parameter.name))
     except ParameterError as error:

@@ -1,4 +1,4 @@
-"""Limits of thoughts, from the fields of all chat protocols."""
+"""Limits on thinking, from the fields of all chat protocols."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sglang_lite.text.reasoning import thinking_of_effort
 
 
 def with_thinking(params: SamplingParams, rendered: RenderedConversation, effort: str | None) -> SamplingParams:
-    """Parameters of an answer, with the limit of its thoughts.
+    """Adds the limit on thinking to the parameters of an answer.
 
     Args:
         params: parameters, with the limit that the request names in tokens, if any.
         rendered: the conversation; without reasoning there is nothing to limit.
-        effort: the request's effort, which is a share of the answer's tokens if no limit in tokens is named; None for
-            none.
+        effort: the request's effort, which sets a share of the answer's tokens if no limit in
+            tokens is named; None for none.
     """
     if rendered.reasoning is None:
         return msgspec.structs.replace(params, thinking=UNSET)
@@ -29,8 +29,9 @@ def with_thinking(params: SamplingParams, rendered: RenderedConversation, effort
 
 
 def with_budget(params: SamplingParams, field: str, budget: int | None) -> SamplingParams:
-    """Parameters with a limit of thoughts in tokens; None for none. Raises ParameterError, with the name of the field,
-    if the limit is below 0."""
+    """Adds a limit on thinking in tokens to parameters; None adds none. Raises ParameterError, with
+    the name of the field, if the limit is below 0.
+    """
     if budget is None:
         return params
     if budget < 0:
@@ -41,13 +42,13 @@ def with_budget(params: SamplingParams, field: str, budget: int | None) -> Sampl
 def report_thinking(
     rendered: RenderedConversation, budgets: dict[str, int | None], effort: tuple[str, str | None], unused: list[str]
 ) -> None:
-    """Reports which fields about thoughts have no effect.
+    """Reports which fields about thinking have no effect.
 
     Args:
         rendered: the conversation.
         budgets: limits in tokens by field.
         effort: name and value of the field with the effort.
-        unused: names of fields without effect, as the template tells; changed.
+        unused: names of fields without effect, according to the template; updated.
     """
     name, value = effort
     if rendered.reasoning is None:

@@ -117,7 +117,7 @@ class ProgramBudget:
     media_kinds: frozenset[MediaKind] = frozenset()
 
     def minus(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
-        """Budget that is left after some nodes. Doesn't change this budget.
+        """Returns the budget that is left after some nodes. Doesn't change this budget.
 
         Args:
             nodes: nodes to subtract, including the nodes of their branches.
@@ -140,7 +140,7 @@ class ProgramBudget:
             most: budget before the whole list of nodes, for messages.
 
         Raises:
-            ParameterError, CapabilityError: as `minus`.
+            ParameterError, CapabilityError: as `remaining_after`.
         """
         self.nodes -= 1
         if self.nodes < 0:
@@ -193,7 +193,9 @@ def check_version(body: Mapping[str, Json], pointer: str) -> None:
 
 
 def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:  # the record of that name
-    """Record decoded from data. Raises WireError if the data is invalid, with its pointer into the body."""
+    """Decodes the record of a name from data. Raises WireError if the data is invalid, with its
+    pointer into the body.
+    """
     message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
     try:
         return wire.decode(message, limits=call.limits)
@@ -211,7 +213,7 @@ def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class ParsedProgram:
-    """Request to play a program, checked. `models` are the names that it gives to the model."""
+    """Checked request to play a program. `models` are the names that it gives to the model."""
 
     models: tuple[str | None, ...]
     id: str
@@ -257,7 +259,9 @@ def parse_request(reader: RequestReader, call: HttpRequest, given: Mapping[str, 
 
 
 def limits_of(reader: RequestReader, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
-    """Budget and time limit (seconds) of a program: the lower of the client's and the server's limits."""
+    """Returns the budget and time limit (seconds) of a program: the lower of the client's and the
+    server's limits.
+    """
     settings, own = reader.settings, given or ProgramLimits()
     budget = ProgramBudget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
@@ -290,7 +294,7 @@ def _read(reader: RequestReader, call: HttpRequest) -> ParsedProgram:
 
 
 async def played(service: Service, call: HttpRequest, request: ParsedProgram) -> Response:
-    """Response to a program."""
+    """Plays a program, and returns the response."""
     for name in request.models:
         service.check_model(name)
     request = await _seen(service, request)
@@ -310,7 +314,7 @@ async def played(service: Service, call: HttpRequest, request: ParsedProgram) ->
 
 
 async def _seen(service: Service, request: ParsedProgram) -> ParsedProgram:
-    """Request with the bytes of images that it names by address."""
+    """Returns the request with the bytes of images that it names by address."""
     prompt = request.prompt
     if isinstance(prompt, Prompt):
         prompt = await service.images.prompt(prompt)
@@ -319,7 +323,7 @@ async def _seen(service: Service, request: ParsedProgram) -> ParsedProgram:
 
 
 def _response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
-    """Response with all events of a program."""
+    """Creates the response with all events of a program."""
     ended = events[-1]
     usages = _Usages()
     for event in events:
@@ -348,7 +352,7 @@ _decode_data = msgspec.json.Decoder(_Data).decode
 
 
 def _data(event: ProgramEvent) -> msgspec.Raw:
-    """Event in its wire encoding, without the envelope."""
+    """Encodes an event for the wire, without the envelope."""
     return _decode_data(wire.encode(event)).data
 
 
@@ -370,7 +374,7 @@ def _event(message: wire.Message) -> bytes:
 
 
 class _Usages:
-    """Token usage of a program's nodes, single and in total."""
+    """Token usage of a program's nodes, for each node and in total."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -378,7 +382,7 @@ class _Usages:
         self._prompts = self._cached = 0
 
     def add(self, event: ProgramEvent) -> None:
-        """Adds the usage of an event."""
+        """Adds the usage in an event, if it has any."""
         if not isinstance(event, Played) or not isinstance(event.event, Generation | Selection):
             return
         usage = event.event.usage
@@ -441,7 +445,9 @@ async def _open_events(
 
 
 async def extend(service: Service, call: HttpRequest) -> Response:
-    """Adds nodes to an open program."""
+    """Changes an open program: adds nodes, gives verdicts, announces pauses, drops branches, or
+    winds the program down.
+    """
     changes, close = await read(service, call, _read_answers)
     branches = await service.images.branches([change.nodes for change in changes])
     changes = [replace(change, nodes=nodes) for change, nodes in zip(changes, branches, strict=True)]
@@ -470,8 +476,9 @@ async def extend(service: Service, call: HttpRequest) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Change to a branch: a verdict on the node at a place, further nodes, an expected pause, or the winding down of
-    the program; without any of them, it is dropped."""
+    """Change to a branch: a verdict on the node at a place, further nodes, an expected pause, or
+    the winding down of the program. Without any of them, the branch is dropped.
+    """
 
     path: Path
     nodes: Sequence[Node] = ()
@@ -482,7 +489,7 @@ class _Change:
 
 
 def _read_answers(reader: RequestReader, call: HttpRequest) -> tuple[Sequence[_Change], bool]:
-    """Changes to an open program, and whether nothing more will come."""
+    """Returns the changes to an open program, and whether it is closed after them."""
     given = call.object()
     check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
@@ -515,20 +522,20 @@ def _change(given: ProgramAnswer, pointer: str, call: HttpRequest) -> _Change:
 
 
 def _after(remaining: ProgramBudget, changes: Sequence[_Change]) -> ProgramBudget:
-    """Budget that changes leave. Raises ParameterError if they exceed it."""
+    """Returns the budget that changes leave. Raises ParameterError if they exceed it."""
     for i, change in enumerate(changes):
         pointer = f"/answers/{i}"
         if change.nodes:
             remaining = remaining.minus(change.nodes, f"{pointer}/nodes")
         elif change.verdict is not None and change.verdict.again is not None:
             remaining = replace(remaining, open=False).minus((change.verdict.again,), f"{pointer}/verdict/again")
-        else:  # dropping a branch, or going on, costs as much as a node
+        else:  # any other change costs as much as a node
             remaining = remaining.minus((Mark(),), pointer)
     return replace(remaining, open=True)
 
 
 async def refuse_rows(service: Service, call: HttpRequest) -> Response:
-    """Tells clients of earlier versions that rows are no longer played."""
+    """Rejects rows of compiled programs, which clients of earlier versions send."""
     raise ParameterError(
         "rows", "this server plays no rows of compiled programs.",
         hint="Use sglang-lite of the server's version: run_batch sends each row's program to POST /program.",

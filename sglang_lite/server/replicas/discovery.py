@@ -16,8 +16,9 @@ _DNS, _FILE = "dns+", "file:"
 
 
 def found_by(source: str) -> Callable[[], set[str]] | None:
-    """Function that looks up the addresses of the servers behind an entry of `workers`; None if the entry is itself the
-    address of one. The function raises OSError if there is no answer, and ParameterError for a file without addresses.
+    """Returns a function that looks up the addresses of the servers behind an entry of `workers`,
+    or None if the entry is itself an address. The function raises OSError if there is no answer,
+    and ParameterError for a file without addresses.
     """
     if source.startswith(_DNS):
         return partial(_resolved, source.removeprefix(_DNS))

@@ -35,7 +35,7 @@ _AGAIN_S = 5.0  # before a missing worker is registered again
 
 
 def package_of(name: str) -> str:
-    """Package of a gateway: the named one, or the first that is installed.
+    """Returns the package of a gateway: the named one, or the first that is installed.
 
     Raises:
         CapabilityError: the package is not installed.
@@ -59,7 +59,7 @@ class Gateway:
     Attributes:
         package: distribution name of the gateway's package.
         wanted: addresses of the workers that the gateway should have.
-        known: addresses of the workers that the gateway has, as it has told last.
+        known: addresses of the workers that the gateway has, as it last reported.
         healthy: addresses of those that it sends requests to.
         failed: True if the gateway ended before its first answer; it is then not restarted.
     """
@@ -111,13 +111,13 @@ class Gateway:
             "shutdown_grace_period_secs": max(int(settings.drain_s), 1),
             "prometheus_host": "127.0.0.1",
         }
-        # No proxy in between.
+        # Requests to the gateway bypass proxies.
         headers = {"authorization": f"Bearer {self._admin}"}
         self._client = httpx2.Client(trust_env=False, headers=headers, timeout=_TIMEOUT_S)
         self._wanted: Counter[str] = Counter()  # by how many sources
         self.known: set[str] = set()
         self.healthy: set[str] = set()
-        self._sure = True  # False after a call without an answer: what it has done is not known
+        self._sure = True  # False after a call without an answer, whose effect is unknown
         self._registered_at: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
         self._changed, self._lock = threading.Condition(), threading.Lock()
         self._over = self._answered = self.failed = False
@@ -150,8 +150,9 @@ class Gateway:
             return {url for url, sources in self._wanted.items() if sources > 0}
 
     def add(self, url: str) -> None:
-        """Makes the gateway send requests to a worker, until it has been removed as often as added: a server may stand
-        in a file and behind a name, too."""
+        """Makes the gateway send requests to a worker until it has been removed as often as added,
+        since a server may be listed both in a file and under a name.
+        """
         with self._changed:
             self._wanted[url] += 1
             self._changed.notify()
@@ -216,7 +217,8 @@ class Gateway:
         return response.json()
 
     def terminate(self) -> None:
-        """Makes the gateway accept no more requests, and end when the open ones have ended."""
+        """Stops the gateway from accepting requests, and lets it end when the open ones have ended.
+        """
         self._over = True
         self._process.terminate()
 

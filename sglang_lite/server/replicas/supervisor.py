@@ -30,10 +30,10 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_if
 logger = logging.getLogger("sglang_lite.server")
 
 _LOOK_S = 0.5  # between two checks of a worker's health
-_PAUSE_S = 0.05  # between two looks at something that ends soon
+_PAUSE_S = 0.05  # between two checks of something that ends soon
 _TIMEOUT_S = 5.0  # of a health check
-_END_S = 5.0  # for a process without open requests
-FIND_S = 5.0  # between two looks at a DNS name or a file of servers
+_END_S = 5.0  # for a process without open requests to end
+FIND_S = 5.0  # between two lookups of a DNS name or a file of servers
 LONGEST_PAUSE_S = 30.0  # before a server that dies repeatedly is restarted
 _FINE_S = 60.0  # uptime after which a death doesn't count as early
 _MAX_DEATHS = 8  # early deaths in a row after which a server isn't restarted
@@ -45,15 +45,16 @@ def serve(
     replicas: ReplicaSettings,
     announce: Callable[[str], object],
 ) -> int:
-    """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
-    signal ends them at once. SIGHUP restarts the servers that this process has started, one after the other, unless
-    it is ignored, as behind nohup.
+    """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to
+    `drain_s`. A second signal ends them immediately. SIGHUP restarts the servers that this process
+    has started, one after the other, unless it is ignored, as under nohup.
 
     Args:
         settings: settings of each server, and of the gateway's address.
         engine: keywords of each server's `Engine`.
         replicas: settings of the gateway and the number of servers.
-        announce: function called with one line of text when a server can be reached through the gateway.
+        announce: function called with one line of text when a server can be reached through the
+            gateway.
 
     Returns:
         The exit status.
@@ -63,7 +64,7 @@ def serve(
     devices = _devices(engine.get("device", "auto"), replicas.replicas)
     if devices is None and engine.get("threads") is None and replicas.replicas > 1:
         engine = {**engine, "threads": max((os.cpu_count() or 1) // replicas.replicas, 1)}
-    with bound(settings.host, settings.port) as listening:  # a port in use is an error at once
+    with bound(settings.host, settings.port) as listening:  # reports a port in use early
         host, port = listening.getsockname()[:2]
     gateway = Gateway(settings, replicas, host, port)
     workers: list[_Worker] = [
@@ -109,7 +110,9 @@ class _Supervisor:
                 return
 
     def run(self, announce: Callable[[], object]) -> int:
-        """Runs until a signal arrives or all workers have failed; returns the exit status."""
+        """Supervises gateway and workers until a signal arrives or they have failed; returns the
+        exit status.
+        """
         for worker in self._workers:
             worker.start()
         failed = False
@@ -140,7 +143,9 @@ class _Supervisor:
         return 1 if failed else 0
 
     def _waited(self, timeout_s: float, done: Callable[[], bool]) -> bool:
-        """Waits until `done` returns True. Returns False if that takes too long, or a second signal arrives."""
+        """Polls `done` until it returns True. Returns False if that takes too long, or a second
+        signal arrives.
+        """
         until = time.monotonic() + timeout_s
         while self._signals < 2 and time.monotonic() < until:
             if done():
@@ -153,8 +158,8 @@ class _Worker(ABC):
     """Server behind the gateway, watched on a thread of its own.
 
     Attributes:
-        over: event that ends the watching.
-        failed: True if the server has died before it was ever ready; it is then not restarted.
+        over: event that ends the watch.
+        failed: True if the server died before it was ever ready; it is then not restarted.
         given_up: True if the server died repeatedly and isn't restarted any more.
     """
 
@@ -175,17 +180,18 @@ class _Worker(ABC):
     def _watch(self) -> None:
         """Adds the server to the gateway while it is healthy, and removes it while it isn't, until `over`."""
 
-    # What follows does nothing to a server that this process has not started.
+    # These methods do nothing to a server that this process has not started.
 
     def terminate(self) -> None:  # noqa: B027 # as said above
-        """Makes a server that this process has started end when its open requests have ended."""
+        """Ends a server that this process has started, once its open requests have ended."""
 
     def kill(self) -> None:  # noqa: B027 # as said above
         """Kills a server that this process has started."""
 
     def restart(self) -> bool:
-        """Starts a server that this process has started again, once its open requests have ended, and waits until it
-        can be reached. Returns False if it can't."""
+        """Restarts a server that this process has started, once its open requests have ended, and
+        waits until it can be reached. Returns False if it can't.
+        """
         return True
 
     @property
@@ -193,7 +199,9 @@ class _Worker(ABC):
         return True
 
     def _answer(self, url: str, path: str) -> int:
-        """Status of the answer; 0 if the connection fails, -1 if no answer arrives in time."""
+        """Returns the status of the answer, 0 if the connection fails, or -1 if no answer arrives
+        in time.
+        """
         try:
             return self._client.get(url + path).status_code
         except httpx2.TimeoutException:
@@ -210,7 +218,7 @@ class _Remote(_Worker):
         self._url, self._leaves = url, False
 
     def leave(self) -> None:
-        """Takes the server from the gateway for good."""
+        """Removes the server from the gateway for good."""
         self._leaves = True
         self.over.set()
 
@@ -218,7 +226,7 @@ class _Remote(_Worker):
         alive, heard = False, time.monotonic()
         while not self.over.wait(_LOOK_S):
             status = self._answer(self._url, "/health" if alive else "/ready")
-            if status == 404 and not alive:  # a server of SGLang's has no such route
+            if status == 404 and not alive:  # SGLang's servers have no such route
                 status = self._answer(self._url, "/health")
             if status == 200:
                 heard = time.monotonic()
@@ -235,11 +243,11 @@ class _Remote(_Worker):
 
 
 class _Found(_Worker):
-    """Servers on other machines that come and go, as a DNS name or a file says.
+    """Servers on other machines that a DNS name or a file lists, and that may come and go.
 
     Args:
         source: the name or file, for messages.
-        find: function that returns their addresses: see `found_by`.
+        find: function that returns their addresses: see `lookup_for`.
     """
 
     def __init__(self, source: str, find: Callable[[], set[str]], health_timeout_s: float, gateway: Gateway) -> None:
@@ -343,7 +351,7 @@ class _Replica(_Worker):
             return self._process
 
     def _until_ready(self, process: TiedProcess, url: str) -> str:
-        """Waits until the server has generated a token. Returns "", or the reason why it never will."""
+        """Returns "" once the server has generated a token, or the reason why it never will."""
         while not self.over.is_set():
             status = process.wait(_LOOK_S / 2)
             if status is not None:
@@ -353,7 +361,9 @@ class _Replica(_Worker):
         return "is not needed"
 
     def _until_ill(self, process: TiedProcess, url: str) -> str:
-        """Waits until the server has died, and returns how; "" if it is to be restarted."""
+        """Returns how the server failed once it has, or "" once it is to be restarted or the watch
+        ends.
+        """
         heard = time.monotonic()
         while not (self.over.is_set() or self._old.is_set()):
             if url in self._gateway.healthy:
@@ -371,7 +381,9 @@ class _Replica(_Worker):
         return ""
 
     def _end(self, process: TiedProcess, url: str) -> None:
-        """Ends a server to which the gateway shall send nothing more, when its open requests have ended."""
+        """Ends a server that is restarted, once the gateway doesn't know it any more and its open
+        requests have ended.
+        """
         until = time.monotonic() + self._settings.drain_s + _END_S
         while url in self._gateway.known and time.monotonic() < until and not self.over.wait(_PAUSE_S):
             pass
@@ -434,7 +446,7 @@ def _ended(status: int) -> str:
 
 
 def _devices(device: str, count: int) -> list[str] | None:
-    """GPU of each server, as CUDA_VISIBLE_DEVICES; None without GPUs.
+    """Returns the GPU of each server, as CUDA_VISIBLE_DEVICES, or None without GPUs.
 
     Raises:
         ParameterError: there are fewer GPUs than servers.

@@ -64,7 +64,9 @@ class TiedProcess:
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits for the end of the process; returns the exit status, or None if it is still running."""
+        """Returns the exit status once the process has ended, or None if it is still running after
+        `timeout_s`.
+        """
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -56,7 +56,7 @@ class SampleAnswer:
         self.outcome: dict[str, Any] | SglError | None = None
 
     def add_event(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Json]:
-        """Dictionary of the answer after an event.
+        """Adds an event, and returns the answer's dictionary after it.
 
         Args:
             cached_tokens: number of tokens of the prompt that were found in the cache, for an incomplete answer.
@@ -124,7 +124,9 @@ class SampleAnswer:
         return answer if self._index is None else {**answer, "index": self._index}
 
     def _recorded(self, generation: Generation) -> dict[str, Json]:
-        """Experts as base64 of their array, and hidden states in SGLang's lists: that of the whole prompt first."""
+        """Returns experts as base64 of their array, and hidden states in SGLang's lists: that of
+        the whole prompt first.
+        """
         found: dict[str, Json] = {}
         if generation.routed_experts is not None:
             found["routed_experts"] = base64.b64encode(generation.routed_experts.data).decode()
@@ -153,8 +155,10 @@ class SampleAnswer:
         return fields
 
     def _of_prompt(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Log-probabilities of the prompt, one entry for each position from `logprob_start_len` on. The first token of
-        a prompt has no log-probability, so its entry has only id and text."""
+        """Returns the log-probabilities of the prompt, one entry for each position from
+        `logprob_start_len` on. The first token of a prompt has no log-probability, so its entry has
+        only id and text.
+        """
         params = self._call.params
         start = params.logprob_start_len
         if isinstance(start, Unset) or not 0 <= start < len(self._prompt_ids):
@@ -167,7 +171,7 @@ class SampleAnswer:
 
 
 def _by_tier(usage: Usage) -> dict[str, int]:
-    """Tokens of the prompt that were cached, by where they were found."""
+    """Returns the numbers of the prompt's cached tokens, by where they were found."""
     on_device = usage.cached_tokens - usage.host_tokens - usage.disk_tokens
     return {"device": on_device, "host": usage.host_tokens, "storage": usage.disk_tokens}
 

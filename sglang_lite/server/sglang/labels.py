@@ -40,7 +40,7 @@ class ScoreResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoreArguments:
-    """Arguments of `Engine.score`, checked; without labels, `items` are texts to select from."""
+    """Checked arguments of `Engine.score`; without labels, `items` are texts to select from."""
 
     query: Any  # text, or token ids
     items: list[Any]
@@ -51,12 +51,12 @@ class ScoreArguments:
     with_logprobs: bool
 
     def calls(self, vocab_size: int) -> list[GenerateRequest]:
-        """Requests that compute the labels' probabilities: see `label_calls`."""
+        """Returns the requests that compute the labels' probabilities: see `label_calls`."""
         assert self.labels is not None
         return label_calls(self.query, self.items, self.labels, vocab_size, item_first=self.item_first)
 
     def result(self, calls: Sequence[GenerateRequest], answers: Sequence[Mapping[str, Json]]) -> ScoreResult:
-        """Scores from the answers to `calls`."""
+        """Computes the scores from the answers to `calls`."""
         label_entries = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
         rows = list(map(label_logprobs, calls, label_entries))
         scores = [label_scores(row, apply_softmax=self.apply_softmax, temperature=self.temperature) for row in rows]
@@ -75,7 +75,7 @@ def read_score(
     return_token_logprobs: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> ScoreArguments:
-    """Request with the given fields, which `Engine.score` documents.
+    """Checks the given fields, which `Engine.score` documents.
 
     Raises:
         ParameterError: a field is invalid, unknown, or one of SGLang's that this engine doesn't support.
@@ -116,7 +116,8 @@ def label_calls(
     *,
     item_first: bool,
 ) -> list[GenerateRequest]:
-    """Requests that generate no tokens and report the log-probabilities of the labels, one for each item.
+    """Returns requests that generate no tokens and report the log-probabilities of the labels, one
+    for each item.
 
     Args:
         query, texts, labels, item_first: arguments of `score`.
@@ -147,7 +148,7 @@ def label_calls(
 
 
 def label_logprobs(call: GenerateRequest, label_entries: Iterable[tuple[float, int, str | None]]) -> list[float]:
-    """Log-probabilities of a request's labels, in the order of the labels.
+    """Returns the log-probabilities of a request's labels, in the order of the labels.
 
     Args:
         label_entries: log-probability, id and text of each label, in any order.
@@ -158,7 +159,7 @@ def label_logprobs(call: GenerateRequest, label_entries: Iterable[tuple[float, i
 
 
 def label_scores(logprobs: Sequence[float], *, apply_softmax: bool, temperature: float = 1.0) -> list[float]:
-    """Scores of labels from their log-probabilities, as `score` returns them."""
+    """Computes the scores of labels from their log-probabilities, as `score` returns them."""
     top = max(logprobs)
     if not apply_softmax or not math.isfinite(top):
         return [math.exp(each) for each in logprobs]

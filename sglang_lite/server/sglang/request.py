@@ -77,7 +77,7 @@ def read_request(
     stream: bool = False,
     **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> NativeRequest:
-    """Request with the given fields, which `Engine.generate` documents.
+    """Creates a request from the given fields, which `Engine.generate` documents.
 
     Raises:
         ParameterError: a field is invalid, unknown, or one of SGLang's that this engine doesn't support.
@@ -126,7 +126,8 @@ _OF_LOGPROBS: dict[str, object] = {
 
 
 def without_logprobs(fields: Mapping[str, object]) -> list[str]:
-    """Names of a request's fields about log-probabilities that have no effect, as none are returned for their prompt.
+    """Returns the names of a request's fields about log-probabilities that have no effect, since
+    none are returned for their prompt.
 
     Args:
         fields: arguments of `read_request`.
@@ -167,8 +168,9 @@ _UNSUPPORTED = frozenset((
 
 
 def replica_rank(routed_dp_rank: int | None, data_parallel_rank: int | None) -> int | None:
-    """Replica that a request names, under SGLang's present name or its older one. Raises ParameterError if these
-    differ."""
+    """Returns the replica that a request names, under SGLang's current name or its older one.
+    Raises ParameterError if these differ.
+    """
     if None not in (routed_dp_rank, data_parallel_rank) and routed_dp_rank != data_parallel_rank:
         raise ParameterError("data_parallel_rank", f"routed_dp_rank is {routed_dp_rank!r}.", hint="Give one of them.")
     return data_parallel_rank if routed_dp_rank is None else routed_dp_rank
@@ -183,7 +185,7 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
 
 
 def _seen(prompt: Any, images: Sequence[Media]) -> Any:
-    """Prompt with images, videos and sounds, which its text names."""
+    """Returns a prompt with images, videos and sounds, which its text names."""
     if not images:
         return prompt
     if not isinstance(prompt, str):
@@ -193,8 +195,10 @@ def _seen(prompt: Any, images: Sequence[Media]) -> Any:
 
 
 def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modalities: object) -> list[list[Media]]:
-    """Media of each prompt, of which SGLang's `modalities` may name the kinds. Of a kind, one or a list are given for a
-    single prompt; for a list of prompts one, a list or None for each."""
+    """Returns the media of each prompt, whose kinds SGLang's `modalities` may name. For a single
+    prompt, a kind has one medium or a list; for a list of prompts, it has one medium, a list or
+    None for each.
+    """
     found: list[list[Media]] = [[] for _ in range(count)]
     for kind, given in by_kind.items():
         if given is not None and given != []:
@@ -206,7 +210,7 @@ def _media(by_kind: Mapping[MediaKind, object], count: int, is_list: bool, modal
 
 
 def _check_modalities(given: object, media: Sequence[Sequence[Media]]) -> None:
-    """Raises ParameterError if SGLang's kinds of media are others than those that are given."""
+    """Raises ParameterError if SGLang's `modalities` name a kind of media that isn't given."""
     kinds = sorted({each.kind for own in media for each in own})
     for each in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         for name in each if isinstance(each, list | tuple) else [each]:
@@ -226,7 +230,9 @@ def _medium(kind: MediaKind, given: object) -> Media:
 
 
 def plain_ids(given: Any) -> Any:  # any value of a user
-    """Token ids, or lists of them: arrays of another package become lists, other values are returned unchanged."""
+    """Converts arrays of token ids of another package to lists, also within a list. Returns other
+    values unchanged.
+    """
     if hasattr(given, "tolist"):
         return given.tolist()
     if isinstance(given, list | tuple) and any(hasattr(each, "tolist") for each in given):
@@ -244,7 +250,7 @@ def _ids(input_ids: Any) -> tuple[list[Any], bool]:
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """List with one value for each prompt, from a list or a value for all."""
+    """Returns a list with one value for each prompt, from such a list or from one value for all."""
     if not isinstance(value, list | tuple):
         return [value] * count
     if len(value) != count:
@@ -300,7 +306,8 @@ SAMPLING_FIELDS = frozenset((*_PARAMS, *_GRAMMARS))
 def read_sampling(
     given: object, logprobs: Mapping[str, object] = MappingProxyType({})
 ) -> tuple[SamplingParams, Constraint | None]:
-    """Sampling parameters and constraint of SGLang's `sampling_params`; a value of None stands for the default.
+    """Reads the sampling parameters and constraint of SGLang's `sampling_params`; a value of None
+    stands for the default.
 
     Args:
         logprobs: fields of the request itself about log-probabilities and confidence.

@@ -1,4 +1,6 @@
-"""Runs of native requests on an engine's core: each prompt is submitted as soon as there is room for it."""
+"""Runs native requests on an engine's core: each prompt is submitted as soon as there is room for
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,23 @@ Post: TypeAlias = "Callable[[tuple[int, Event] | None], object]"
 
 
 class NativeRun:
-    """Native request under way: its events, and the answers that are made from them.
+    """Running native request: its events, and the answers that are made from them.
 
     Args:
         engine: core that runs the request.
-        post: function called on the engine's thread with each event, and with None when there is room for more; its
-            argument is to be passed to `add_event`, on a thread of the caller's choice.
+        post: function called on the engine's thread with each event, and with None when there is
+            room for more; its argument is to be passed to `add_event`, on a thread of the caller's
+            choice.
         request: request to run.
-        flush: function called on the engine's thread after `post`, once for all events that arrive together.
-        own_name: function that returns the engine's name of a request, given that of its caller; answers have the
-            caller's.
+        flush: function called on the engine's thread after `post`, once for all events that arrive
+            together.
+        own_name: function that returns the engine's name of a request from its caller's name;
+            answers have the caller's.
 
     Raises:
-        ParameterError, OverloadedError, EngineClosedError: a prompt was refused, or has more samples than may ever
-            wait; nothing runs. A request without room because of others doesn't fail, but waits for its turn.
+        ParameterError, OverloadedError, EngineClosedError: a prompt was refused, or has more
+            samples than may ever wait; nothing runs. A request that has no room because of others
+            doesn't fail, but waits for its turn.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class NativeRun:
                 self._answers.append(SampleAnswer(call, ids, place, decode, rid=rid, weight_version=version))
         self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share one ticket
         self._open = len(self._answers)
-        self._running = 0  # samples whose last event has not come
+        self._running = 0  # samples whose last event has not arrived
         self._call: Callable[[], object] | None = None  # callback that waits for room in the engine, if any
         self._submit()
 
@@ -100,7 +105,7 @@ class NativeRun:
         return self._open > 0
 
     def add_event(self, item: tuple[int, Event] | None) -> list[Json]:  # dictionaries
-        """Answers that an event has changed, in their present state.
+        """Adds an event, and returns the answers that it has changed, in their current state.
 
         Args:
             item: argument of `post`.
@@ -128,7 +133,7 @@ class NativeRun:
         return dictionaries
 
     def results(self) -> Any:  # a dictionary, or a list of dictionaries and errors
-        """Present state of all answers: one dictionary, or a list.
+        """Returns the current state of all answers: one dictionary, or a list.
 
         Raises:
             SglError: the only prompt failed.
@@ -155,7 +160,9 @@ class NativeRun:
                 ticket.abort()
 
     def drop(self) -> None:
-        """Aborts on the engine's thread. For a garbage collector's call, whose thread may hold any lock."""
+        """Aborts on the engine's thread. Meant for the garbage collector, whose thread may hold any
+        lock.
+        """
         self._engine.call_soon(self.abort)
 
 

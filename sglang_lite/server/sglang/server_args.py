@@ -29,12 +29,12 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "attention_backend": {"torch_native": "torch", "fa4": "flash_attn"},
     "speculative_algorithm": {"NGRAM": "auto"},
 }
-# Their defaults are other numbers here, and stand for these.
+# Their defaults differ here, and replace SGLang's.
 _OWN_DEFAULTS = frozenset({"speculative_ngram_capacity", "speculative_ngram_max_trie_depth"})
 _FORMATS = "bitsandbytes flash_rl private runai_streamer"
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
-_REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # of settings of ours: SGLang's values, and the cure
+_REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {  # SGLang's values of our settings, and what to use instead
     "load_format": (
         frozenset(_FORMATS.split()),
         'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub, as they are quantised.',
@@ -85,14 +85,16 @@ class ServerArg:
         )
 
     def allows(self, value: object) -> bool:
-        """True if a value has no effect: it equals the default, or, if the default is None, is False or empty."""
+        """Returns whether a value has no effect: it equals the default, or, if the default is None,
+        is False or empty.
+        """
         if self.default is None:
             return value is False or (not isinstance(value, int | float) and not value)
         numbers = {type(value), type(self.default)} == {int, float}
         return (numbers or type(value) is type(self.default)) and value == self.default
 
     def refusal(self) -> str:
-        """Advice on what to use instead of a value that isn't supported."""
+        """Returns advice on what to use instead of a value that isn't supported."""
         return "It is a setting of `sglang-lite serve`." if self.support == "server" else self.meaning
 
 
@@ -107,7 +109,7 @@ FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds tha
 
 @lru_cache(maxsize=1)
 def server_args() -> Mapping[str, ServerArg]:
-    """All fields of ServerArgs, by name."""
+    """Returns all fields of ServerArgs, by name."""
     table = json.loads(Path(__file__).with_name("server_args.json").read_text())
     found: dict[str, ServerArg] = {}
 
@@ -125,16 +127,19 @@ def server_args() -> Mapping[str, ServerArg]:
 
 
 def names_of(setting: str) -> list[str]:
-    """Names of the ServerArgs that stand for a setting of an engine and have another name than the setting."""
+    """Returns the names of the ServerArgs that stand for a setting of an engine under another name
+    than the setting's.
+    """
     return [each.name for each in server_args().values()
             if each.support == "engine" and each.meaning == setting and each.name != setting]  # fmt: skip
 
 
 def own_value(name: str, value: UserValue) -> UserValue:
-    """Value of a setting by this engine's name, if SGLang has another one for it.
+    """Translates a value of a setting from SGLang's name to this engine's, if it has another one
+    here.
 
     Raises:
-        ParameterError: the engine has nothing like it.
+        ParameterError: the engine has no equivalent.
     """
     if name == "model_loader_extra_config":
         return _load_threads(value)
@@ -147,10 +152,11 @@ def own_value(name: str, value: UserValue) -> UserValue:
 
 
 def _load_threads(value: UserValue) -> int:
-    """Number of threads that `model_loader_extra_config` asks for, as JSON, a mapping or the number itself.
+    """Returns the number of threads that `model_loader_extra_config` requests, as JSON, a mapping
+    or the number itself.
 
     Raises:
-        ParameterError: it is another thing, or has settings that are not here.
+        ParameterError: the value has another form, or settings that are not supported.
     """
     found: Any = value
     if isinstance(value, str):
@@ -170,8 +176,8 @@ def _load_threads(value: UserValue) -> int:
 
 
 def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
-    """Keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig. A line
-    tells of each that asks for what is always so.
+    """Translates the keywords of an engine, in which SGLang's ServerArgs become the fields of
+    EngineConfig with the same meaning. A message names each one that changes nothing.
 
     Raises:
         ParameterError: a ServerArg without equivalent has another value than its default, or a setting is given under
@@ -207,7 +213,9 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
 
 
 def _format_on_loading(name: UserValue) -> UserValue:
-    """Name of the format in which `quantize_and_serve` quantises. Raises ParameterError if none is given."""
+    """Returns the name of the format in which `quantize_and_serve` quantises. Raises ParameterError
+    if none is given.
+    """
     if name is None:
         hint = 'Give quantization="fp8", "int4", "int8" or "nf4".'
         raise ParameterError("quantize_and_serve", "no format is named.", hint=hint)
@@ -227,7 +235,7 @@ class _CommandLine:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Any:
-        """Record with the values of a parser that `add_cli_args` has prepared."""
+        """Creates a record with the values of a parser that `add_cli_args` has prepared."""
         return cls(**{name: value for name, value in vars(args).items() if name in server_args()})
 
 

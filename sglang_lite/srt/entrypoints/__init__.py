@@ -1,1 +1,1 @@
-"""SGLang's module path of its entry points: re-exports of what its users import."""
+"""SGLang's module path for its entry points: re-exports of what its users import."""

@@ -1,4 +1,4 @@
-"""The server in this process, at SGLang's module path."""
+"""In-process server, at SGLang's module path."""
 
 from sglang_lite.compat.sglang.servers import launch_server
 

@@ -1,4 +1,4 @@
-"""A server in a process with the methods of an engine, at SGLang's module path."""
+"""Server process with the methods of an engine, at SGLang's module path."""
 
 from sglang_lite.compat.sglang.http_engine import HttpServerEngineAdapter
 

@@ -1,1 +1,3 @@
-"""Forms of APIs, a file each: a question as a request, a response as deltas. No calls."""
+"""Request and response formats of APIs, one file each: a question as a request, a response as
+deltas. Makes no calls.
+"""

@@ -1,6 +1,7 @@
-"""Interface to one API of a provider: its requests and its answers; and what several need, the items that a provider
-expects back, and the places of a prompt that its cache is told of. Independent of connections and of the SDK's
-errors."""
+"""Interface to one API of a provider: its requests and its answers. Also what several APIs share:
+the items that a provider expects back, and the marks for its prompt cache. Independent of
+connections and of the SDK's errors.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ from sglang_lite.protocol.sampling import given_as_data
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Model that a request is for.
+    """Model that a request is sent to.
 
     Attributes:
         model: name of the model.
-        max_tokens_field: name of `max_tokens` on the server.
+        max_tokens_field: the server's name for `max_tokens`.
         effort: amount of reasoning, in the provider's words, or None for the model's default.
-        may_reason: True if the model may reason, so that its encrypted reasoning is requested, to be sent back later.
-        cache_hints: True if requests mark the prefixes that prompts share, or have a key for them, for the provider's
-            cache.
+        may_reason: True if the model may reason; its encrypted reasoning is then requested, to be
+            sent back later.
+        cache_hints: True if requests mark the prefixes that prompts share, or send a key for them,
+            for the provider's cache.
         settings: settings that are sent with every request.
     """
 
@@ -60,7 +62,7 @@ class JsonTool:
 
 @dataclass(frozen=True, slots=True)
 class GrammarTool:
-    """Tool that the model must call. Its input, a text of a grammar, is the answer."""
+    """Tool that the model must call. Its input, a text that follows a grammar, is the answer."""
 
     syntax: Literal["regex", "lark"]
     definition: str
@@ -109,10 +111,10 @@ ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are
 
 
 def named_parameters(params: SamplingParams, names: Mapping[str, str]) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Parameters that were set: those of an API, and the others.
+    """Splits the parameters that were set into those of an API, under its names, and the others.
 
     Args:
-        names: the API's names of parameters; "" for one that is not sent.
+        names: the API's names for parameters; "" for one that is not sent.
     """
     own, others = dict[str, Any](), dict[str, Any]()
     for name, value in given_as_data(params).items():
@@ -149,17 +151,18 @@ class PartialCall:
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """Answer received so far, for one sample.
+    """The part of an answer received so far, for one sample.
 
     Attributes:
         reasoning: reasoning that the API shows, or None if it shows none.
         calls: tool calls, by index.
         provider_items: items that the API expects back with this turn.
         refusal: reason for a refusal; empty if the model did not refuse.
-        finish_reason: finish reason in the API's word, or None if the sample has not ended.
-        truncated: True if the sample ended at a limit on tokens.
+        finish_reason: finish reason in the API's terms, or None if the sample has not ended.
+        truncated: True if the sample ended at a token limit.
         matched: stop string that ended the sample, if the API reports it.
-        end_assumed: True if the API sent no finish reason with a whole answer, which is taken as complete.
+        end_assumed: True if the API sent no finish reason with a whole answer, which then counts as
+            complete.
     """
 
     text: str = ""
@@ -175,7 +178,7 @@ class PartialAnswer:
 
 
 class ApiReader(ABC):
-    """Reader of one answer, whole or in events.
+    """Reads one answer, whole or in events.
 
     Attributes:
         samples: samples, by index.
@@ -193,12 +196,12 @@ class ApiReader(ABC):
         self.paused = False
 
     def whole(self, response: Foreign) -> None:
-        """Reads an answer that arrived in one piece. The default reads it as an event."""
+        """Reads an answer that arrived in one piece. By default, reads it as an event."""
         self.event(response)
 
     @abstractmethod
     def event(self, event: Foreign) -> Sequence[Delta]:
-        """Reads an event of a stream, and returns its new text."""
+        """Reads an event of a stream and returns its new text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +210,11 @@ class Api:
 
     Attributes:
         arguments: builds the arguments of the SDK's call for a request; a pure function.
-        create: returns the method of a client that makes the call.
+        create: returns the client's method that makes the call.
         streamed: additional arguments of a call that streams.
-        reader: makes a reader of one answer.
+        reader: creates a reader for one answer.
         always_streams: True if every call streams.
-        resumed: builds the arguments of a further call after the model has paused, from the last arguments and the
+        resumed: builds the arguments of another call after the model has paused, from the last arguments and the
             reader.
     """
 
@@ -229,15 +232,18 @@ _MARK = {"type": "ephemeral"}
 
 
 def marks(prompt: Prompt) -> tuple[int, ...]:
-    """Numbers of messages in the prefixes that are worth caching: at most four, in ascending order."""
+    """Returns the prefixes that are worth caching, as numbers of messages: at most four, in
+    ascending order.
+    """
     lengths = list(accumulate((len(message.text) for message in prompt.messages), initial=0))
     long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= MIN_PREFIX_CHARS]
     return tuple(sorted(long[:_MAX_MARKS]))
 
 
 def cache_key(prompt: Prompt) -> str | None:
-    """Key of prompts that begin alike: a digest of the shortest shared prefix. None if the prompt is too short or
-    shares no prefix."""
+    """Returns a key for prompts that begin alike: a digest of the shortest shared prefix. Returns
+    None if the prompt is too short or shares no prefix.
+    """
     if not prompt.shared or sum(len(message.text) for message in prompt.messages) < MIN_PREFIX_CHARS:
         return None
     begin = prompt.messages[: min(prompt.shared)]
@@ -246,7 +252,8 @@ def cache_key(prompt: Prompt) -> str | None:
 
 
 def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
-    """Request of Anthropic's Messages API with `cache_control` at the ends of the prompt's shared prefixes.
+    """Adds `cache_control` to a request of Anthropic's Messages API, at the ends of the prompt's
+    shared prefixes.
 
     Args:
         request: request whose `system` has the prompt's system turns, and whose `messages` have one message for each
@@ -273,12 +280,14 @@ _MAX_TURNS = 4096  # stored turns
 
 
 class ProviderItems:
-    """Provider items of the latest turns of one backend's models: encrypted reasoning, signed thoughts, ids of tool
-    calls. They are stored by the conversation up to and including the turn, so that forks, rollbacks and threads need
-    no care. A turn without stored items is sent as text.
+    """Provider items of the latest turns of one backend's models: encrypted reasoning, signed
+    thoughts, ids of tool calls. They are stored by the conversation up to and including the turn,
+    so forks, rollbacks and threads need no special handling. A turn without stored items is sent as
+    text.
 
     Used only on the event loop that makes the calls, so that no lock is needed, which a forked process could inherit
-    locked."""
+    locked.
+    """
 
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
@@ -291,7 +300,7 @@ class ProviderItems:
             self._items.popitem(last=False)
 
     def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
-        """Stored items of a conversation's turns, by index of the message."""
+        """Returns the stored items of a conversation's turns, by message index."""
         found = {}
         for i, message in enumerate(messages if self._items else ()):
             if message.role == "assistant":
@@ -304,8 +313,8 @@ class ProviderItems:
 def conversation(
     messages: Sequence[Message], items: Mapping[int, Sequence[Json]], calls_of: Callable[[Sequence[Json]], list[Json]]
 ) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
-    """Yields each turn, the items that are sent in its place (or None), and the tool calls of the turn before if this
-    turn has their results.
+    """Yields each turn, the items that are sent in its place (or None), and the previous turn's
+    tool calls if this turn has their results.
 
     Args:
         items: stored items, by index of the message.

@@ -1,5 +1,6 @@
-"""Requests to chat completions of OpenAI and compatible servers, and to completions of base models, and readers of the
-answers; also what all of OpenAI's APIs have in common."""
+"""Requests to chat completions of OpenAI and compatible servers and to completions of base models,
+and readers of their answers. Also what all of OpenAI's APIs share.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from sglang_lite.protocol import Delta, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.text.tool_use import results_of
 
-# Names of parameters that the API calls as we do, or in another way. Log-probabilities always have texts.
+# The API's names for parameters, ours or others. Log-probabilities always have texts.
 _NAMES = {
     **{name: name for name in ("stop", "n", "seed", "temperature", "top_p", "frequency_penalty", "presence_penalty")},
     "logit_bias": "logit_bias", "return_logprob": "logprobs", "top_logprobs_num": "top_logprobs",
@@ -37,7 +38,7 @@ _NAMES = {
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
-    """Arguments of `chat.completions.create` for a request."""
+    """Builds the arguments of `chat.completions.create` for a request."""
     arguments = {"model": request.target.model, **parameters(request)}
     if request.target.effort is not None:
         arguments["reasoning_effort"] = request.target.effort
@@ -68,8 +69,9 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
 
 
 def _messages(request: ApiRequest) -> list[dict[str, Any]]:
-    """Conversation in the API's form. A turn with tool calls is sent as the model made it, and the results as messages
-    of the tools."""
+    """Converts the conversation to the API's form. A turn with tool calls is sent the way the model
+    wrote it, with the results as tool messages.
+    """
     messages: list[dict[str, Any]] = []
     for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
         (turn,) = as_dicts([message])
@@ -99,14 +101,15 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
 
 
 def function_tool(tool: ApiTool) -> dict[str, Json]:
-    """Tool as a function definition, the same for chat and responses."""
+    """Converts a tool to a function definition, which is the same for chat and responses."""
     described = {"description": tool.description} if tool.description else {}
     return {"name": tool.name, **described, "parameters": json.loads(tool.schema), "strict": tool.strict}
 
 
 def parameters(request: ApiRequest) -> dict[str, Json]:
-    """Request fields for the parameters that were set, with the names of chat and completions. Parameters that only
-    other servers know are in `extra_body`."""
+    """Returns the request fields for the parameters that were set, under the names of chat and
+    completions. Parameters that only other servers know go into `extra_body`.
+    """
     names = {**_NAMES, "max_tokens": request.target.max_tokens_field}
     arguments, extra = named_parameters(request.params, names)
     if "seed" in arguments:
@@ -117,7 +120,7 @@ def parameters(request: ApiRequest) -> dict[str, Json]:
 
 
 class ChatReader(ApiReader):
-    """Reader of a chat completion, or of its chunks."""
+    """Reads a chat completion or its chunks."""
 
     def whole(self, response: Foreign) -> None:
         self.event(response)
@@ -133,7 +136,7 @@ class ChatReader(ApiReader):
         return [self._add(choice) for choice in getattr(chunk, "choices", None) or ()]
 
     def _add(self, choice: Any) -> Delta:
-        """Adds a choice, whole or a chunk of it, to its sample, and returns its new text."""
+        """Adds a choice, or a chunk of one, to its sample, and returns its new text."""
         sample = self.samples.setdefault(choice.index, PartialAnswer())
         delta = self.piece(choice, sample)
         sample.text += delta.text
@@ -147,7 +150,9 @@ class ChatReader(ApiReader):
         return delta
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
-        """Delta of a choice, for a stream. Refusal, reasoning and tool calls are added to the sample."""
+        """Returns the delta of a choice, for a stream. Adds refusal, reasoning and tool calls to
+        the sample.
+        """
         message = getattr(choice, "message", None) or choice.delta
         sample.refusal += getattr(message, "refusal", None) or ""
         # Compatible servers report reasoning under one of these names.
@@ -171,7 +176,7 @@ def _add_call(sample: PartialAnswer, chunk: Any) -> None:
 
 
 def _turn(sample: PartialAnswer) -> dict[str, Any]:
-    """Turn with tool calls, in the form that the API expects back."""
+    """Returns a turn with tool calls in the form that the API expects back."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for _, call in sorted(sample.calls.items())
@@ -180,7 +185,8 @@ def _turn(sample: PartialAnswer) -> dict[str, Any]:
 
 
 def parse_logprobs(logprobs: Foreign) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of tokens. OpenAI reports tokens only as text, so that the ids are -1."""
+    """Converts log-probabilities of tokens. OpenAI reports tokens only as text, so the ids are -1.
+    """
     return tuple(
         TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))
         for t in (getattr(logprobs, "content", logprobs) or ())
@@ -196,7 +202,8 @@ CHAT = Api(
 
 
 def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
-    """Wraps a method of the SDK so that all of the request except the model and `stream` is sent in `extra_body`.
+    """Wraps a method of the SDK to send all of the request except the model and `stream` in
+    `extra_body`.
 
     Args:
         empty: names of list arguments that the SDK requires. They are passed empty, and the request's own lists replace
@@ -213,7 +220,7 @@ def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Cal
 
 
 def parse_usage(usage: Foreign) -> Usage:
-    """Usage that an API reports. A count that it does not report, or that is no count, is 0."""
+    """Converts the usage that an API reports. Counts that are missing or invalid are 0."""
     details = getattr(usage, "prompt_tokens_details", None) or getattr(usage, "input_tokens_details", None)
     generated = getattr(usage, "completion_tokens_details", None) or getattr(usage, "output_tokens_details", None)
     return Usage(
@@ -233,7 +240,9 @@ def _count(counts: Foreign, name: str) -> int:
 
 
 def completion_arguments(request: ApiRequest) -> dict[str, Json]:
-    """Arguments of `completions.create` for a request. The API can't specify the form of an answer."""
+    """Builds the arguments of `completions.create` for a request. The API can't specify the form of
+    an answer.
+    """
     arguments = {"model": request.target.model, **parameters(request)}
     if arguments.pop("logprobs", False):
         arguments["logprobs"] = arguments.pop("top_logprobs", 0)
@@ -241,15 +250,17 @@ def completion_arguments(request: ApiRequest) -> dict[str, Json]:
 
 
 class CompletionsReader(ChatReader):
-    """Reader of a completion, or of its chunks. Differs from ChatReader only in the field that contains a choice's
-    text."""
+    """Reads a completion or its chunks. Differs from ChatReader only in the field with a choice's
+    text.
+    """
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
         return Delta(choice.text or "", logprobs=_logprobs(choice.logprobs), index=choice.index)
 
 
 def _logprobs(logprobs: Any) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of tokens. The API reports tokens only as text, so that the ids are -1."""
+    """Converts log-probabilities of tokens. The API reports tokens only as text, so the ids are -1.
+    """
     if getattr(logprobs, "tokens", None) is None:
         return ()
     tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)

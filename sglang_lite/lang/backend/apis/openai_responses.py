@@ -1,5 +1,6 @@
-"""Requests to OpenAI's Responses API, and readers of the answers. Nothing is stored at the provider: a model's
-reasoning is sent back, encrypted, with the turn that it belongs to."""
+"""Requests to OpenAI's Responses API, and readers of the answers. Nothing is stored at the
+provider: a model's reasoning is sent back, encrypted, with its turn.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ NOTHING: Mapping[int, Sequence[Any]] = {}
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
-    """Arguments of `responses.create` for a request."""
+    """Builds the arguments of `responses.create` for a request."""
     target = request.target
     own, extra = named_parameters(request.params, _NAMES)
     arguments: dict[str, Any] = {
@@ -66,7 +67,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
 
 
 def _shape(request: ApiRequest) -> dict[str, Any]:
-    """Request fields that specify the form of the answer."""
+    """Returns the request fields that specify the form of the answer."""
     match request.shape:
         case JsonFormat(schema, strict):
             form = {"type": "json_schema", "name": ANSWER, "schema": json.loads(schema), "strict": strict}
@@ -93,8 +94,9 @@ def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[s
 def input_items(
     messages: Sequence[Message], provider_items: Mapping[int, Sequence[Json]] = NOTHING
 ) -> list[dict[str, Json]]:
-    """Conversation in the API's form. `provider_items` has the items that the API expects back in place of turns, by
-    index of the message."""
+    """Converts the conversation to the API's form. `provider_items` has the items that the API
+    expects back in place of turns, by message index.
+    """
     items: list[dict[str, Any]] = []
     for message, stored, calls in conversation(messages, provider_items, _calls_of):
         if stored is not None:
@@ -127,7 +129,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 
 
 class ResponsesReader(ApiReader):
-    """Reader of a response, or of its events. The last event has the whole response."""
+    """Reads a response or its events. The last event contains the whole response."""
 
     def whole(self, response: Foreign) -> None:
         self.samples = {}
@@ -168,7 +170,7 @@ class ResponsesReader(ApiReader):
 
 
 def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
-    """Adds an item of the output to the sample; the input of a custom tool is added to `inputs`."""
+    """Adds an item of the output to the sample. The input of a custom tool is added to `inputs`."""
     sample.provider_items.append(item.to_dict(mode="json"))
     match item.type:
         case "message":

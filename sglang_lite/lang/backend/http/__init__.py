@@ -1,1 +1,1 @@
-"""HTTP: connections and their limits, our server's protocol, whole programs, and servers as child processes."""
+"""HTTP: connections and their limits, our server's protocol, and whole programs."""

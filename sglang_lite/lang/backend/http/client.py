@@ -1,7 +1,7 @@
-"""Client of a server over HTTP: connection pools, streams of server-sent events, and conversion of failures into our
-errors.
+"""HTTP client of a server: connection pools, streams of server-sent events, and conversion of
+failures into our errors.
 
-Independent of any protocol above that: callers know the meaning of bodies, answers and events.
+Independent of any protocol on top of HTTP: callers know what bodies, answers and events mean.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ _DONE = "[DONE]"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _CONNECT_S = 10.0
 _JSON = {"Content-Type": "application/json"}
-_UNKNOWN_TEXT = 424  # status of a request that names a schema by its hash which the server doesn't have
+_UNKNOWN_TEXT = 424  # status of a request that names a schema by a hash unknown to the server
 _LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
 
 
-LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")  # for which no proxy of the environment is used
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")  # reached without the environment's proxies
 
 
 class LostConnectionError(BackendError):
-    """Error for a broken connection, or for a gateway that reports its server as gone. The same request may be sent
-    again."""
+    """Error for a broken connection, or for a gateway that reports that its server is gone. The
+    same request may be sent again.
+    """
 
     retryable = True
 
 
 def trace_headers() -> dict[str, str]:
-    """Headers that name the current OpenTelemetry span to a server; none without a span, or if this process doesn't use
-    OpenTelemetry."""
+    """Returns headers that name the current OpenTelemetry span to a server. They are empty without
+    a span or if this process doesn't use OpenTelemetry.
+    """
     if "opentelemetry.trace" not in sys.modules:
         return {}
     from opentelemetry.propagate import inject
@@ -70,7 +72,8 @@ def trace_headers() -> dict[str, str]:
 
 
 class Retries:
-    """Retries of one request, with exponentially growing pauses. Their number in a row is a setting of the server.
+    """Retries of one request, with exponentially growing pauses. The server's settings limit the
+    number of retries in a row.
 
     Args:
         server: server that the request is sent to.
@@ -84,8 +87,10 @@ class Retries:
         self._retried = 0
 
     async def pause(self, error: BackendError) -> None:
-        """Waits before the next attempt, at least for as long as the server asks. Raises the last attempt's error if no
-        retries are left, if that wait would exceed the timeout, or if the connections were closed meanwhile."""
+        """Pauses before the next attempt, at least for as long as the server asks. Raises the last
+        attempt's error if no retries are left, if that wait would exceed the timeout, or if the
+        connections were closed meanwhile.
+        """
         if self._retried >= self._server.retries or self.over:
             raise error
         retry_after, deadline = error.retry_after or 0.0, current_deadline.get()
@@ -96,19 +101,21 @@ class Retries:
             raise error
         self._retried += 1
         pause = min(_FIRST_PAUSE_S * 2 ** (self._retried - 1), _LONGEST_PAUSE_S)
-        # Random, because all branches of a batch would return at once.
+        # Random, because otherwise all branches of a batch would retry at the same time.
         await asyncio.sleep(retry_after + pause * random.uniform(0.5, 1.0))
         if self.over:
             raise error
 
     @property
     def over(self) -> bool:
-        """True if the connections were closed after the request began, so that no new ones may be opened for it."""
+        """True if the connections were closed after the request began, so no new ones may be opened
+        for it.
+        """
         return self._server.closings != self._closings
 
 
 def address(url: UserValue) -> SplitResult:
-    """Parts of the address of a server.
+    """Splits the address of a server into its parts.
 
     Raises:
         ParameterError: the address is not an HTTP address.
@@ -122,31 +129,32 @@ def address(url: UserValue) -> SplitResult:
 
 
 def _trusting(file: str) -> ssl.SSLContext:
-    """TLS with the certificate authorities in a file."""
+    """Creates a TLS context that trusts the certificate authorities in a file."""
     try:
         return ssl.create_default_context(cafile=file)
-    except OSError as error:  # of the file, or of what is in it
+    except OSError as error:  # from the file or its contents
         problem = f"{file} has no certificate authorities that can be read: {error.strerror or error}."
         raise ParameterError("verify", problem, hint="Give a PEM file of certificates.") from error
 
 
 class ServerClient:
-    """Client of an HTTP server, with one pool of connections for each event loop.
+    """Client of an HTTP server, with one connection pool per event loop.
 
     Args:
         url: address of the server.
         api_key: key that is sent with every request, or None.
         verify: TLS verification: False for none, or the path of a file of certificate authorities.
         timeout_s: longest wait for the next bytes of an answer, in seconds, or None for no limit.
-        retries: number of retries of a request that was lost.
+        retries: number of retries of a lost request.
 
     Attributes:
         url, timeout_s, retries: as given.
-        names_texts: whether the server keeps long schemas, which are then sent once.
+        names_texts: whether the server keeps long schemas, so that they are sent only once.
         closings: number of times that the connections were closed.
 
     Raises:
-        ParameterError: the address is not an HTTP address, or the file has no certificate authorities.
+        ParameterError: the address is not an HTTP address, or the file has no certificate
+            authorities.
     """
 
     def __init__(
@@ -172,7 +180,7 @@ class ServerClient:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _client(self) -> httpx2.AsyncClient:
-        """HTTP client of the running event loop."""
+        """Returns the HTTP client of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             pool = pool_arguments(self._settings["verify"], max_connections=None, trust_env=self._settings["trust_env"])
@@ -181,14 +189,14 @@ class ServerClient:
         return self._clients[loop][0]
 
     def run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Starts a background task for work that no caller awaits. Closing the connections cancels it."""
+        """Starts a background task that no caller awaits. Closing the connections cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Closes the connections of the running event loop, and cancels its background tasks."""
+        """Closes the connections of the running event loop and cancels its background tasks."""
         self.closings += 1
         loop = asyncio.get_running_loop()
         tasks = [task for task in self._tasks if task.get_loop() is loop]
@@ -202,7 +210,7 @@ class ServerClient:
     # ------------------------------------------------------------------------------------------------- requests
 
     def request_blocking(self, method: str, path: str, body: object = None) -> httpx2.Response:
-        """Sends one request, blocks until the response has arrived, and returns it.
+        """Sends one request and blocks until the response has arrived.
 
         Raises:
             SglError: no response arrives, or the response is an error.
@@ -214,14 +222,15 @@ class ServerClient:
         return response
 
     def status(self, method: str, path: str) -> int:
-        """Sends one request, blocks, and returns the status code of the response. Raises SglError if no response
-        arrives."""
+        """Sends one request, blocks, and returns the response's status code. Raises SglError if no
+        response arrives.
+        """
         with self._translating_errors(), httpx2.Client(**self._settings) as client:
             return client.request(method, path).status_code
 
     async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # any JSON value
-        """Sends a request and returns its JSON answer. A lost request is sent again, unless it must not be applied
-        twice (`once`).
+        """Sends a request and returns its JSON answer. A lost request is sent again, unless it must
+        not be applied twice (`once`).
 
         Raises:
             SglError: the server reports an error, or sends no answer.
@@ -250,8 +259,8 @@ class ServerClient:
         began: Callable[[Mapping[str, str]], object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[str, None]:
-        """Yields the data of each server-sent event, up to the event `[DONE]`. Closing the generator early closes the
-        connection.
+        """Yields the data of each server-sent event, up to the event `[DONE]`. Closing the
+        generator early closes the connection.
 
         Args:
             began: callback for the response headers, before the first event.
@@ -285,8 +294,9 @@ class ServerClient:
                     raise LostConnectionError(problem, hint="Try again.")
 
     def _attempts(self, body: object) -> list[tuple[bytes, dict[str, str]]]:
-        """JSON of a body and headers to send with it: first with the hashes of long schemas, if the server may know
-        them, and last the whole."""
+        """Encodes a body as JSON, with headers to send with it. If the server may know long
+        schemas, the first attempt has their hashes; the last attempt is always the whole body.
+        """
         whole = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         short = named(whole) if self.names_texts else whole
         return [(short, {}), *([] if short == whole else [(whole, {KEEP: "1"})])]
@@ -302,7 +312,9 @@ class ServerClient:
                 yield self.event(data)
 
     def event(self, data: str) -> dict[str, Json]:
-        """JSON object in the data of an event. Raises SglError if the data is not an object, or reports an error."""
+        """Parses the data of an event as a JSON object. Raises SglError if it is not an object or
+        reports an error.
+        """
         content = self._json(data)
         if not isinstance(content, dict):
             raise self._unreadable_error(f"an event is {data[:80]!r}")
@@ -316,7 +328,7 @@ class ServerClient:
 
     @contextlib.contextmanager
     def _translating_errors(self) -> Iterator[None]:
-        """Context that converts exceptions of the HTTP library into our errors."""
+        """Converts exceptions of the HTTP library raised in the `with` block into our errors."""
         try:
             yield
         except httpx2.ReadTimeout as error:
@@ -343,7 +355,7 @@ class ServerClient:
             raise self._unreadable_error(f"{error}, in {data[:80]!r}") from None
 
     def _response_error(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
-        """Error that a server's response reports, in any of the known formats."""
+        """Makes the error that a server's response reports, in any of the known formats."""
         error = self._error_from(status, data)
         if isinstance(error, BackendError):
             error.retry_after = retry_after(headers or {})
@@ -384,7 +396,8 @@ _HINTS = {
 
 
 def typed_error(name: str, message: str, parameter: object = None) -> SglError | None:
-    """Error of the class that a server names, or None if requests don't raise this class.
+    """Makes an error of the class that a server names. Returns None if requests don't raise this
+    class.
 
     Args:
         parameter: name of the parameter in the server's report, if any.
@@ -418,17 +431,19 @@ _PLAIN = frozenset({
 
 
 class EventReader:
-    """Parser of server-sent events (HTML Living Standard, 9.2) in bytes that are cut anywhere. Ignores comments."""
+    """Parser of server-sent events (HTML Living Standard, 9.2) in bytes that may be cut anywhere.
+    Ignores comments.
+    """
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._data: list[str] = []
         self._size = 0
         self._after_return = False
-        self._first = True  # no line has ended yet: the first one may begin with a byte order mark
+        self._first = True  # no line has ended yet; the first one may begin with a byte order mark
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Data of the events that these bytes complete.
+        """Returns the data of the events that these bytes complete.
 
         Raises:
             BackendError: an event is larger than MAX_EVENT_BYTES.
@@ -436,7 +451,7 @@ class EventReader:
         if not chunk:
             return []
         half, self._after_return = self._after_return, chunk.endswith(b"\r")
-        if half and chunk.startswith(b"\n"):  # rest of a line's end that was cut in two
+        if half and chunk.startswith(b"\n"):  # rest of a line ending that was cut in two
             chunk = chunk[1:]
         found = []
         *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -1,8 +1,9 @@
 """Pool of HTTP connections in which acquiring one costs the same however many the pool has.
 
-The HTTP library's own pool scans all of its connections on every request, and asks the system about each idle one: 8 ms
-of processor time a request at 1,000 connections. Here each connection is a transport of that library with room for one
-connection, so that the library still handles HTTP, TLS and broken connections; idle ones form a stack.
+The HTTP library's own pool scans all of its connections on every request, and asks the system about
+each idle one: 8 ms of processor time per request at 1,000 connections. Here each connection is a
+transport of that library with room for one connection, so that the library still handles HTTP, TLS
+and broken connections. Idle connections form a stack.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from sglang_lite.lang.backend.token_counts import SentRequests, sent_requests
 from sglang_lite.protocol.anything import Foreign
 
 _PROXIES = {"http", "https", "all"}
-# Environment variables that name other certificate authorities than the system's.
+# Environment variables that name certificate authorities other than the system's.
 _AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_CONNECTIONS, _IDLE_S = 1000, 5.0  # the SDKs' own defaults
-# A call may be silent for minutes; keep-alive packets stop devices on the way from dropping the connection.
+# A call may be silent for minutes; keep-alive packets stop network devices from dropping the connection.
 _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 60), ("TCP_KEEPCNT", 5))
@@ -41,8 +42,9 @@ def pool_arguments(
     max_connections: int | None = _MAX_CONNECTIONS,
     trust_env: bool = True,
 ) -> dict[str, Foreign]:
-    """Arguments of an `httpx2.AsyncClient` that make it use this pool. Empty if the environment names a proxy, which
-    only the client's own pool supports."""
+    """Returns the arguments that make an `httpx2.AsyncClient` use this pool. They are empty if the
+    environment names a proxy, which only the client's own pool supports.
+    """
     proxied = trust_env and not _PROXIES.isdisjoint(getproxies())
     return {} if proxied else {"transport": ConnectionPool(verify, max_connections=max_connections)}
 
@@ -51,10 +53,11 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
     """Transport of an `httpx2.AsyncClient`, for one event loop.
 
     Args:
-        verify: TLS verification, as the client takes it.
-        max_connections: maximum number of connections, or None for no limit; a further request waits for one, up to its
-            `pool` timeout.
-        idle_s: seconds after which an idle connection is closed, or None for the SDKs' default (5 s).
+        verify: TLS verification, like the client's argument.
+        max_connections: maximum number of connections, or None for no limit; a further request
+            waits for one, up to its `pool` timeout.
+        idle_s: seconds after which an idle connection is closed, or None for the SDKs' default (5
+            s).
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         return made
 
     def _leave(self, connection: httpx2.AsyncHTTPTransport) -> None:
-        """Puts a free connection back."""
+        """Returns a free connection to the pool."""
         self._idle.append((time.monotonic(), connection))
         if self._room is not None:
             self._room.release()
@@ -108,7 +111,9 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._sweeping = loop.call_later(seconds, self._sweep, context=Context())
 
     def _sweep(self) -> None:
-        """Closes connections that have been idle for too long, because no later request may come to do so."""
+        """Closes connections that have been idle for too long, because there may be no later
+        request to do so.
+        """
         self._sweeping, now = None, time.monotonic()
         old = []
         while self._idle and now - self._idle[0][0] >= self._idle_s:
@@ -131,8 +136,9 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
 
 @cache
 def _tls(*authorities: str | None) -> ssl.SSLContext:
-    """Default TLS context of the HTTP library, shared by all pools: reading the certificate authorities takes 30 ms of
-    processor time."""
+    """Returns the HTTP library's default TLS context. All pools share it, because reading the
+    certificate authorities takes 30 ms of processor time.
+    """
     return httpx2.create_ssl_context()
 
 
@@ -142,10 +148,10 @@ async def _close(connections: Iterable[httpx2.AsyncHTTPTransport]) -> None:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """Body of a response, which frees its connection when it is closed.
+    """Body of a response. Closing it frees its connection.
 
     Args:
-        leave: callback that puts the connection back.
+        leave: callback that returns the connection to the pool.
     """
 
     def __init__(self, content: httpx2.AsyncByteStream, leave: Callable[[], None]) -> None:
@@ -165,7 +171,7 @@ class _Body(httpx2.AsyncByteStream):
 
 
 async def _enter(room: asyncio.Semaphore, request: httpx2.Request) -> None:
-    """Waits for a free connection, up to the request's `pool` timeout.
+    """Delays a request until a connection is free, up to the request's `pool` timeout.
 
     Raises:
         PoolTimeout: no connection became free in time.

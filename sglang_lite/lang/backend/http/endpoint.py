@@ -57,25 +57,26 @@ _CHECK = "Check what listens at base_url."
 
 
 class RuntimeEndpoint(Backend):
-    """Backend for a server that speaks SGLang's native protocol. A server of this package receives whole programs, and
-    a stream that breaks off continues from the same place.
+    """Backend for a server that speaks SGLang's native protocol. A server of this package receives
+    whole programs, and an interrupted stream continues from the same place.
 
     Args:
         base_url: address of the server.
         api_key: key that is sent with each request, if given.
         verify: TLS verification: False for none, or the path of a file of certificate authorities.
-        chat_template_name: name of a registered template; None for the model's own, or the one that its name suggests.
+        chat_template_name: name of a registered template; None for the model's own, or the one that
+            its name suggests.
         timeout: longest wait for the next bytes of an answer, in seconds; None for no limit.
-        retries: attempts after the first, if a connection is lost, with growing pauses; the count starts again whenever
-            data arrives.
+        retries: attempts after the first if a connection is lost, with growing pauses; the count
+            restarts whenever data arrives.
 
     Attributes:
-        model_info: description of the model by the server.
-        token_usage: tokens used so far, but for batches that the server plays, as `prompt_tokens` and
-            `completion_tokens`; `reset()` sets them to 0.
+        model_info: the server's description of the model.
+        token_usage: tokens used so far, except for batches that the server plays, as
+            `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
-        BackendError: the server can't be reached, or refuses.
+        BackendError: the server can't be reached or rejects the request.
         ParameterError: the address is not valid.
         TemplateError: no template has this name.
     """
@@ -102,7 +103,7 @@ class RuntimeEndpoint(Backend):
         ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
         self._own_info: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
         self._server.names_texts = bool(self._own_info.get("named_texts"))
-        # A gateway that answers /server_info by itself (sglang-router) forwards only fields that it knows, except in
+        # A gateway that itself answers /server_info (sglang-router) forwards only fields that it knows, except in
         # /v1/completions: there nodes are sent as programs.
         self._behind_gateway = bool(self._own_info) and "sglang_lite" not in info
         self._incremental = bool({**self._own_info, **info}.get("incremental_streaming_output"))
@@ -125,11 +126,11 @@ class RuntimeEndpoint(Backend):
 
     @property
     def endpoint(self) -> RuntimeEndpoint:
-        """Backend itself, as SGLang's `Runtime` has its backend there."""
+        """The backend itself, where SGLang's `Runtime` has its backend."""
         return self
 
     def _server_info(self) -> dict[str, Any]:
-        """Settings and counts of the server; {} if it reports none."""
+        """Returns the settings and counts of the server, or {} if it reports none."""
         for path in ("/server_info", "/get_server_info"):  # older servers, and gateways, have only the second
             with contextlib.suppress(SglError):
                 return _object(self._server.request_blocking("GET", path).content)
@@ -176,7 +177,7 @@ class RuntimeEndpoint(Backend):
             yield self._warned(generation, params)
 
     def _warned(self, answer: Generation, params: SamplingParams) -> Generation:
-        """Answer with a warning for what the server left out."""
+        """Adds a warning about what the server left out of the answer."""
         missing = [] if self._own_info else unsent(answer, params, answer.usage)
         return msgspec.structs.replace(answer, meta=with_warnings(answer.meta, *missing)) if missing else answer
 
@@ -212,14 +213,14 @@ class RuntimeEndpoint(Backend):
                 if not self._own_info.get("output_ids") and any(sample.ids for sample in samples):
                     raise
                 await retries.pause(error)
-            # One sample is continued. Several can't be, but are generated again with the same result.
+            # One sample is continued. Several can't be, so they are generated again with the same result.
             continues = count == 1
             continued_ids = [i for sample in samples for i in sample.reconnect(continues=continues)]
 
     def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Yields the events of a program of one node."""
+        """Yields the events of a program with one node."""
         model = None if self._programs else self.get_model_name()
         return play_single_node(self._server, prompt, node, stream=stream, model=model)
 
@@ -311,7 +312,7 @@ class RuntimeEndpoint(Backend):
         )
 
     def start_profile(self) -> None:
-        """Makes the server start to record a profile."""
+        """Makes the server start recording a profile."""
         self._server.request_blocking("POST", "/start_profile")
 
     def stop_profile(self) -> None:

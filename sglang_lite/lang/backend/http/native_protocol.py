@@ -1,7 +1,8 @@
 """Client side of SGLang's native protocol: request bodies of `/generate`, and answers as records.
 
-A server of this package accepts prompts and constraints as records, and returns generations as records, so that nothing
-is lost. Any other server receives text, and the parameters that the protocol has.
+A server of this package accepts prompts and constraints as records and returns generations as
+records, so nothing is lost. Any other server receives text and the parameters that the protocol
+has.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from sglang_lite.protocol.sampling import PARAMETERS, given_as_data
 
 _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
 _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
-# Parameters of servers other than this package's.
+# Parameters that servers other than this package's accept.
 FOREIGN_PARAMS = frozenset(each.name for each in PARAMETERS) - {
     "confidence", "repeats", "sampling_order", "speculation", "thinking", "reasoning_format",
     "return_routed_experts", "return_hidden_states",
@@ -53,7 +54,7 @@ NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 def request_body(
     prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool
 ) -> dict[str, Json]:
-    """Body of a `/generate` request.
+    """Builds the body of a `/generate` request.
 
     Args:
         records: whether the server accepts records.
@@ -66,7 +67,7 @@ def request_body(
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
     body: dict[str, Any] = {_REQUEST[name]: value for name, value in values.items() if name in _REQUEST}
-    if body.get("lora_path") == []:  # which the protocol reads as one for each of no prompts
+    if body.get("lora_path") == []:  # the protocol would read it as one path for each of zero prompts
         del body["lora_path"]
     if records:
         body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=(), shared=()))
@@ -121,21 +122,23 @@ class SampleStream:
         self._index, self._constraint, self._incremental = index, constraint, incremental
         self.ids: list[int] = []
         self.ended = False
-        # Text that this connection has brought, and text that was delivered.
+        # Text received on this connection, and text delivered so far.
         self._text = self._delivered = ""
         self._delivered_ids = self._delivered_logprobs = 0
         self._continued_logprobs: list[TokenLogprob] = []  # of the tokens that this connection continues
         self._logprobs: list[TokenLogprob] = []
 
     def reconnect(self, *, continues: bool) -> list[int]:
-        """Prepares for a new connection. Returns the token ids to continue from; empty if the sample begins anew."""
+        """Prepares for a new connection. Returns the token ids to continue from; empty if the
+        sample starts over.
+        """
         kept = list(self.ids) if continues else []
         self._continued_logprobs = self._all_logprobs()[: len(kept)]
         self._text, self.ids, self._logprobs = "", [], []
         return kept
 
     def feed(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
-        """Events for the part of an answer that was not delivered yet.
+        """Returns events for the part of an answer that was not delivered yet.
 
         Raises:
             BackendError: the answer can't be read, reports a failure, or differs from the output that was already
@@ -186,7 +189,7 @@ class SampleStream:
 
 
 def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
-    """Generation record of a complete answer.
+    """Parses a complete answer into a Generation.
 
     Raises:
         BackendError: the answer can't be read, or reports a failure.
@@ -216,7 +219,9 @@ def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, 
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    """Context that raises BackendError if an answer that is read inside does not have the expected fields."""
+    """Raises BackendError if an answer that is read in the `with` block does not have the expected
+    fields.
+    """
     try:
         yield
     except SglError:
@@ -243,7 +248,7 @@ def check_failure(reason: Mapping[str, Json] | None) -> None:
 
 
 def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
-    """Usage that the metadata of an answer reports."""
+    """Returns the usage that the metadata of an answer reports."""
     return Usage(
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
@@ -256,8 +261,9 @@ def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
 
 
 def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
-    """Log-probabilities of prompt ("input") or output tokens. For an output without tokens SGLang may report only the
-    alternatives; the first one then stands for the token."""
+    """Returns the log-probabilities of prompt ("input") or output tokens. For an output without
+    tokens, SGLang may report only the alternatives; the first one then stands for the token.
+    """
     entries = meta.get(f"{kind}_token_logprobs") or []
     tops = meta.get(f"{kind}_top_logprobs") or []
     ids = meta.get(f"{kind}_token_ids_logprobs") or []
@@ -279,11 +285,11 @@ def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None],
 def parse_choice_score(
     choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0
 ) -> ChoiceScore:
-    """Score of a choice, from the answer for the prompt followed by the choice.
+    """Parses the score of a choice from the answer for the prompt followed by the choice.
 
     Args:
         start: token position from which log-probabilities are reported.
-        prompt_tokens: number of tokens of the prompt alone.
+        prompt_tokens: number of tokens of the prompt without the choice.
         before: number of the prompt's last tokens that are scored as well.
 
     Raises:
@@ -304,5 +310,5 @@ def parse_choice_score(
 
 
 def parse_unconditional(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
-    """Log-probabilities of all tokens of an answer's prompt; None for the first one."""
+    """Returns the log-probabilities of all tokens of an answer's prompt; None for the first one."""
     return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))

@@ -1,4 +1,4 @@
-"""Whole programs on a server of this package, by `POST /program` (docs/server.md)."""
+"""Plays whole programs on a server of this package, through `POST /program` (docs/server.md)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _Attempt: TypeAlias = tuple[Path, int]
 
 
 class RemoteProgram:
-    """Program that is open at a server. Nodes that are added before the first request are sent with it, later ones in
-    further requests, in order. If the connection breaks, the whole program is sent again: the same seeds give the same
-    results, and events that were delivered are not repeated.
+    """Program that is open at a server. Nodes added before the first request are sent with it,
+    later ones in further requests, in order. If the connection breaks, the whole program is sent
+    again: the same seeds give the same results, and events that were delivered are not repeated.
 
     Args:
         server: server that plays the program.
@@ -50,21 +50,21 @@ class RemoteProgram:
 
     def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
-        # All so far, with nodes as records: a program that is sent again needs them again.
+        # All items so far, with nodes as records, in case the program has to be sent again.
         self._items: list[dict[str, Any]] = []
         self._unsent: list[dict[str, Any]] = []  # as plain data
         self._closed = False
-        # Number of items before the first drop or rollback; what follows depends on timing, and can't be sent again.
+        # Number of items before the first drop or rollback. Later items depend on timing and can't be sent again.
         self._before_going_back = sys.maxsize
         self._delivered = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
         self._over = False
         self._retries = Retries(server)
-        self._headers = trace_headers()  # of this thread's span: the tasks that send them have a context of their own
+        self._headers = trace_headers()  # of this thread's span; the tasks that send them have their own context
         self._task: asyncio.Task[None] | None = None
         self._connection: asyncio.Task[None] | None = None
-        self._lost: BackendError | None = None  # reason why the current connection was given up
+        self._lost: BackendError | None = None  # why the current connection was given up
 
     # ----------------------------------------------------------------------------------------------- any thread
 
@@ -74,7 +74,7 @@ class RemoteProgram:
         executor().post(self._add, {"path": list(path), "nodes": _as_data(seeded)}, seeded)
 
     def judge(self, path: Path, place: int, verdict: Verdict) -> None:
-        """Gives the verdict on a node of a branch. Raises WireError if it can't be sent."""
+        """Sends the verdict on a node of a branch. Raises WireError if it can't be sent."""
         again = None if verdict.again is None else _seeded(verdict.again)
         assert again is None or isinstance(again, Gen | Select)
         verdict = msgspec.structs.replace(verdict, again=again)
@@ -82,19 +82,19 @@ class RemoteProgram:
         executor().post(self._add, {"path": list(path), "place": place, "verdict": data})
 
     def drop(self, path: Path) -> None:
-        """Ends the queued and running nodes of a branch."""
+        """Cancels the queued and running nodes of a branch."""
         executor().post(self._add, {"path": list(path), "drop": True})
 
     def expect_pause(self, path: Path, seconds: float) -> None:
-        """Tells for how long nothing will be added to a branch."""
+        """Announces for how long nothing will be added to a branch."""
         executor().post(self._add, {"path": list(path), "pause": seconds})
 
     def wind_down(self) -> None:
-        """Ends all generations, also of nodes that follow, where a limit may cut them."""
+        """Ends all generations, including those of later nodes, where a limit may cut them."""
         executor().post(self._add, {"path": [], "wind_down": True})
 
     def close(self) -> None:
-        """Declares that no nodes will be added any more."""
+        """Announces that no more nodes will be added."""
         executor().post(self._close)
 
     # ----------------------------------------------------------------------------------------- the executor loop
@@ -118,7 +118,7 @@ class RemoteProgram:
             self._sink(event)
 
     async def _play(self) -> None:
-        """Sends the program, and delivers its events until it has ended."""
+        """Sends the program and delivers its events until it has ended."""
         current_deadline.set(None)  # else the deadline of the node that opened the program would apply
         try:
             await self._gather()
@@ -142,12 +142,13 @@ class RemoteProgram:
         except asyncio.CancelledError:
             self._end(BackendError("the connections to the server were closed."))
             raise
-        except Exception as error:  # whatever the reason, readers must not wait for ever
+        except Exception as error:  # in any case, readers must not wait forever
             self._end(BackendError(f"the program can't be played: {error!r}"))
 
     async def _gather(self) -> None:
-        """Waits briefly while nodes are being added, so that they are sent with the first request instead of another
-        one."""
+        """Gives other threads a moment to add more nodes, so that they are sent with the first
+        request instead of another one.
+        """
         for _ in range(0 if self._closed else _MAX_MOMENTS):
             before = len(self._items)
             await asyncio.sleep(_MOMENT_S)
@@ -181,8 +182,10 @@ class RemoteProgram:
                     self._end(event)
 
     def _first_nodes(self) -> dict[Path, list[Node]]:
-        """Nodes for the first request: all, or those before the first drop or rollback, which ends what stands before
-        it, and not what comes after. Items for further requests remain: the others so far, and all that follow."""
+        """Returns the nodes for the first request: all of them, or those before the first drop or
+        rollback, which ends only what comes before it. The remaining items are kept for further
+        requests.
+        """
         branches: dict[Path, list[Node]] = {}
         following = len(self._items[self._before_going_back :])
         unsent, self._unsent = self._unsent, []
@@ -190,7 +193,7 @@ class RemoteProgram:
         for item in self._items[: self._before_going_back]:
             if "nodes" in item:
                 branches.setdefault(tuple(item["path"]), []).extend(item["nodes"])
-            elif "pause" not in item or item in unsent:  # a pause that was told is over
+            elif "pause" not in item or item in unsent:  # a pause that was already sent is over
                 self._unsent.append(item)
         self._unsent += rest
         return branches
@@ -244,8 +247,8 @@ class RemoteProgram:
 async def play_single_node(
     server: ServerClient, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
 ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-    """Yields the events of a program of one node. If the connection breaks, the program is sent again: the same seed
-    gives the same result, and events that were delivered are not repeated.
+    """Yields the events of a program with one node. If the connection breaks, the program is sent
+    again: the same seed gives the same result, and events that were delivered are not repeated.
 
     Args:
         stream: whether to yield deltas.
@@ -282,8 +285,9 @@ async def play_single_node(
 
 
 class _DeliveredEvents:
-    """Record of the events that were delivered, so that a program that is played again after a reconnect delivers none
-    twice."""
+    """Record of delivered events, so that a program played again after a reconnect delivers none
+    twice.
+    """
 
     def __init__(self) -> None:
         self._finished: Counter[_Attempt] = Counter()  # number of finished samples
@@ -298,7 +302,7 @@ class _DeliveredEvents:
     async def news_in(
         self, server: ServerClient, datas: AsyncGenerator[str, None], retries: Retries, *, deltas: bool = True
     ) -> AsyncGenerator[Played | ProgramResult | SglError, None]:
-        """Yields what is new in the events of a program's stream, and last the end of the program.
+        """Yields the new events in a program's stream and, last, the end of the program.
 
         Raises:
             BackendError: the stream ended before the program did, or an error allows another try.
@@ -333,7 +337,7 @@ class _DeliveredEvents:
         delivered = self._texts.get(key, "")
         if len(text) > len(delivered):
             self._texts[key] = text
-            again = len(event.text) > len(text) - len(delivered)  # a part of its text was delivered
+            again = len(event.text) > len(text) - len(delivered)  # part of its text was already delivered
             news = Delta(text[len(delivered) :], index=event.index) if again else event
             yield msgspec.structs.replace(played, event=news)
 
@@ -352,7 +356,9 @@ def _as_data(nodes: Sequence[Node]) -> Any:  # plain data
 
 
 def _seeded(node: Node) -> Node:
-    """Node with a seed for each of its draws, so that playing it again gives the same result."""
+    """Returns the node with a seed for each of its draws, so that playing it again gives the same
+    result.
+    """
     if isinstance(node, Gen) and isinstance(node.params.seed, Unset):
         return msgspec.structs.replace(node, params=msgspec.structs.replace(node.params, seed=secrets.randbits(63)))
     if isinstance(node, Fork):
@@ -361,8 +367,9 @@ def _seeded(node: Node) -> Node:
 
 
 def _whole(branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()) -> tuple[Node, ...]:
-    """All nodes of a branch: `own`, the nodes that the fork lists, then the nodes that were added. Each fork includes
-    the nodes of its branches."""
+    """Returns all nodes of a branch: `own`, the nodes that the fork lists, and then the nodes that
+    were added. Each fork includes the nodes of its branches.
+    """
     found: list[Node] = []
     for place, node in enumerate((*own, *branches.get(path, ()))):
         if isinstance(node, Fork):

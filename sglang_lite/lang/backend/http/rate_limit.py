@@ -1,7 +1,8 @@
-"""Limits on calls to a provider: limits that the user declares, and limits in the headers of the provider's answers.
+"""Limits on calls to a provider: those that the user declares, and those in the headers of the
+provider's answers.
 
-All programs of a process that use one provider with one key share them. Times are of a monotonic clock. Limits are used
-on the executor loop only, and nothing here is shared between threads.
+All programs of a process that use one provider with one key share them. Times come from a monotonic
+clock. Limits are used on the executor loop only, so nothing here is shared between threads.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _LONGEST_PAUSE_S = 600.0  # longest wait that a header may ask for
 
 @dataclass(slots=True)
 class Bucket:
-    """Token bucket that refills evenly; callers take from it before a call.
+    """Token bucket that refills evenly. Callers take from it before a call.
 
     Attributes:
         per_minute: rate of refilling, and capacity; None for no limit.
-        available: content at time `at`; negative if waiting callers have taken more than the content.
+        available: content at time `at`; negative if waiting callers have taken more than there was.
     """
 
     per_minute: float | None = None
@@ -45,7 +46,7 @@ class Bucket:
         return max(0.0, -self.available * 60 / self.per_minute)
 
     def give_back(self, amount: float) -> None:
-        """Returns an amount that was taken and not used."""
+        """Returns an unused amount to the bucket."""
         if self.per_minute is not None:
             self.available = min(self.per_minute, self.available + min(amount, self.per_minute))
 
@@ -70,7 +71,8 @@ class Bucket:
 @explains_wrong_fields
 @dataclass(slots=True, weakref_slot=True)
 class RateLimit:
-    """Limit on the calls to a provider. Several backends share it if each is given the same one (`rate_limit=`).
+    """Limit on the calls to a provider. Backends share it if they are given the same one
+    (`rate_limit=`).
 
     Args:
         requests_per_minute, tokens_per_minute: maximum per minute, or None for the limit that the provider's headers
@@ -97,7 +99,7 @@ class RateLimit:
             bucket.set_rate(limit, self.now())
 
     async def wait(self, tokens: float) -> float:
-        """Waits until a call of about `tokens` tokens may be made. Returns the seconds waited."""
+        """Delays until a call of about `tokens` tokens may be made. Returns the seconds waited."""
         now = self.now()
         remaining = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
         waited = 0.0
@@ -114,7 +116,7 @@ class RateLimit:
         return waited
 
     def update_from_response(self, status: int, headers: Mapping[str, str]) -> None:
-        """Adjusts the limits to an answer's status and headers."""
+        """Adjusts the limits according to an answer's status and headers."""
         now = self.now()
         if status in (429, 503, 529):
             pause = retry_after(headers)
@@ -132,7 +134,9 @@ class RateLimit:
 
 
 def _number(headers: Mapping[str, str], kind: str, what: str) -> float | None:
-    """Limit in the headers, by the names of OpenAI (which others use too) or Anthropic."""
+    """Returns a limit from the headers, under the names of OpenAI (which others use too) or
+    Anthropic.
+    """
     for name in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}"):
         found = _count(headers.get(name, ""))
         if found is not None:
@@ -145,7 +149,9 @@ def _count(text: str) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait that an answer asks for, or None if it asks for none or the header can't be read."""
+    """Returns the seconds to wait that an answer asks for, or None if it asks for none or the
+    header can't be read.
+    """
     for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
         found = _count(headers.get(name, ""))
         if found is not None:
@@ -159,7 +165,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _date(text: str) -> datetime.datetime | None:
-    """Time in a header's date, or None if the text is not a date."""
+    """Parses a date in a header. Returns None if the text is not a date."""
     try:
         found = email.utils.parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
@@ -173,7 +179,9 @@ _shared: WeakValueDictionary[tuple[str, str], RateLimit] = WeakValueDictionary()
 
 
 def shared_limit(server: str, key: object) -> RateLimit:
-    """Limit shared by all backends with this server and key. Only a digest of the key is stored."""
+    """Returns the limit shared by all backends with this server and key. Only a digest of the key
+    is stored.
+    """
     account = server, hashlib.sha256(str(key).encode()).hexdigest()
     limit = _shared.get(account)
     if limit is None:

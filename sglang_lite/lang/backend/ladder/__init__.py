@@ -1,1 +1,3 @@
-"""Ways in which an API can serve a node, best first: what each needs, and which one is chosen. No calls."""
+"""Ways in which an API can serve a node, best first: what each needs, and which one is chosen.
+Makes no calls.
+"""

@@ -1,9 +1,11 @@
-"""The ladder: the choice of the strategy by which an API serves a node, or the reason why the node is refused.
+"""The ladder: chooses the strategy with which an API serves a node, or gives the reason why the
+node is rejected.
 
-The best comes first: native structured outputs, a forced tool call, log-probabilities of tokens, at last an emulation
-that asks again. Then its parameters are sent, emulated, left out or refused. One function,
-`choose_strategy`, decides. The check of a node before it is queued, the call that serves it and `explain` all use it,
-so the behaviour is always what `explain` reports. Opens no connection and builds no request.
+The best comes first: native structured outputs, a forced tool call, log-probabilities of tokens,
+and finally an emulation that asks again. Then the node's parameters are sent, emulated, left out or
+rejected. One function, `choose_strategy`, decides. The check of a node before it is queued, the
+call that serves it and `explain` all use it, so the behaviour is always what `explain` reports.
+Opens no connection and builds no request.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.tool_use import ToolUse, tool_use_of
 
-# Types of constraint that remote models ever serve. Not among them: Continuation, which would be continued in mid-turn,
+# Types of constraint that remote models can serve. Excluded are Continuation, which would be continued in mid-turn,
 # and InOrder, which describes reasoning before a value, because these servers send reasoning separately.
 SERVED: Final = frozenset(CONSTRAINT_NAMES) - {Continuation, InOrder}
 ANY_CHOICE: Final = Choices(("a", "b"))
@@ -69,7 +71,9 @@ _SAMPLES: Final[Mapping[type, Constraint]] = {
 
 
 def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
-    """Strategy by which a model serves a node, or the reason why the node is refused."""
+    """Returns the strategy with which a model serves a node, or the reason why the node is
+    rejected.
+    """
     if _stops_a_value(demands):
         return Refusal("stop together with a constraint", "Leave stop out.")
     found = _constrained(profile, policy, demands)
@@ -77,8 +81,9 @@ def choose_strategy(profile: Profile, policy: Policy, demands: Demands) -> Strat
 
 
 def _stops_a_value(demands: Demands) -> bool:
-    """True if a stop string could cut a constrained value. The stops of a number can't, because a number ends by
-    itself."""
+    """Returns True if a stop string could cut a constrained value. The stops of a number can't,
+    because a number ends by itself.
+    """
     stops = demands.params.stop
     if isinstance(stops, Unset) or demands.constraint is None:
         return False
@@ -97,7 +102,7 @@ def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Strategy
     for step in steps:
         if isinstance(step, Refusal):
             unfit = unfit or step
-        elif step.name == "token_logprobs" and not demands.scores:  # only a call can show that it is of no use
+        elif step.name == "token_logprobs" and not demands.scores:  # only a call can show that it is useless
             behind = (with_parameters(each, profile, policy, demands) for each in steps if isinstance(each, Strategy))
             other = next((each for each in behind if isinstance(each, Strategy)), None)
             return step if other is None else replace(step, fallback=other, calls=(1, 1 + other.calls[1]))
@@ -123,9 +128,10 @@ _TOKENS = (
 
 
 def _repair(profile: Profile, policy: Policy, demands: Demands) -> Iterator[Strategy]:
-    """Yields the last strategy, if the policy allows it: the prompt describes the constraint, and an answer that breaks
-    it is shown with its error. A JSON schema is also sent as a hint if the API takes schemas and only its strict mode
-    refuses this one."""
+    """Yields the last strategy, if the policy allows it: the prompt describes the constraint, and
+    an answer that breaks it is shown with its error. A JSON schema is also sent as a hint if the
+    API accepts schemas and only its strict mode rejects this one.
+    """
     if policy == "strict" or demands.scores or type(demands.constraint) not in SERVED:
         return
     if profile.api == "completions":  # base models follow no instructions
@@ -148,7 +154,7 @@ def _instead(profile: Profile) -> str:
 
 
 def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
-    """Types of constraint that a strategy of the profile serves."""
+    """Returns the types of constraint that a strategy of the profile serves."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
     return frozenset(
@@ -157,7 +163,9 @@ def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
-    """Capabilities of a backend with this profile, in the form that the language checks."""
+    """Returns the capabilities of a backend with this profile, in the form that the language
+    checks.
+    """
     selection = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE))
     scored = choose_strategy(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
     continues, continues_last = profile.supports("continues"), profile.supports("continue_final_message")
@@ -176,12 +184,12 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
 
 # Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
 RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
-# Parameters that this API has too, but for answers in text alone.
+# Parameters that this API also has, but only for answers in text.
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
 def with_parameters(strategy: Strategy, profile: Profile, policy: Policy, demands: Demands) -> Strategy | Refusal:
-    """Strategy adapted to a node's parameters, or the reason why they are refused."""
+    """Adapts a strategy to a node's parameters, or returns the reason why they are rejected."""
     params, constraint = demands.params, demands.constraint
     if demands.effort is None or profile.supports("reasoning_effort"):
         strategy = replace(strategy, effort=demands.effort)
@@ -251,8 +259,9 @@ def _takes(profile: Profile) -> str:
 
 
 def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields the strategies that the model is known to support, in order of preference, and a Refusal for a strategy
-    that a schema or the choices do not fit."""
+    """Yields the strategies that the model is known to support, in order of preference, and a
+    Refusal for each strategy that the schema or the choices do not fit.
+    """
     constraint = demands.constraint
     assert constraint is not None
     use = tool_use_of(constraint)
@@ -269,8 +278,9 @@ def native_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy |
 
 
 def _tools(use: ToolUse, profile: Profile) -> Tools:
-    """Functions to call. A schema that the provider does not take in strict mode is a hint, and the arguments are
-    checked."""
+    """Converts the functions to call into tools. A schema that the provider does not accept in
+    strict mode is sent as a hint, and the arguments are checked.
+    """
     tools = list[ApiTool]()
     for function in use.functions:
         fit = fitted(json.dumps(function.parameters), profile.schema) if profile.schema is not None else None
@@ -281,12 +291,16 @@ def _tools(use: ToolUse, profile: Profile) -> Tools:
 
 
 def schema_to_show(schema: str) -> str:
-    """JSON Schema as JSON text for a model that has seen its documents elsewhere, or has none."""
+    """Returns the JSON Schema as text for a model that has seen its documents elsewhere or has
+    none.
+    """
     return json.dumps(without_documents(json.loads(schema)), ensure_ascii=False) if KEYWORD in schema else schema
 
 
 def _as_json(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields the strategies of strict outputs and of strict tools: JSON whose schema is fitted to the provider."""
+    """Yields the strategies of strict outputs and strict tools: JSON whose schema is fitted to the
+    provider.
+    """
     form = json_form(demands.constraint)
     if form is None:
         return
@@ -318,8 +332,9 @@ _MAX_ALTERNATIVES = 20
 
 
 def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strategy | Refusal]:
-    """Yields strategies in order of preference, and a Refusal if the choices are the reason why a strategy is
-    missing."""
+    """Yields strategies in order of preference, and a Refusal if the choices are the reason why a
+    strategy is missing.
+    """
     assert isinstance(demands.constraint, Choices)
     choices = demands.constraint.options
     fits = 2 <= len(choices) <= profile.limits.get("choices", 0)
@@ -337,8 +352,10 @@ def selection_strategies(profile: Profile, demands: Demands) -> Iterator[Strateg
 
 
 def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
-    """True if a chat model's first token is the first of its answer, and has log-probabilities. A model that may reason
-    first counts only if scores are needed, because then no other strategy can serve the node."""
+    """Returns True if a chat model's first token is the first of its answer and has
+    log-probabilities. A model that may reason first counts only if scores are needed, because then
+    no other strategy can serve the node.
+    """
     if profile.api not in _ONE_TOKEN or demands.effort is not None:
         return False
     logprobs = profile.supports("return_logprob") and profile.supports("top_logprobs_num")
@@ -346,8 +363,9 @@ def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
 
 
 def first_characters_differ(choices: Sequence[str]) -> bool:
-    """True if no token can begin two of the texts, however they are tokenised: their first characters differ. Leading
-    blanks are ignored."""
+    """Returns True if the texts begin with different characters, ignoring leading whitespace. Then
+    no token can begin two of them, however they are tokenized.
+    """
     first = {choice.lstrip()[:1] for choice in choices}
     return len(choices) > 1 and len(first) == len(choices) and "" not in first
 
@@ -359,7 +377,7 @@ _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
-    """Yields the strategies of custom tools whose input follows a grammar."""
+    """Yields the strategies with custom tools whose input follows a grammar."""
     if isinstance(constraint, Regex) and profile.supports("regex_tool"):
         yield Strategy("regex_tool", "responses", shape=GrammarTool("regex", to_rust(parse(constraint.pattern))))
     elif profile.supports("lark_tool") and type(constraint) in _GRAMMARS:
@@ -369,7 +387,9 @@ def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
 
 
 def as_field(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
-    """Yields the strategies of request fields that only one dialect has. The answer is the text itself."""
+    """Yields the strategies with request fields that only one dialect has. The answer is the text
+    itself.
+    """
 
     def own(name: str, value: Any) -> Strategy:
         return Strategy(name, profile.api, shape=OwnField({name: value}))
@@ -396,7 +416,7 @@ def as_field(profile: Profile, constraint: Constraint) -> Iterator[Strategy]:
 
 
 def as_gbnf(constraint: Constraint) -> str:
-    """Grammar of a constraint's texts, in llama.cpp's GBNF."""
+    """Returns the grammar of a constraint's texts in llama.cpp's GBNF."""
     return constraint.grammar if isinstance(constraint, Ebnf) else to_gbnf(language_of(constraint))
 
 
@@ -412,5 +432,7 @@ def _pattern(constraint: Constraint) -> str | None:
 
 
 def _literally(text: str) -> str:
-    """Regex that matches a text literally, in the syntax that the dialects of all engines share."""
+    """Returns a regex that matches a text literally, in the syntax that the dialects of all engines
+    share.
+    """
     return re.sub(r"[^\w ]", lambda found: _ESCAPED.get(found[0], "\\" + found[0]), text)

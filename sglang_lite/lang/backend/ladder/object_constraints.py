@@ -1,5 +1,6 @@
-"""Conversion of constraints to the JSON objects that providers' structured outputs require, and of the answers back to
-text."""
+"""Converts constraints to the JSON objects that providers' structured outputs require, and their
+answers back to text.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """Constraint as a JSON object, for structured outputs.
+    """Constraint in the form of a JSON object, for structured outputs.
 
     Attributes:
         constraint: schema of the whole answer.
-        wrapped: True if the value is not an object by itself, and is the answer's only property, `value`.
+        wrapped: True if the value is not an object itself but the answer's only property, `value`.
         bare: True if the text of a string value has no quotes.
     """
 
@@ -32,8 +33,9 @@ class JsonForm:
 
 @lru_cache(maxsize=1024)
 def json_form(constraint: Constraint | None) -> JsonForm | None:
-    """JSON form of a constraint, or None if it has none: no constraint, a grammar, or a regex that does not stand for a
-    type."""
+    """Returns the JSON form of a constraint, or None if it has none: no constraint, a grammar, or a
+    regex that does not stand for a type.
+    """
     match constraint:
         case Choices(options):
             return JsonForm(_wrapped({"type": "string", "enum": list(options)}), bare=True)
@@ -53,7 +55,7 @@ _NO_ROOT = {"$ref", "anyOf", "oneOf"}  # keywords that providers do not accept a
 
 
 def _wrapped(schema: Any) -> JsonSchema:
-    """Schema of an object whose only property, `value`, has the given schema."""
+    """Builds the schema of an object whose only property, `value`, has the given schema."""
     schema = _moved(schema)
     definitions = {"$defs": schema.pop("$defs")} if isinstance(schema, dict) and "$defs" in schema else {}
     whole = {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
@@ -61,7 +63,8 @@ def _wrapped(schema: Any) -> JsonSchema:
 
 
 def _moved(schema: Any) -> Any:
-    """Schema whose references are adjusted to its new place in an object; `$defs` stays at the top."""
+    """Adjusts the references of a schema to its new place in an object; `$defs` stays at the top.
+    """
     if isinstance(schema, list):
         return [_moved(each) for each in schema]
     if not isinstance(schema, dict):
@@ -73,7 +76,7 @@ def _moved(schema: Any) -> Any:
     return moved
 
 
-# JSON types of the regexes that stand for types. The reader of the type checks the rest of the value.
+# JSON types of the regexes that stand for types. The type's parser checks the rest of the value.
 _TYPES: dict[Any, dict[str, Any]] = {
     value_type(datetime.date).constraint: {"type": "string", "format": "date"},
     value_type(datetime.time).constraint: {"type": "string", "format": "time"},
@@ -87,8 +90,8 @@ NUMBER_FORMS = [JsonForm(_wrapped({"type": kind}), bare=True) for kind in ("inte
 
 
 def unwrap(constraint: Constraint, form: JsonForm, answer: str) -> str:
-    """Text that a local model would have written for the value in an answer. Objects are validated later, as all values
-    are.
+    """Returns the text that a local model would have written for the value in an answer. Objects
+    are validated later, like all values.
 
     Raises:
         ValueValidationError: the answer does not have the form.

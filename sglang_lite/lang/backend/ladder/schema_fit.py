@@ -1,4 +1,4 @@
-"""JSON Schemas fitted to a provider's strict outputs, with a report on each keyword."""
+"""Fits JSON Schemas to a provider's strict outputs and reports on each keyword."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sglang_lite.lang.backend.profiles.profile import SchemaRules
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Schema that a provider accepts, and a report on the keywords of the original one. Pointers are JSON Pointers into
-    the original; the report uses the words of `sgl.grammar.check`.
+    """Schema that a provider accepts, and a report on the keywords of the original. Pointers are
+    JSON Pointers into the original; the report uses the words of `sgl.grammar.check`.
 
     Attributes:
-        schema: JSON text of the schema to send; empty if the original is refused.
+        schema: JSON text of the schema to send; empty if the original is rejected.
         enforced: pointers of keywords that the provider enforces.
-        checked: pointers of keywords that the model only reads in a description, with reasons; the finished value is
-            checked against them.
-        refused: pointers of everything that the provider does not accept in any form, with reasons; the complete list
-            of necessary changes.
+        checked: pointers of keywords that the model only reads in a description, with reasons; the
+            finished value is checked against them.
+        refused: pointers of everything that the provider does not accept in any form, with reasons;
+            the complete list of necessary changes.
         required: pointers of properties that were optional and become required.
     """
 
@@ -36,7 +36,8 @@ class Fit:
     required: tuple[str, ...] = ()
 
     def subschema_report(self, pointer: str) -> Fit:
-        """Report for the part of the schema at a pointer, with pointers relative to it."""
+        """Returns the report for the part of the schema at a pointer, with pointers relative to it.
+        """
 
         def cut(found: str) -> str:
             return found.removeprefix(pointer)
@@ -56,18 +57,18 @@ def fitted(schema: str, rules: SchemaRules) -> Fit:
     return _Fitter(json.loads(schema), rules).fit()
 
 
-# Annotations, which demand nothing of a value.
+# Annotations, which do not restrict values.
 _REMARKS = frozenset({
     "title", "default", "examples", "$schema", "$comment", "deprecated", "discriminator", "readOnly", "writeOnly",
     SOURCES,
 })  # fmt: skip
-# Keywords that only restrict a schema: they can be left out of it, and described to the model instead.
+# Keywords that only restrict a schema: they can be left out and described to the model instead.
 _NARROWING = frozenset({
     "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties",
 })  # fmt: skip
 _STRUCTURE = frozenset({"properties", "$defs", "items", "anyOf", "required", "additionalProperties", "$ref"})
-_LOOKAROUND = re.compile(r"\(\?<?[=!]")  # not possible in an automaton
+_LOOKAROUND = re.compile(r"\(\?<?[=!]")  # automata can't express it
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
@@ -214,7 +215,7 @@ class _Fitter:
         return found
 
     def _reaches(self, start: str, target: str, seen: set[str]) -> bool:
-        """True if the references in the schema at `start` lead to `target`."""
+        """Returns True if the references in the schema at `start` lead to `target`."""
         return any(
             each == target or (each not in seen and self._reaches(each, target, seen | {each}))
             for each in _references(self._at(start))
@@ -245,8 +246,9 @@ class _Fitter:
 
 
 def _schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields a schema and all schemas inside it, each with its depth: the number of objects and lists around it, with
-    itself."""
+    """Yields a schema and all schemas inside it, each with its depth: the number of enclosing
+    objects and lists, including itself.
+    """
     if not isinstance(schema, dict):
         return
     inner = depth + (schema.get("type") in ("object", "array"))

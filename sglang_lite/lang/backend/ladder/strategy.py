@@ -1,4 +1,6 @@
-"""Records of the ladder: the strategy by which a node is served, and the reason for a refusal."""
+"""Records of the ladder: the strategy with which a node is served, or the reason why it is
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,26 @@ REPAIRS: Final = 2  # maximum number of repairs of an answer that breaks its con
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Way in which a node is served.
+    """How a node is served.
 
     Attributes:
-        name: a strategy of `profile.STRATEGIES`; "free" for text without a constraint; "token_logprobs" for a choice by
-            the alternatives of one token; "enum" for a choice in strict JSON; or "repair": generated, checked, and
-            requested again with the error shown.
+        name: a strategy of `profile.STRATEGIES`; "free" for text without a constraint;
+            "token_logprobs" for a choice by the alternatives of one token; "enum" for a choice in
+            strict JSON; or "repair": generated, checked, and requested again with the error shown.
         api: API that is called.
-        native: True if the provider honours the request by itself, False if it is emulated.
+        native: True if the provider itself honours the request, False if it is emulated.
         calls: number of calls at best and at worst.
         form: JSON object that the answer is read from, or None if the answer is the text.
         fit: JSON schema fitted to the provider, or None if the schema is sent unchanged.
         shape: form in which the answer is requested.
         alternatives: number of alternatives of a token that are requested.
-        samples: number of calls that make the `n` samples; 1 if the API makes all samples in one call.
+        samples: number of calls that make the `n` samples; 1 if the API makes all samples in one
+            call.
         stops: stop strings at which the finished text is cut here.
         left_out: parameters that are not sent, which only `policy="warn"` allows.
         warnings: differences from the request, in words.
         effort: amount of reasoning in the request, or None if the request sets none.
-        fallback: strategy that serves the node if the model's answer on this one is of no use.
+        fallback: strategy that serves the node if the model's answer with this one is useless.
     """
 
     name: str
@@ -58,7 +61,8 @@ class Strategy:
         return "native" if self.native else "emulated"
 
     def emulated(self, warning: str, *left_out: str) -> Strategy:
-        """Strategy that differs from the request.
+        """Returns the strategy marked as emulated, with a warning about how it differs from the
+        request.
 
         Args:
             warning: difference, in words.

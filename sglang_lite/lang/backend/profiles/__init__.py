@@ -1,1 +1,2 @@
-"""Features and prices of models, a file a provider, with sources; and what reads them."""
+"""Features and prices of models, with sources, one file per provider, and the code that reads them.
+"""

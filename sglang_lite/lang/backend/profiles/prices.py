@@ -10,14 +10,14 @@ from importlib import resources
 from sglang_lite.lang.argument_names import explains_wrong_fields
 from sglang_lite.protocol import Usage
 
-_HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")  # prefixes that routers of calls put before a model's name
+_HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")  # prefixes that call routers add to a model's name
 _MILLION = 1_000_000
 
 
 @explains_wrong_fields
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices of a model, in US dollars for a million tokens; None if unknown.
+    """Prices of a model in US dollars per million tokens; None if unknown.
 
     Attributes:
         input: price of prompt tokens that are neither read from a cache nor written to one.
@@ -34,7 +34,9 @@ class Price:
     up_to: int | None = None
 
     def of(self, usage: Usage) -> float | None:
-        """Cost of one call's usage in dollars, or None if a price is unknown or the prompt is longer than `up_to`."""
+        """Returns the cost of one call's usage in dollars, or None if a price is unknown or the
+        prompt is longer than `up_to`.
+        """
         if self.up_to is not None and usage.prompt_tokens > self.up_to:
             return None
         plain = usage.prompt_tokens - usage.cached_tokens - usage.written_tokens
@@ -51,17 +53,17 @@ class Price:
 
 
 def find_price(model: str) -> Price | None:
-    """Price of a model by its name, or None if unknown."""
+    """Returns the price of a model by its name, or None if unknown."""
     for host in _HOSTS:
         model = model.removeprefix(host)
     return _prices().get(model)
 
 
 def price(usage: Usage, model: str) -> float | None:
-    """Cost of a usage in dollars.
+    """Returns the cost of a usage in dollars.
 
     Args:
-        model: name of the model at its provider; dated names have prices of their own.
+        model: the provider's name of the model; dated names have their own prices.
 
     Returns:
         Dollars, or None if a price is unknown.

@@ -1,6 +1,8 @@
-"""Profiles: the features that each model of a provider supports, read from data files that name their sources.
+"""Profiles: the features that each model of a provider supports, read from data files that name
+their sources.
 
-A feature that a profile does not mention is unknown, which is neither yes nor no: `policy="strict"` refuses it.
+A feature that a profile does not mention is unknown, neither supported nor unsupported:
+`policy="strict"` rejects it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """JSON Schemas that a provider's strict outputs accept.
+    """Rules for the JSON Schemas that a provider's strict outputs accept.
 
     Attributes:
         kept: keywords that are enforced.
@@ -106,12 +108,12 @@ class Profile:
     schema: SchemaRules | None = None
 
     def supports(self, feature: str) -> bool:
-        """True if the model is known to support the feature."""
+        """Returns True if the model is known to support the feature."""
         fact = self.features.get(feature)
         return fact is not None and fact.supported
 
     def lacks(self, feature: str) -> bool:
-        """True if the model is known not to support the feature."""
+        """Returns True if the model is known not to support the feature."""
         fact = self.features.get(feature)
         return fact is not None and not fact.supported
 
@@ -126,7 +128,9 @@ class Profile:
         return f"{self.provider}/{self.model}" if self.model else self.provider
 
     def with_capabilities(self, can: Capabilities) -> Profile:
-        """Profile changed to the capabilities that the user states for the model, which override known facts."""
+        """Returns the profile with the capabilities that the user states for the model. They
+        override known facts.
+        """
         supported = {name: can.params is None or name in can.params for name in NAMES}
         supported |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
         by_pattern = any(self.supports(name) for name in ("structured_outputs", "regex", "grammar"))
@@ -136,7 +140,9 @@ class Profile:
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
     def for_strategies(self, strategies: AbstractSet[str]) -> Profile:
-        """Profile for a backend that can make requests only for these strategies (and for "tools", if among them)."""
+        """Returns the profile for a backend that can make requests only for these strategies (and
+        for "tools", if included).
+        """
         lost = {name for name in (*STRATEGIES, "tools") if self.supports(name)} - strategies
         none = Feature(False, "the backend has no such request", date.today())
         features = {**self.features, **dict.fromkeys(lost, none)}
@@ -149,7 +155,8 @@ def check_model_name(model: object) -> None:
 
 
 def find_profile(provider: str, model: str) -> Profile:
-    """Profile of a provider's model. An unlisted model has the facts that are known of all models.
+    """Returns the profile of a provider's model. An unlisted model gets the facts that hold for all
+    models.
 
     Raises:
         ParameterError: the provider does not exist, or the name is not a string.
@@ -164,7 +171,7 @@ def find_profile(provider: str, model: str) -> Profile:
 
 
 def profile_by_name(name: str) -> Profile:
-    """Profile by its name: "vllm" or "openai/gpt-5".
+    """Returns a profile by its name: "vllm" or "openai/gpt-5".
 
     Raises:
         ParameterError: no profile has this name.
@@ -183,7 +190,9 @@ def profile_by_name(name: str) -> Profile:
 
 
 def resolve_profile(profile: str | Profile | None, provider: str, model: str) -> Profile:
-    """Profile that a user gives, by name or as a Profile; None for the one of the provider's model."""
+    """Resolves a profile that a user gives by name or as a Profile. None stands for that of the
+    provider's model.
+    """
     if profile is None:
         return find_profile(provider, model)
     return profile if isinstance(profile, Profile) else profile_by_name(profile)
@@ -191,7 +200,7 @@ def resolve_profile(profile: str | Profile | None, provider: str, model: str) ->
 
 @lru_cache(maxsize=1)
 def providers() -> tuple[str, ...]:
-    """Names of the providers with a data file."""
+    """Returns the names of the providers with a data file."""
     files = (each.name for each in _data().iterdir())
     return tuple(
         sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml") and name != "prices.toml")
@@ -199,7 +208,7 @@ def providers() -> tuple[str, ...]:
 
 
 def profiles(provider: str) -> tuple[Profile, ...]:
-    """All profiles of a provider; the one of unlisted models is last."""
+    """Returns all profiles of a provider. The last one is for unlisted models."""
     found, default = _provider(provider)
     return (*found.values(), default)
 
@@ -209,7 +218,9 @@ def _data() -> Any:
 
 
 def _base_name(model: str) -> str:
-    """Name of a model without its provider's prefix; for a fine-tuned model, the name of its base model."""
+    """Returns the name of a model without its provider's prefix; for a fine-tuned model, the name
+    of its base model.
+    """
     name = model.rpartition("/")[2].rpartition("anthropic.")[2]
     return name.removeprefix("ft:").partition(":")[0] if name.startswith("ft:") else name
 
@@ -219,14 +230,15 @@ _SNAPSHOT = re.compile(r"(-\d{8}|-\d{4}-\d{2}-\d{2}|-latest|@\d{8})?(-v\d+(:\d+)
 
 @lru_cache
 def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
-    """Profiles of a provider's models by name, and the profile of unlisted models. An error in the file is a bug of
-    this package: tests read all files."""
+    """Reads the profiles of a provider's models by name, and the profile of unlisted models. An
+    error in the file is a bug of this package: tests read all files.
+    """
     file = _data() / f"{provider}.toml"
     if not file.is_file():
         raise ParameterError("profile", f"there is no provider {provider!r}.", hint=f"Known: {', '.join(providers())}.")
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     default = data["default"]
-    if "like" in data:  # provider whose software this one runs
+    if "like" in data:  # another provider, whose software this one runs
         found, base = _provider(data["like"])
         own = {name: replace(each, provider=provider) for name, each in found.items()}
         return own, _profile(data, default, replace(base, provider=provider))
@@ -240,7 +252,9 @@ def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
 
 
 def _profile(data: Mapping[str, Any], entry: Mapping[str, Any], base: Profile) -> Profile:
-    """Profile with the facts of an entry's traits, then its own; later ones take precedence."""
+    """Builds a profile from the facts of an entry's traits and then the entry's own; later ones
+    take precedence.
+    """
     assert base.api in get_args(ApiName), f"{base.name}: api = {base.api!r}"
     features, limits = dict(base.features), dict(base.limits)
     traits = [fact for trait in entry.get("traits", ()) for fact in data["traits"][trait]]

@@ -1,1 +1,1 @@
-"""Backends on providers' SDKs: what they have in common, whichever API they call."""
+"""Backends on providers' SDKs: what they share, whichever API they call."""

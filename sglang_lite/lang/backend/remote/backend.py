@@ -1,5 +1,5 @@
-"""Base class of backends on a provider's SDK: features of the model, refusals, and the strategy by which a node is
-served.
+"""Base class of backends on a provider's SDK: features of the model, rejected nodes, and the
+strategy for each node.
 
 Independent of the form of a provider's requests and answers.
 """
@@ -47,7 +47,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
 from sglang_lite.text.chat_template import TurnTemplate
 
-_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the rest also have items to send back
+_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the others also have items to send back
 _Answer = TypeVar("_Answer", Generation, Selection)
 
 
@@ -57,19 +57,21 @@ class RemoteBackend(Backend):
     Args:
         model_name: name of the model at the provider.
         connect: factory of the SDK's clients.
-        profile: features of the model, or a function that finds them out when they are first needed.
-        policy: treatment of features that the model does not support. "strict" refuses the node. "emulate" serves it in
-            another way if possible (docs/backends.md, "The ladder"), and checks the answer. "warn" also leaves out
-            parameters that can't be emulated, and reports this in the node's metadata.
+        profile: features of the model, or a function that determines them when they are first
+            needed.
+        policy: treatment of features that the model does not support. "strict" rejects the node.
+            "emulate" serves it in another way if possible (docs/backends.md, "The ladder") and
+            checks the answer. "warn" also leaves out parameters that can't be emulated, and reports
+            this in the node's metadata.
         capabilities: features of the model, stated by the user; overrides the profile.
         chat_template: template that renders turns as text.
-        rate_limit: limit on calls; None for the limit shared by all backends of this process with the same server and
-            key, which adapts to the headers of answers.
+        rate_limit: limit on calls; None for the limit shared by all backends of this process with
+            the same server and key, which adapts to the headers of answers.
 
     Attributes:
         errors: translator of the SDK's errors.
-        strategies: names of the strategies (and "tools") for which the backend can make requests. The profile's other
-            strategies are ignored.
+        strategies: names of the strategies (and "tools") for which the backend can make requests.
+            The profile's other strategies are ignored.
         reasoning_effort: amount of reasoning, or None for the model's default.
 
     Raises:
@@ -112,16 +114,16 @@ class RemoteBackend(Backend):
         self._client = ApiClient(self._connection, self.errors, self.token_usage, ProviderItems())
 
     def client(self) -> Foreign:
-        """Client of the SDK for the running event loop."""
+        """Returns the SDK's client for the running event loop."""
         return self._connection.client()
 
     def shutdown(self) -> None:
-        """Closes the connections; the next call opens new ones."""
+        """Closes the connections. The next call opens new ones."""
         self._connection.close()
 
     @property
     def control_texts(self) -> Sequence[str]:
-        return ()  # APIs take text for text
+        return ()  # APIs treat all text as text
 
     def get_model_name(self) -> str:
         return self.model_name
@@ -133,7 +135,7 @@ class RemoteBackend(Backend):
 
     @property
     def profile(self) -> Profile:
-        """Profile of the model. If the server has to be asked for its kind, it is asked once."""
+        """Profile of the model. If the kind of server has to be looked up, this is done once."""
         return self._known[0]
 
     @property
@@ -166,27 +168,29 @@ class RemoteBackend(Backend):
         price: Price | None = known_price,
         **arguments: UserValue,
     ) -> Explanation:
-        """Explains how a program's nodes would be served, without a call: the strategy, the number of calls and tokens,
-        the price, and refusals.
+        """Explains how a program's nodes would be served, without making a call: the strategy, the
+        number of calls and tokens, the price, and rejected nodes.
 
         Args:
             program: program to explain.
-            explore: maximum number of ways through the body to follow.
+            explore: maximum number of paths through the body to follow.
             params, retries: settings of the run, for nodes that don't set them.
-            count: function that counts the tokens of a text, or None for a quarter of its characters.
+            count: function that counts the tokens of a text, or None for a quarter of its
+                characters.
             price: function that returns the dollars for a model's usage; by default, the prices of
                 profiles/prices.toml. None for no prices.
             **arguments: arguments of the program; missing ones are symbols, as in `program.trace`.
 
         Raises:
-            TraceError: the body decides on a value that only a run knows, in a way that can't be explored.
+            TraceError: the body branches on a value that only a run knows, in a way that can't be
+                explored.
         """
         facts = RunFacts.of(params, program.api_drafts)
         traced = program.trace(backend=TracedBackend(self, facts), explore=explore, **arguments)
         return Explainer(self, params, retries, count, price).explain(traced.graph(), traced.answers)
 
     def strategy(self, demands: Demands) -> Strategy | Refusal:
-        """Strategy by which a node is served, or the reason why it is refused."""
+        """Returns the strategy for a node, or the reason why the node is rejected."""
         return choose_strategy(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
 
     def check(self, node: object, demands: Demands, where: Location | None) -> None:
@@ -198,8 +202,9 @@ class RemoteBackend(Backend):
             raise refusal(self, node, found.feature, found.instead, where)
 
     def shares_prompt_cost(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
-        """True if one call for `count` samples is worthwhile, because the provider charges for their prompt only
-        once."""
+        """Returns True if one call for `count` samples is worthwhile because the provider charges
+        for their prompt only once.
+        """
         if self.profile.api not in _SAMPLED:
             return False
         found = self.strategy(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
@@ -222,19 +227,20 @@ class RemoteBackend(Backend):
             yield self._priced(event) if isinstance(event, Generation) else event
 
     def _priced(self, answer: _Answer) -> _Answer:
-        """Answer with its cost in dollars in the metadata, or None there if a price is unknown."""
+        """Adds the answer's cost in dollars to its metadata; None if a price is unknown."""
         return msgspec.structs.replace(answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)})
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
-        """Demands of a selection, for the ladder."""
+        """Returns the demands of a selection, for the ladder."""
         params = self.select_params
         if self.profile.supports("temperature"):
             params = msgspec.structs.replace(params, temperature=0.0)
         return Demands("select", params, Choices(tuple(choices)), scores)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Makes the model choose. The selection has scores if the strategy provides them, else only the picked
-        choice."""
+        """Makes the model choose. The selection has scores if the strategy provides them, and
+        otherwise only the picked choice.
+        """
         choices = list(dict.fromkeys(choices))
         demands = self.selection(choices, scores=scores_needed.get())
         strategy = self._strategy(demands)
@@ -255,8 +261,9 @@ class RemoteBackend(Backend):
     def call(
         self, prompt: Prompt, params: SamplingParams, strategy: Strategy, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call of the provider's API, with the items that the API expects back from earlier turns. Yields
-        deltas if `stream`, then the samples, neither checked nor converted, as `ApiClient.ask` does.
+        """Makes one call to the provider's API, with the items that the API expects back from
+        earlier turns. Yields deltas if `stream`, then the samples, neither checked nor converted,
+        like `ApiClient.ask`.
 
         Args:
             constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
@@ -266,7 +273,7 @@ class RemoteBackend(Backend):
         return self._client.ask(api, request, self.tokenizer, constrained=constrained, stream=stream)
 
     def target(self, strategy: Strategy) -> tuple[Api, Target]:
-        """API that is called by a strategy, and settings of the model for it.
+        """Returns the API that a strategy calls, and the model's settings for it.
 
         Raises:
             CapabilityError: the subclass does not define this method.
@@ -274,14 +281,16 @@ class RemoteBackend(Backend):
         raise CapabilityError(f"{self._name} has no `target`.", hint="Define `target` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Asks the decisions endpoint. A subclass with "decisions" in its `strategies` has to define it."""
+        """Asks the decisions endpoint. A subclass with "decisions" in its `strategies` must define
+        it.
+        """
         raise CapabilityError(
             f"{self._name} has no `decide`.",
             hint='Define `decide` in the subclass, or remove "decisions" from its strategies.',
         )
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Refuses a prompt that a chat API would show to the model only in part.
+        """Rejects a prompt that a chat API would show to the model only in part.
 
         Raises:
             CapabilityError: the model can't continue this text.

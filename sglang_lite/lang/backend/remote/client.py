@@ -1,5 +1,5 @@
-"""Client that asks an API: makes the call and the calls that continue it, yields the deltas of a stream, and builds the
-samples of the answer.
+"""Client that asks an API: makes the call and the calls that continue it, yields the deltas of a
+stream, and builds the samples of the answer.
 
 Independent of providers: an `Api` builds their requests and reads their answers.
 """
@@ -47,7 +47,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object
 
-_MAX_PAUSES = 16  # calls for one answer, if the model keeps pausing and has to be asked to continue
+_MAX_PAUSES = 16  # calls for one answer if the model keeps pausing and has to be asked to continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,13 @@ class ApiClient:
     async def ask(
         self, api: Api, request: ApiRequest, tokenizer: TiktokenEncoding | None, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Asks a request. Yields deltas if `stream`, then the finished samples.
+        """Sends a request. Yields deltas if `stream`, then the finished samples.
 
         Args:
-            tokenizer: tokenizer of the model, for what the provider does not report; None if unknown.
-            constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
+            tokenizer: tokenizer of the model, to count what the provider does not report; None if
+                unknown.
+            constrained: whether the answer has a constraint, so that an answer that was cut short
+                is an error.
             stream: whether to yield deltas.
 
         Raises:
@@ -105,7 +107,8 @@ class ApiClient:
     async def _read(
         self, api: Api, request: ApiRequest, reader: ApiReader, account: CallAccount, *, stream: bool
     ) -> AsyncGenerator[Delta, None]:
-        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
+        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream.
+        """
         arguments = api.arguments(request)
         waited = await self.connection.limit.wait(_estimate(request))
         began, first = time.perf_counter(), 0.0
@@ -135,7 +138,7 @@ class ApiClient:
         reader.usage = msgspec.structs.replace(reader.usage, **times)
 
     def _samples(self, reader: ApiReader, request: ApiRequest, *, constrained: bool) -> Iterator[Generation]:
-        """Yields the finished samples of an answer, and adds its usage to the totals."""
+        """Yields the finished samples of an answer and adds its usage to the totals."""
         self.tokens.add(reader.usage)
         if reader.failure:
             raise self.errors.failed_error(reader.failure)
@@ -165,7 +168,8 @@ class ApiClient:
             yield msgspec.structs.replace(answer, meta=with_warnings(reader.meta, *missing))
 
     def _text(self, sample: PartialAnswer, request: ApiRequest, usage: Usage, *, constrained: bool) -> str:
-        """Text of a sample. Tool calls become JSON text: the arguments, or an object that names the tool.
+        """Returns the text of a sample. Tool calls become JSON text: the arguments, or an object
+        that names the tool.
 
         Raises:
             RefusalError: the model refused to answer.
@@ -190,7 +194,7 @@ class ApiClient:
         return answer_object(sample.text) if isinstance(request.shape, Tools) else sample.text
 
     def _called(self, sample: PartialAnswer, shape: Tools | JsonTool) -> str:
-        """JSON text of a sample's tool calls, in their order."""
+        """Returns the JSON text of a sample's tool calls, in their order."""
         calls = [call for _, call in sorted(sample.calls.items())]
         if isinstance(shape, Tools) and shape.parallel:
             return calls_object([(call.name, call.arguments) for call in calls])
@@ -204,28 +208,31 @@ class ApiClient:
 
 @asynccontextmanager
 async def _closed_in_order(stream: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-    """Context of an SDK's stream that leaves none of the generators open which the stream reads through.
+    """Opens an SDK's stream and, on exit, closes all generators through which the stream reads.
 
-    An SDK closes the response alone. It would leave the chain of generators to Python's garbage collector, which closes
-    them in any order and from any thread, also one that the loop's thread is just closing with its neighbour.
+    An SDK closes only the response. It would leave the chain of generators to Python's garbage
+    collector, which closes them in any order and from any thread, even one that the loop's thread
+    is closing at the same time.
     """
     async with AsyncExitStack() as closing:
         events = await closing.enter_async_context(stream)
         try:
             yield events
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # a failed generator's frame refers to those it read through
+            traceback.clear_frames(error.__traceback__)  # a failed generator's frame refers to those it reads from
             raise
         finally:
             await closing.aclose()
             with suppress(Exception):
-                async with asyncio.timeout(0):  # the response is closed: reading on ends each generator, without a wait
+                async with asyncio.timeout(0):  # the response is closed: reading on ends each generator immediately
                     async for _ in events:
                         pass
 
 
 def _estimate(request: ApiRequest) -> float:
-    """Estimated tokens of a call: a quarter of the prompt's characters, plus `max_tokens` if set."""
+    """Estimates the tokens of a call: a quarter of the prompt's characters, plus `max_tokens` if
+    set.
+    """
     limit = request.params.max_tokens
     chars = sum(len(span.text) for span in request.prompt.spans)
     return chars / 4 + (0 if isinstance(limit, Unset) else limit)
@@ -235,16 +242,16 @@ _T = TypeVar("_T")
 
 
 class CallAccount:
-    """Account of one call, which is a request, those of the SDK's retries, and more if the model pauses. Without effect
-    outside a run with a budget.
+    """Account of one call: its request, the SDK's retries, and further requests if the model
+    pauses. Has no effect outside a run with a budget.
 
     Args:
-        request: request that is asked.
+        request: request of the call.
         reader: reader of the answer.
         tokenizer: tokenizer of the model, or None if unknown.
 
     Attributes:
-        answered: number of requests whose answer was read to its end.
+        answered: number of requests whose answer was completely read.
     """
 
     def __init__(self, request: ApiRequest, reader: ApiReader, tokenizer: TiktokenEncoding | None) -> None:
@@ -254,7 +261,7 @@ class CallAccount:
         self.answered = 0
 
     async def counted(self, sending: Awaitable[_T]) -> _T:
-        """Result of `sending`, whose requests are counted."""
+        """Awaits `sending` and counts its requests."""
         token = sent_requests.set(self._sent)
         try:
             return await sending
@@ -262,8 +269,10 @@ class CallAccount:
             sent_requests.reset(token)
 
     def end(self) -> None:
-        """Ends the account of a call that was answered: of requests that the SDK had to repeat, and of an answer that
-        reports less than it must have used, all that they may have used counts."""
+        """Ends the account of an answered call. Requests that the SDK had to repeat, and an answer
+        that reports less than it must have used, are charged with the maximum that they may have
+        used.
+        """
         self._over = True
         if unreported_usages.get() is None:
             return
@@ -275,10 +284,12 @@ class CallAccount:
             self._reader.meta.setdefault("warnings", []).append(NOT_CREDIBLE)
 
     def fail(self, error: SglError | None) -> None:
-        """Ends the account of a call that failed, unless it has ended: nobody tells what its requests had used.
+        """Ends the account of a failed call, unless it has ended. The usage of its requests is
+        unknown.
 
         Args:
-            error: None for a call that was stopped, whose last request counts elsewhere.
+            error: error of the call, or None if it was stopped; its last request is then counted
+                elsewhere.
         """
         if self._over or unreported_usages.get() is None:
             return
@@ -292,7 +303,7 @@ class CallAccount:
             note_unreported(self._possible(), unanswered - 1)
 
     def _possible(self) -> Usage:
-        """Most tokens that one request may have used."""
+        """Returns the maximum usage that one request may have had."""
         request, params = self._request, self._request.params
         prompt = estimated_tokens(request.prompt, self._tokenizer)
         if request.shape is not None:
@@ -303,7 +314,7 @@ class CallAccount:
 
 
 def _text(sample: PartialAnswer) -> str:
-    """All that was received of a sample."""
+    """Joins everything that was received of a sample."""
     return " ".join([
         sample.text, sample.reasoning or "", sample.refusal, *(call.arguments for call in sample.calls.values())
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Connection of a backend: one client of its SDK for each event loop, and the limit on its calls."""
+"""Connection of a backend: one client of its SDK per event loop, and the limit on its calls."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Connector:
     Attributes:
         package: name of the SDK's package.
         extra: name of this package's extra that installs the SDK.
-        make_client: makes a client. Arguments: the SDK's module; `on_response`, a callback for the status and headers
-            of each answer; the client made before, or None.
-        errors: returns the SDK's error classes, given its module: base classes, time limits, failed connections.
-        existing_client: client that the user has made and will close, or None.
+        make_client: creates a client. Arguments: the SDK's module; `on_response`, a callback for
+            the status and headers of each answer; the previous client, or None.
+        errors: returns the SDK's error classes, given its module: base classes, time limits, failed
+            connections.
+        existing_client: client that the user has created and will close, or None.
         close: closes a client.
     """
 
@@ -52,7 +53,7 @@ class ApiConnection:
 
     Attributes:
         sdk: module of the SDK.
-        latest_client: client that was made last.
+        latest_client: client that was created last.
         limit: limit on the calls.
         server: address that the client sends to, as text.
     """
@@ -77,12 +78,13 @@ class ApiConnection:
         self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
 
     def error_translator(self, name: str, origin: Origin) -> ErrorTranslator:
-        """Translator of the SDK's errors."""
+        """Creates the translator of the SDK's errors."""
         return ErrorTranslator(name, origin, *self._connector.errors(self.sdk), self._secrets)
 
     def client(self) -> Foreign:
-        """Client for the running event loop. A client that was used on another loop (before a fork of the process, say)
-        is not reused."""
+        """Returns the client for the running event loop. A client that was used on another loop
+        (for example before a fork of the process) is not reused.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return self.latest_client
@@ -94,7 +96,7 @@ class ApiConnection:
         return self.latest_client
 
     def close(self) -> None:
-        """Closes the connections; the next call of `client` opens new ones."""
+        """Closes the connections. The next call of `client` opens new ones."""
         if self.latest_client is self._connector.existing_client:
             return
         loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
@@ -102,8 +104,9 @@ class ApiConnection:
             asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
 
     def _response_hook(self) -> ResponseHook:
-        """Callback that informs the limit of answers. It holds only a weak reference, so that a client does not keep
-        this object alive."""
+        """Returns a callback that reports answers to the rate limit. It holds only a weak
+        reference, so a client does not keep this object alive.
+        """
         mine = weakref.ref(self)
 
         def on_response(status: int, headers: Mapping[str, str]) -> None:
@@ -125,15 +128,17 @@ async def _closed(handle: Handle) -> None:
 def sdk_client(
     kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
 ) -> Callable[..., Foreign]:
-    """Factory of clients for OpenAI's or Anthropic's SDK, which are alike.
+    """Returns a factory of clients for OpenAI's or Anthropic's SDK, which are alike.
 
     Args:
         kind: name of the client's class.
         args, options: arguments of the client.
-        client: existing client to use instead; on another event loop, a copy of it with new connections is used.
+        client: existing client to use instead. On another event loop, a copy of it with new
+            connections is used.
 
     Raises:
-        ParameterError: both a client and arguments for one are given, or `base_url` is no HTTP address.
+        ParameterError: both a client and arguments for one are given, or `base_url` is not an HTTP
+            address.
     """
     url = options.get("base_url")
     trust_env = not (isinstance(url, str) and address(url).hostname in LOCAL_HOSTS)
@@ -171,6 +176,7 @@ def sdk_client(
 
 
 def sdk_errors(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
-    """Function that returns the error classes of OpenAI's or Anthropic's SDK; `base` is the name of the common base
-    class."""
+    """Returns a function that returns the error classes of OpenAI's or Anthropic's SDK. `base` is
+    the name of their common base class.
+    """
     return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)

@@ -1,4 +1,4 @@
-"""Explanation of how a backend would hold a generation to a constraint, before any call."""
+"""Explains how a backend would hold a generation to a constraint, before any call."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _ALL = "all of it: the provider does not enforce it"
 
 @dataclass(frozen=True, slots=True)
 class ConstraintExplanation:
-    """Explanation of how a backend would hold a generation to a constraint. `str` shows it, line by line.
+    """How a backend would hold a generation to a constraint. `str` shows it line by line.
 
     Attributes:
         constraint: kind of the constraint, such as "a JSON schema".
         backend: name of the backend, with its model.
         mode: "native", "emulated" or "refused".
-        by: grammar engine that makes the masks, "scores" for choices, or the strategy of a remote backend; empty if the
-            constraint is refused.
-        refused: reasons for a refusal, each as (JSON Pointer into the schema, reason); "" points to all of it.
-        checked: demands that only the finished value is checked for, as `refused`.
-        limits: in what texts are held to less, or to more, than the constraint says, in words.
-        fewest_tokens: number of tokens of a shortest text, below which `max_tokens` is refused; None if not known.
+        by: grammar engine that makes the masks, "scores" for choices, or the strategy of a remote
+            backend; empty if the constraint is refused.
+        refused: reasons why it is refused, each as (JSON Pointer into the schema, reason); ""
+            points to all of it.
+        checked: demands that are only checked in the finished value, in the form of `refused`.
+        limits: how texts are held to less, or to more, than the constraint says, in words.
+        fewest_tokens: number of tokens of the shortest text; a smaller `max_tokens` is refused.
+            None if unknown.
     """
 
     constraint: str
@@ -60,13 +62,14 @@ def _told(reason: tuple[str, str]) -> str:
 def explained_by(
     backend: Backend, constraint: Constraint, checked: tuple[tuple[str, str], ...] = (), *, select: bool = False
 ) -> ConstraintExplanation:
-    """Explains how a backend other than an engine of this process would hold a generation to a constraint.
+    """Explains how a backend other than an engine of this process would hold a generation to a
+    constraint.
 
     Args:
-        backend: backend that would be asked.
+        backend: backend that would be called.
         constraint: constraint on the text.
         checked: demands of a Python type that no constraint expresses.
-        select: whether the choices are to be scored, as by `select`.
+        select: whether the choices are to be scored, like those of `select`.
     """
     kind = CONSTRAINT_NAMES[type(constraint)]
     found = ConstraintExplanation(kind, name_with_model(backend), "native", checked=checked)

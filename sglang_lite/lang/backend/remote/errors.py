@@ -1,6 +1,8 @@
-"""Conversion of a provider SDK's errors into ours: the failure, the request's id and a remedy, without keys.
+"""Converts a provider SDK's errors into ours: the failure, the request's id and a remedy, without
+keys.
 
-The SDK handles timeouts and retries: requests that fail here have been retried as often as its settings allow.
+The SDK handles timeouts and retries: requests that fail here have been retried as often as its
+settings allow.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorTranslator:
-    """Translator of the errors that one backend's SDK raises.
+    """Translates the errors that one backend's SDK raises.
 
     Attributes:
         name: name of the backend, for messages.
         origin: provider and model.
-        base, timeout, connection: error classes of the SDK: base class, time limits, failed connections.
-        secrets: function that returns the values which must not be shown.
+        base, timeout, connection: error classes of the SDK: base class, time limits, failed
+            connections.
+        secrets: function that returns the values that must not be shown.
     """
 
     name: str
@@ -47,7 +50,8 @@ class ErrorTranslator:
 
     @contextlib.contextmanager
     def translating(self) -> Iterator[None]:
-        """Context that converts errors of the SDK and of its HTTP library into ours."""
+        """Converts errors of the SDK and of its HTTP library raised in the `with` block into ours.
+        """
         import httpx2
 
         try:
@@ -64,13 +68,13 @@ class ErrorTranslator:
             raise self.unreadable_error(f"the answer is not JSON ({error})") from self._cause(error)
 
     def unreadable_error(self, what: str) -> BackendError:
-        """Error for an answer that can't be read."""
+        """Makes the error for an answer that can't be read."""
         return BackendError(
             f"{self.name}: {self.redacted(what)}.", hint="Check what listens at base_url, or try again."
         )
 
     def failed_error(self, why: str) -> BackendError:
-        """Error for an answer that reports its own failure. It may be retried."""
+        """Makes the error for an answer that reports its own failure. It may be retried."""
         ours = BackendError(f"{self.name}: {self.redacted(shortened(why))}", hint="Try again.")
         ours.retryable = True
         return ours
@@ -79,14 +83,16 @@ class ErrorTranslator:
         return RefusalError(f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt.")
 
     def redacted(self, text: str) -> str:
-        """Text without the secrets."""
+        """Removes the secrets from a text."""
         for secret in self.secrets():
             if secret and len(str(secret)) > 8:
                 text = text.replace(str(secret), "…")
         return text
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Error of the SDK, to be the cause of ours, or None if it shows a secret: an API may repeat its key."""
+        """Returns the SDK's error as the cause of ours, or None if it shows a secret: an API may
+        repeat its key.
+        """
         shown = f"{error} {error.__cause__} {error.__context__}"
         return error if self.redacted(shown) == shown else None
 
@@ -110,14 +116,14 @@ class ErrorTranslator:
         facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
         text = f"{self.name}: {self.redacted(message)}" + (f" ({', '.join(facts)})" if facts else "")
         ours = _kind(text, status, kinds)
-        ours.usage = Usage() if status >= 400 else None  # a request that was refused used nothing
+        ours.usage = Usage() if status >= 400 else None  # a rejected request used nothing
         ours.origin = Origin(self.origin.provider, self.origin.model, request)
         ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
         return ours
 
 
 def _report(error: Exception) -> tuple[str, set[str]]:
-    """Report of an API about a failure: its message, and its words for the kind of failure."""
+    """Returns an API's message about a failure, and its words for the kind of failure."""
     body = getattr(error, "body", None)
     fields = body.get("error", body) if isinstance(body, dict) else body
     fields = fields if isinstance(fields, dict) else {"message": fields}
@@ -134,7 +140,7 @@ def _status(error: Exception) -> int:
 
 
 def _kind(text: str, status: int, kinds: set[str]) -> BackendError:
-    """Error for a failed request, by status code and kind of failure."""
+    """Makes the error for a failed request, by status code and kind of failure."""
     ours: BackendError
     if kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in kinds):
         ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
@@ -155,7 +161,9 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 def shortened(message: str) -> str:
-    """Message as it is shown: its first 1,000 characters, or the title of an HTML page."""
+    """Shortens a message for display: to its first 1,000 characters, or to the title of an HTML
+    page.
+    """
     if not message.lstrip().startswith("<"):
         return message[:1000]
     title = _TITLE.search(message)

@@ -1,5 +1,6 @@
-"""Explanation of how a remote backend would serve a program, before any call: strategies, calls, tokens, prices,
-refusals."""
+"""Explains how a remote backend would serve a program, before any call: strategies, calls, tokens,
+prices, refusals.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +46,24 @@ CHARACTERS_A_TOKEN = 4  # estimate for English text, used if no counter is given
 
 @dataclass(frozen=True, slots=True)
 class ExplainedNode:
-    """Explanation of a node: how a generation or a selection would be served, or why the node is refused.
+    """How a generation or a selection would be served, or why the node is refused.
 
     Attributes:
         kind, name, where: kind of the node, name of its variable, and its place in the source.
         mode: "native", "emulated" or "refused".
-        strategy: name of the strategy that serves the node; "turn" if the node shares a call with others of its turn or
-            continues a begun turn, "another backend" if it has a backend of its own; empty if refused.
-        calls: number of calls at best, and at worst, with all attempts that `retries` allow.
-        prompt_tokens: approximate prompt tokens of one call: one for each four characters, or as `count` counts them.
-        completion_tokens: maximum number of tokens that one call may generate, or None if no limit is set.
+        strategy: name of the strategy that serves the node; "turn" if the node shares a call with
+            others of its turn or continues a turn that has begun, "another backend" if it has its
+            own backend; empty if refused.
+        calls: number of calls at best and at worst, with all attempts that `retries` allow.
+        prompt_tokens: approximate prompt tokens of one call: one per four characters, or as counted
+            by `count`.
+        completion_tokens: maximum number of tokens that one call may generate, or None if no limit
+            is set.
         price: dollars at best and at worst, or None if unknown.
         refusal: feature that can't be honoured, and what to do instead.
         warnings: differences from the request.
-        otherwise: strategy that serves the node if the first one's answer is of no use; empty if the node has none.
+        otherwise: strategy that serves the node if the first one's answer is useless; empty if the
+            node has none.
     """
 
     kind: Literal["gen", "select", "grammar", "image"]
@@ -77,12 +82,12 @@ class ExplainedNode:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of how a program would be served. `str` shows it as a table.
+    """How a program would be served. `str` shows it as a table.
 
     Attributes:
         backend: name and model of the backend.
-        nodes: nodes of all ways through the body that were followed, in the order of the body.
-        complete: True if the body has no other ways.
+        nodes: nodes of all paths through the body that were followed, in the order of the body.
+        complete: True if the body has no other paths.
     """
 
     backend: str
@@ -107,7 +112,7 @@ class Explanation:
         return tuple(node for node in self.nodes if node.mode == "refused")
 
     def to_dict(self) -> dict[str, Json]:
-        """Explanation as plain data."""
+        """Returns the explanation as plain data."""
         nodes = [{**asdict(node), "where": None if node.where is None else list(node.where)} for node in self.nodes]
         return {"backend": self.backend, "complete": self.complete, "nodes": nodes}
 
@@ -144,7 +149,7 @@ class Explainer:
         self._shared: set[SharedCall] = set()  # shared calls that were counted
 
     def explain(self, graph: GraphRecord, answers: Mapping[int, TracedAnswer]) -> Explanation:
-        """Explanation of a program's graph.
+        """Explains a program's graph.
 
         Args:
             answers: generations and selections of the trace, by the nodes' ids.
@@ -154,8 +159,9 @@ class Explainer:
         return Explanation(name_with_model(self._backend), tuple(priced), graph.complete)
 
     def _priced(self, node: ExplainedNode) -> tuple[float, float] | None:
-        """Price range of a node: from the fewest calls, generating nothing, to the most calls, generating all they
-        may."""
+        """Returns the price range of a node: from the fewest calls, which generate nothing, to the
+        most calls, which generate as much as they may.
+        """
         if self._price is None or node.completion_tokens is None:
             return None
         model, longest = self._backend.model_name, Usage(node.prompt_tokens, 0, node.completion_tokens)
@@ -163,7 +169,7 @@ class Explainer:
         return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
 
     def _node(self, node: GraphNode, answer: TracedAnswer | None) -> ExplainedNode | None:
-        """Explanation of a node, or None if the backend is not involved."""
+        """Explains a node. Returns None if the backend is not involved."""
         match node.node:
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
                 return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
@@ -207,7 +213,7 @@ class Explainer:
             otherwise="" if found.fallback is None else found.fallback.name,
             completion_tokens=None if isinstance(max_tokens, Unset) else max_tokens,
         )  # fmt: skip
-        # Method None: several choices, made one after the other, or a method of the user's own.
+        # Method None: several choices, made one after the other, or the user's own method.
         if isinstance(request, Select) and request.method is None:
             explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(request.choices)))
         if turn is not None:
@@ -218,11 +224,13 @@ class Explainer:
             self._shared.add(own.source)
         tries = self._retry_count(own)
         if turn is not None and turn.as_text and index:
-            return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
+            return replace(explained, calls=(0, worst * tries))  # its first answer comes with the turn's first node
         return replace(explained, calls=(best, worst * (1 + tries)))
 
     def _refusal(self, prompt: Prompt, turn: TurnPlan | None) -> str | None:
-        """Reason why a node's prompt or its turn is refused, or None if both are accepted."""
+        """Returns the reason why a node's prompt or its turn is refused, or None if both are
+        accepted.
+        """
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
@@ -234,13 +242,14 @@ class Explainer:
         return None
 
     def _retry_count(self, own: SglGen | SglSelect) -> int:
-        """Number of retries of a node."""
+        """Returns the number of retries of a node."""
         retries = own.options.retries if isinstance(own, SglGen) else None
         return self._retries if retries is None else retries
 
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, index: int, prompt: Prompt) -> ExplainedNode:
-        """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
-        generations in a turn")."""
+        """Explains a node that shares its turn with others or follows text in it (docs/backends.md,
+        "Several generations in a turn").
+        """
         own = node.calls[1]
         if turn.as_text:
             whole = turn_text((prompt.partial, *turn.span.fields))
@@ -248,13 +257,13 @@ class Explainer:
             worst = strategy.calls[1] if isinstance(strategy, Strategy) else own
             return replace(node, strategy="turn", calls=(int(not index), worst))
         if not index and not turn.ahead and not prompt.partial.strip():
-            return node  # the first node of the turn, whose call brings nothing else
+            return node  # the first node of the turn; its call brings no other answers
         more = (turn.asks_to_continue + turn.ahead + (not index)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, strategy="turn", mode=mode, otherwise=node.strategy, calls=(int(not index), own + more))
 
     def _demands(self, request: Gen | Select, own: SglGen | SglSelect) -> Demands:
-        """Demands that the language would make of the backend for a node."""
+        """Returns the demands that the language would make of the backend for a node."""
         if isinstance(request, Select):
             multi = isinstance(own, SglSelect) and own.multi
             scores = bool(request.temperature) or request.method != "token_length_normalized" or multi
@@ -291,7 +300,7 @@ class TracedAnswer:
 
     Attributes:
         expression: the user's expression.
-        prompt: prompt before it, with "…" for text that only a run has.
+        prompt: prompt before it, with "…" for text that is only known in a run.
     """
 
     expression: SglGen | SglSelect
@@ -299,10 +308,11 @@ class TracedAnswer:
 
 
 class TracedBackend(Backend):
-    """Backend that plays nothing. Roles are rendered by the template of the backend in question.
+    """Backend for traces, which plays nothing. Roles are rendered with the template of the backend
+    to explain.
 
     Args:
-        about: backend to explain; the trace plans calls as a run on this backend would.
+        about: backend to explain. The trace plans calls like a run on this backend.
         facts: facts of the run.
     """
 

@@ -1,4 +1,5 @@
-"""`Fallback`: backend that asks the next of several backends if one can't be reached or is busy."""
+"""`Fallback`: a backend that tries the next of several backends if one can't be reached or is busy.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ _CONTINUES = TurnRules("continued", "continued")  # rules of a backend that has 
 
 
 class Fallback(Backend):
-    """Backend that tries several backends in order. Each node is sent to the first one. If that fails with an error
-    that may pass (`error.retryable`: overloaded, timed out, unreachable, disconnected) before any part of an answer was
-    shown, the next one is asked. A refusal, a bad request and an invalid value are raised at once. The metadata of a
-    node names the backend that answered (`backend`) and the backends that failed (`failed`: pairs of a name and an
-    error).
+    """Backend that tries several backends in order. Each node is sent to the first one. If it fails
+    with a temporary error (`error.retryable`: overloaded, timed out, unreachable, disconnected)
+    before any part of an answer was shown, the next one is tried. A refusal, a bad request and an
+    invalid value are raised immediately. The metadata of a node names the backend that answered
+    (`backend`) and the backends that failed (`failed`: pairs of a name and an error).
 
     Args:
-        backends: at least two backends, in order of preference. A node that one of them can't honour is refused,
-            because any of them may have to answer.
+        backends: at least two backends, in order of preference. A node that one of them can't
+            honour is refused, because any of them may have to answer.
 
     Raises:
         ParameterError: fewer than two backends are given, or one has SGLang's blocking hooks.
@@ -120,7 +121,7 @@ class Fallback(Backend):
             note_unreported(error.usage)  # the answer will carry only its own
 
     def _prompt(self, prompt: Prompt, backend: Backend) -> Prompt:
-        """Prompt as rendered by a backend's own chat template."""
+        """Renders the prompt with a backend's own chat template."""
         return (
             prompt if backend is self.backends[0] else rerender(prompt, backend.get_chat_template(), self.chat_template)
         )
@@ -132,7 +133,7 @@ class Fallback(Backend):
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:
-    """Capabilities that all of the backends have."""
+    """Returns the capabilities that all of the backends have."""
     limited = [can.params for can in each if can.params is not None]
     rules = [can.turns for can in each]
     return Capabilities(

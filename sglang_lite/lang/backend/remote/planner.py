@@ -1,6 +1,9 @@
-"""Planner of the calls of backends that are asked generation by generation: turns; branches of a fork with equal
-prompts so far, whose first generation is one call with a sample for each branch; and the wait of a fork's branches for
-the first token of one of them, as by then its prompt is in the provider's cache."""
+"""Plans the calls of backends that are called generation by generation.
+
+It plans turns. It also lets the branches of a fork whose prompts are equal so far share one call
+for their first generation, with one sample per branch. And it makes the branches of a fork wait for
+the first token of one of them, because by then the prompt is in the provider's cache.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,20 @@ SharesCost: TypeAlias = Callable[[SamplingParams, Constraint | None, int], bool]
 
 
 class FirstTokenGate:
-    """Gate before the first generations of a fork's branches. The first branch passes at once, and opens the gate for
-    those whose prompts begin like its own."""
+    """Gate before the first generations of a fork's branches. The first branch passes immediately,
+    and opens the gate for those whose prompts begin like its own.
+    """
 
     __slots__ = ("_beginning", "_opened")
 
     def __init__(self) -> None:
-        self._beginning: str | None = None  # of the first branch's text; None while no branch has come
+        self._beginning: str | None = None  # of the first branch's text; None until a branch arrives
         self._opened = asyncio.Event()
 
     async def enter(self, text: str) -> bool:
-        """Waits until the gate is open, if the provider's cache is worth it. Returns True at once for the first caller,
-        which must open the gate. Runs on the executor loop."""
+        """Delays the caller until the gate is open, if the provider's cache is worth it. Returns
+        True immediately for the first caller, which must open the gate. Runs on the executor loop.
+        """
         beginning = text[:MIN_PREFIX_CHARS]
         if self._beginning is None:
             self._beginning = beginning
@@ -48,15 +53,15 @@ class FirstTokenGate:
         return False
 
     def open(self) -> None:
-        """Lets the waiting branches through: the first token has come, or none will come."""
+        """Opens the gate for the waiting branches: the first token has arrived, or none will."""
         self._opened.set()
 
 
 class BehindGate(AnswerSource):
-    """Source of a branch's first generation, behind the gate of its fork.
+    """Source of a branch's first generation, which waits at the gate of its fork.
 
     Args:
-        source: source behind the gate, or None for the backend.
+        source: source to use after the gate, or None for the backend.
     """
 
     __slots__ = ("_gate", "_leads", "source")
@@ -123,8 +128,10 @@ class CallPlanner(Planner):
         return Expressions(expressions)
 
     def may_share(self, own: SglGen, size: int) -> bool:
-        """Returns True if a generation may take a sample of another branch's call: it has no seed, sample count, tools
-        or backend of its own, and the backend makes `size` samples in a call."""
+        """Returns True if a generation may take a sample of another branch's call. This requires
+        that it has no seed, sample count, tools or backend of its own, and that sharing one call
+        for `size` samples is worthwhile.
+        """
         params = merge(self._run.params, own.node.params)
         if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
             return False
@@ -138,9 +145,10 @@ class CallPlanner(Planner):
 
 
 class SharedCall(AnswerSource):
-    """Generation call shared by several branches. The first branch makes it; the other branches take its samples, if
-    they ask with the same prompt, parameters and constraint. If the call fails, or its branch is stopped, each of the
-    other branches makes its own call; so does a branch in a later attempt, once no sample is left.
+    """Generation call shared by several branches. The first branch makes it. The others take its
+    samples if they ask with the same prompt, parameters and constraint. If the call fails or its
+    branch is stopped, each of the other branches makes its own call. So does a branch in a later
+    attempt, once no sample is left.
 
     Args:
         size: number of branches.

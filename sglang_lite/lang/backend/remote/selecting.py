@@ -1,5 +1,6 @@
-"""Selections that are not served as one generation: by the alternatives of one token, or by logit biases, step by
-step."""
+"""Selections that are not served as one generation: from the alternatives of one token, or with
+logit biases, step by step.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ _BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
 
 
 def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
-    """Returns a user's tokenizer, or None. Raises ParameterError if it has no `encode` or no `decode`."""
+    """Checks a user's tokenizer and returns it, or None. Raises ParameterError if it lacks `encode`
+    or `decode`.
+    """
     has = all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
     if tokenizer is not None and not has:
         problem = f"a {type(tokenizer).__name__} has no encode and decode."
@@ -49,7 +52,7 @@ def checked_tokenizer(tokenizer: Foreign) -> TiktokenEncoding | None:
 
 
 async def select_by_strategy(backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy) -> Selection:
-    """Makes the model choose, by the strategy of the selection.
+    """Makes the model choose, using the strategy of the selection.
 
     Raises:
         ValueValidationError: the answer is none of the choices.
@@ -70,7 +73,9 @@ async def select_by_strategy(backend: RemoteBackend, prompt: Prompt, demands: De
 async def _by_first_token(
     backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, choices: Sequence[str]
 ) -> Selection:
-    """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
+    """Requests one token with its likeliest alternatives. Each of them counts for the choice that
+    it begins.
+    """
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
     count = strategy.alternatives
     params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=count)
@@ -93,7 +98,9 @@ async def _by_first_token(
 
 
 def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
-    """Probability that an answer begins with each choice. No token begins two of them (`first_characters_differ`)."""
+    """Returns the probability that an answer begins with each choice. No token begins two of them
+    (`first_characters_differ`).
+    """
     found = [0.0] * len(choices)
     first = logprobs[0] if logprobs else None
     alternatives = () if first is None else first.top or ((first.logprob, first.token_id, first.text),)
@@ -111,8 +118,9 @@ def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[fl
 async def _by_steps(
     backend: RemoteBackend, prompt: Prompt, demands: Demands, strategy: Strategy, choices: Sequence[str]
 ) -> Selection:
-    """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
-    there, with a bias for the choices' tokens; if they agree, no call is made."""
+    """Follows the choices token by token. Where the remaining choices differ, one call generates
+    the next token, with a bias toward the choices' tokens. Where they agree, no call is made.
+    """
     tokenizer = backend.tokenizer
     assert tokenizer is not None  # a condition of this strategy
     remaining = {choice: tuple(tokenizer.encode(choice)) for choice in choices}

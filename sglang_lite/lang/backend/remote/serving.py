@@ -1,5 +1,6 @@
-"""Serving of a node by its strategy: makes the calls, checks every answer, and describes the strategy in the
-metadata."""
+"""Serves a node with its strategy: makes the calls, checks every answer, and describes the strategy
+in the metadata.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +55,15 @@ async def serve(
     *,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Serves a generation by its strategy. Yields deltas if `stream` and the text can be delivered as it arrives, then
-    the samples.
+    """Serves a generation with its strategy. Yields deltas if `stream` and the text can be
+    delivered as it arrives, then the samples.
 
     Raises:
         ValueValidationError: an answer breaks the constraint.
     """
     params = msgspec.structs.replace(params, **dict.fromkeys(strategy.left_out, UNSET))
     if constraint is not None:
-        # Only a number can have stops here, and a number ends by itself.
+        # Only a number can have stops here, and a number ends on its own.
         params = msgspec.structs.replace(params, stop=UNSET)
     if strategy.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
@@ -84,7 +85,9 @@ async def serve(
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
-    """Answers of all calls. If some fail, the first error is raised when all have ended."""
+    """Awaits all calls and returns their answers. If some fail, raises the first error once all
+    have ended.
+    """
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     error = next((each for each in outcomes if isinstance(each, BaseException)), None)
     if error is not None:
@@ -96,7 +99,8 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generat
 
 
 def _finished(answer: Generation, constraint: Constraint | None, strategy: Strategy, calls: int) -> Generation:
-    """Answer as the node receives it: checked, cut at the strategy's stops, with the strategy in its metadata.
+    """Finishes an answer for its node: checks it, cuts it at the strategy's stops, and adds the
+    strategy to its metadata.
 
     Raises:
         ValueValidationError: the answer breaks the constraint.
@@ -119,7 +123,9 @@ def _finished(answer: Generation, constraint: Constraint | None, strategy: Strat
 
 
 def with_strategy(meta: Mapping[str, Json], strategy: Strategy, calls: int) -> dict[str, Json]:
-    """Metadata of a node that was served by a strategy, from the metadata of its last call."""
+    """Builds the metadata of a node that was served with a strategy, from the metadata of its last
+    call.
+    """
     return with_warnings({**meta, "strategy": strategy.name, "calls": calls}, *strategy.warnings)
 
 
@@ -127,7 +133,7 @@ def _read(constraint: Constraint, strategy: Strategy, text: str) -> str:
     if strategy.form is not None:
         text = unwrap(constraint, strategy.form, text)
         if strategy.form.wrapped or strategy.name != "repair":
-            return text  # objects are validated later, as all values are
+            return text  # objects are validated later, like all values
     validate(constraint, text)
     return text
 
@@ -138,11 +144,11 @@ def _read(constraint: Constraint, strategy: Strategy, text: str) -> str:
 async def _repaired(
     backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, strategy: Strategy
 ) -> Generation:
-    """Requests answers until one satisfies the constraint: the first request describes the constraint, later ones show
-    the error in the last answer.
+    """Asks until an answer satisfies the constraint. The first request describes the constraint;
+    later ones show the error in the last answer.
 
     Raises:
-        ValueValidationError: the last answer breaks the constraint, too.
+        ValueValidationError: the last answer also breaks the constraint.
     """
     shown = with_words(prompt, _instruction(constraint))
     usages, current = [], shown
@@ -171,7 +177,9 @@ async def _repaired(
 
 
 def with_words(prompt: Prompt, words: str) -> Prompt:
-    """Prompt with words at the end of its last turn, in a turn of the user."""
+    """Appends words to the last turn of a prompt, or to a new user turn if the last one is not the
+    user's.
+    """
     *before, last = prompt.messages or (Message("user", ()),)
     if last.role != "user":
         before, last = [*before, last], Message("user", ())
@@ -183,7 +191,7 @@ _FENCED = re.compile(r"\s*```[a-zA-Z]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def _bare(text: str) -> str:
-    """Answer without the blanks and code fences that models put around values."""
+    """Strips the whitespace and code fences that models put around values."""
     fenced = _FENCED.fullmatch(text)
     return (fenced[1] if fenced else text).strip()
 

@@ -1,5 +1,6 @@
-"""Several generations in one turn, on a backend that is asked generation by generation: answers that one call has
-brought for other generations than its own (see turn_plan.py), and the reading of them out of its text."""
+"""Several generations in one turn, on a backend that is called generation by generation: reads the
+answers that one call brings for other generations (see turn_plan.py) out of its text.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +38,17 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import NO_PARAMS, merge
 from sglang_lite.text.stop import StopMatcher
 
-_NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another generation's call has brought
+_NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that came with another generation's call
 _BESIDE = 16  # tokens of the constant text beside a value, at most
 
 
 def turns_of(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, TurnSource]:
-    """Sources of a statement's generations in its turns, by their indices in the statement. Generations that are asked
-    for alone are left out.
+    """Returns the sources of a statement's generations in its turns, by their indices in the
+    statement. Generations with a call of their own are left out.
 
     Raises:
-        CapabilityError: the statement needs a model that continues a begun turn, and the backend's does not.
+        CapabilityError: the statement needs a model that continues an open turn, and the backend's
+            does not.
     """
     turns: dict[int, Turn] = {}  # by the ids of their plans
     found: dict[int, TurnSource] = {}
@@ -59,11 +61,11 @@ def turns_of(expressions: Sequence[Expression], setting: TurnContext) -> dict[in
 
 
 class Turn:
-    """Span of text and generations within a turn, with the answers that are known ahead. Owned by the thread that plays
-    the branch.
+    """Span of text and generations within a turn, with the answers that are already known. Owned by
+    the thread that plays the branch.
 
     Args:
-        plan: way in which its generations are asked for.
+        plan: how its generations are requested.
         run: facts of the run.
 
     Attributes:
@@ -78,13 +80,14 @@ class Turn:
         self._indices = [i for i, piece in enumerate(self._pieces) if isinstance(piece, TurnHole)]
         self._ahead = plan.ahead
         self._answers: dict[int, Generation] = {}  # by index of the generation
-        self._wasted: list[Generation] = []  # calls that brought nothing for their generation
-        self._asked: set[int] = set()  # indices of the generations that were asked for
-        self._messages: tuple[Message, ...] | None = None  # turns before this one, as the first prompt has them
+        self._wasted: list[Generation] = []  # calls whose answer was of no use to their generation
+        self._asked: set[int] = set()  # indices of the generations that were requested
+        self._messages: tuple[Message, ...] | None = None  # turns before this one, in the first prompt
 
     async def answers(self, index: int, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
-        """Yields the events of the generation at `index`. A later attempt makes its own call, and answers known
-        ahead are dropped."""
+        """Yields the events of the generation at `index`. A later attempt makes its own call and
+        drops the answers that were already known.
+        """
         found = await self._planned_answer(index, question)
         if found is not None:
             yield found
@@ -95,7 +98,7 @@ class Turn:
                 yield self._with_wasted(event) if isinstance(event, Generation) else event
 
     async def selection(self, index: int, question: NodeQuestion, choices: Sequence[str]) -> Selection:
-        """Answer of the selection at `index`."""
+        """Returns the answer of the selection at `index`."""
         found = await self._planned_answer(index, replace(question, params=self.plan.common_params or NO_PARAMS))
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
@@ -104,25 +107,26 @@ class Turn:
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
 
     def _request(self, question: NodeQuestion) -> Prompt:
-        """Prompt that makes the model continue the turn."""
+        """Returns the prompt that makes the model continue the turn."""
         template: Any = question.backend.get_chat_template()
         return with_continue_request(question.prompt, template) if self.plan.asks_to_continue else question.prompt
 
     async def _planned_answer(self, index: int, question: NodeQuestion) -> Generation | None:
-        """Answer for the generation at `index`, from an earlier call or from a shared call made now; None if it
-        needs a call of its own."""
-        if index in self._asked:  # a later attempt, so what is known ahead may not fit
+        """Returns the answer for the generation at `index`, from an earlier call or a shared call
+        made now. Returns None if it needs its own call.
+        """
+        if index in self._asked:  # a later attempt, so known answers may not fit
             self._answers, self._ahead = {}, False
         self._asked.add(index)
         self._messages = question.prompt.messages if self._messages is None else self._messages
-        if question.prompt.messages != self._messages:  # the model is shown its refused answer
+        if question.prompt.messages != self._messages:  # the model is shown its rejected answer
             return None
         if index not in self._answers:
             await self._look_ahead(index, question)
         return self._answers.pop(index, None)
 
     async def _look_ahead(self, index: int, question: NodeQuestion) -> None:
-        """Makes a call that may bring this generation and later ones of the turn."""
+        """Makes a call that may bring the answers of this generation and later ones of the turn."""
         if self.plan.as_text:
             await self._ask_text(index, question)
         if not self._ahead:
@@ -139,8 +143,8 @@ class Turn:
     async def _ask_ahead(
         self, index: int, pieces: Sequence[TurnPiece], question: NodeQuestion, prompt: Prompt, turn_start: str
     ) -> bool:
-        """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
-        Returns False if the answer does not contain the generation at `index`.
+        """Requests the rest of a turn, without the stops of its generations, and keeps the values
+        found in the answer. Returns False if the answer does not contain the generation at `index`.
 
         Args:
             turn_start: text of the turn so far, which the model may repeat at the beginning of its answer.
@@ -168,14 +172,15 @@ class Turn:
         return True
 
     async def _ask_text(self, index: int, question: NodeQuestion) -> None:
-        """Asks for the turn as one text under a grammar, and finds the generations from `index` on in it.
+        """Requests the turn as one text under a grammar, and finds the generations from `index` on
+        in it.
 
         Raises:
             ValueValidationError: the text can't be split into the generations.
         """
         begun = question.prompt.partial
         whole = turn_text((begun, *self.plan.span.fields[self._indices[index] :]))
-        assert whole is not None  # plans by text are only made of pieces that fit into one
+        assert whole is not None  # a plan has `as_text` only if its pieces fit into one text
         limits = [p.max_tokens for p in self._pieces[self._indices[index] :] if isinstance(p, TurnHole)]
         total = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(question.params, stop=UNSET, max_tokens=UNSET if None in limits else total)
@@ -195,7 +200,7 @@ class Turn:
         """Keeps the values that a call has brought, from the generation at `index` on.
 
         Args:
-            own: answer of the call, whose usage and metadata are those of the first value.
+            own: answer of the call; the first value gets its usage and metadata.
             found: how the other values were found, for their metadata.
         """
         others = {**own.meta, **_NOT_ASKED, "turn": found}
@@ -207,10 +212,10 @@ class Turn:
             )
 
     async def _ask_to_continue(self, question: NodeQuestion) -> Generation:
-        """Answer of a call that shows the model the begun turn and asks it to continue.
+        """Returns the answer to a call that shows the model its open turn and asks it to continue.
 
         Raises:
-            BackendError: the model only repeated the begun turn.
+            BackendError: the model only repeated the open turn.
         """
         turn_start, request = question.prompt.partial, self._request(question)
         response = await question.answer(request, question.params, question.constraint)
@@ -233,7 +238,7 @@ class Turn:
         return msgspec.structs.replace(response, text=text, meta={**response.meta, "turn": {"by": "asked"}})
 
     def _with_wasted(self, response: Generation) -> Generation:
-        """Answer whose usage includes that of earlier calls that brought nothing."""
+        """Adds the usage of earlier useless calls to an answer."""
         wasted, self._wasted = self._wasted, []
         if not wasted:
             return response
@@ -289,16 +294,16 @@ def _fits(gen: SglGen, text: str) -> bool:
 
 
 def _with_thrown_away(usage: Usage, tokens: int) -> Usage:
-    """Usage with `tokens` more tokens that were generated in vain."""
+    """Adds `tokens` to the tokens of a usage that were generated in vain."""
     return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
 
 
-# Reading of several generations out of one answer: the program's constants and stops are matched against its text.
-# Visible characters must be equal; layout need not be, as models and APIs change it:
-# - blanks: more or fewer of them, and blank lines, before a constant with visible characters; and within it between
-#   words and before punctuation. A constant of blanks alone is matched exactly.
-# - lines: a constant that begins a line may have a list marker before it, and stand some lines further down; lines
-#   that the program has no place for are dropped, as a stop and the next constant would have prevented them.
+# To read several generations out of one answer, the program's constants and stops are matched against its text.
+# Visible characters must be equal. Layout may differ, because models and APIs change it:
+# - blanks: more or fewer blanks and blank lines before a constant with visible characters, and within it between
+#   words and before punctuation. A constant of only blanks is matched exactly.
+# - lines: a constant that begins a line may have a list marker before it and be some lines further down. Lines
+#   without a place in the program are dropped; a stop and the next constant would have prevented them.
 
 _BLANKS = r"[^\S\n]*"  # blanks other than line ends
 _MARK = rf"(?:(?:[-*+•]|[0-9]{{1,2}}[.)]){_BLANKS})?"  # list marker
@@ -307,13 +312,13 @@ _SKIPPED = 2  # maximum number of non-blank lines before a line that begins with
 
 @dataclass(frozen=True, slots=True)
 class TurnHole:
-    """Generation in a turn, as far as reading an answer is concerned.
+    """Generation in a turn, described for reading an answer.
 
     Attributes:
         stops: strings that end the value.
         max_tokens: maximum number of tokens of the value, or None for no limit.
-        fits: returns True if a text satisfies the constraint, which ends the value before the next constant; None if it
-            has no constraint.
+        fits: returns True if a text satisfies the constraint, which ends the value before the next
+            constant; None if it has no constraint.
     """
 
     stops: tuple[str, ...] = ()
@@ -332,7 +337,7 @@ class UnstoppedAnswer:
         text: whole text of the answer.
         ended: True if the model ended the answer, False if a limit cut it.
         count: number of its tokens.
-        tokens: texts of its tokens, as far as they are known.
+        tokens: texts of its tokens, if known.
     """
 
     text: str
@@ -361,8 +366,8 @@ class Reading:
 
     Attributes:
         values: values of the first holes, up to the first one that was not found.
-        unused_tokens: number of the answer's tokens that are in no value and no constant, estimated by their share of
-            the characters.
+        unused_tokens: number of the answer's tokens outside all values and constants, estimated
+            from their share of the characters.
     """
 
     values: tuple[TurnValue, ...]
@@ -372,8 +377,8 @@ class Reading:
 def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
     """Reads the pieces of a turn, from the first on, out of an answer.
 
-    The first constant may stand some lines further down, too. A generation ends at its first stop string, or with the
-    answer if the model has ended that. Blanks alone are not a value.
+    The first constant may also be some lines further down. A generation ends at its first stop
+    string, or with the answer if the model ended it. Whitespace is not a value.
     """
     text, values = answer.text, list[TurnValue]()
     start_of_turn = at = 0
@@ -400,8 +405,9 @@ def read(answer: UnstoppedAnswer, pieces: Sequence[TurnPiece]) -> Reading:
 
 
 def _after(constant: str, text: str, at: int, values: Sequence[TurnValue]) -> tuple[int, int] | None:
-    """Span of a constant behind a value or another constant, or None if it is not found. The constant may begin with
-    the stop string that ended the value, or behind it."""
+    """Finds the span of a constant after a value or another constant, or returns None. The constant
+    may begin with the stop string that ended the value, or after it.
+    """
     pattern = _pattern(constant)
     stop = values[-1].matched if values else None
     for start in (at, at + len(stop or "")):
@@ -413,8 +419,9 @@ def _after(constant: str, text: str, at: int, values: Sequence[TurnValue]) -> tu
 
 
 def _line(constant: str, text: str, at: int) -> tuple[int, int] | None:
-    """Span of a line's beginning that matches a constant, at most `_SKIPPED` non-blank lines below `at`; None if not
-    found."""
+    """Finds a line that begins with a constant, at most `_SKIPPED` non-blank lines below `at`.
+    Returns the constant's span, or None.
+    """
     match = _line_pattern(constant).search(text, at)
     if match is None:
         return None
@@ -433,8 +440,9 @@ def _line_pattern(constant: str) -> re.Pattern[str]:
 
 
 def _words(constant: str) -> str:
-    """Pattern of a constant, from its first visible character on. Line ends at its end must match in number: the next
-    line may be an empty value."""
+    """Returns the pattern of a constant, from its first visible character on. Its trailing line
+    ends must match in number, since the next line may be an empty value.
+    """
     behind = constant[len(constant.rstrip()) :]
     ends = (_BLANKS + r"\n") * behind.count("\n") + _BLANKS * bool(behind)
     words = [re.findall(r"\w+|[^\w\s]+", word) for word in constant.split()]
@@ -442,10 +450,11 @@ def _words(constant: str) -> str:
 
 
 def _value(hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int) -> tuple[TurnValue, int] | None:
-    """Value that begins at `at`, and its end; None if no value is there, or its end is unknown.
+    """Finds the value that begins at `at`, and its end. Returns None if there is no value or its
+    end is unknown.
 
     Args:
-        behind: constant behind the value.
+        behind: constant after the value.
     """
     if hole.fits is not None:
         return _constrained(hole, hole.fits, behind, answer.text, at)
@@ -465,8 +474,9 @@ def _value(hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int) -> tup
 def _constrained(
     hole: TurnHole, fits: Callable[[str], bool], behind: str, text: str, at: int
 ) -> tuple[TurnValue, int] | None:
-    """Shortest text before the constant `behind` that satisfies the constraint, if need be without the blanks around
-    it."""
+    """Finds the shortest text before the constant `behind` that satisfies the constraint, if
+    necessary after stripping whitespace.
+    """
     ends = [match.start() for match in _pattern(behind).finditer(text, at)] if behind.strip() else []
     for end in [*ends, len(text)]:
         for value in dict.fromkeys((text[at:end], text[at:end].strip())):
@@ -477,7 +487,9 @@ def _constrained(
 
 
 def _limited(hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int) -> int | None:
-    """Number of characters that the limit on tokens leaves of a text, or None if that is unknown."""
+    """Returns the number of characters of a text that the token limit leaves, or None if that is
+    unknown.
+    """
     length, limit = end - start, hole.max_tokens
     if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
         return length
@@ -489,13 +501,14 @@ def _limited(hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int) -> i
 
 
 def _unused(answer: UnstoppedAnswer, used: int) -> int:
-    """Number of an answer's tokens outside the `used` characters."""
+    """Estimates the number of an answer's tokens outside the `used` characters."""
     length = len(answer.text)
     return round(answer.count * (length - used) / length) if length else answer.count
 
 
 def unrepeated(begun: str, text: str) -> str:
-    """Text that a model has added to a begun turn, without leading lines that repeat the turn."""
+    """Removes leading lines that repeat the open turn from the text that a model has added to it.
+    """
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):

@@ -1,8 +1,8 @@
-"""Planning of turns with several generations, on a backend that is asked generation by generation: which of them one
-call can bring. Both the execution of a turn and `explain` call `plan`.
+"""Plans turns with several generations, on a backend that is called generation by generation:
+decides which answers one call can bring. Both the execution of a turn and `explain` use it.
 
-A turn is planned from what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:" + gen("job"))`. So
-the plan depends on the program alone, never on timing.
+A turn is planned from what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:"
++ gen("job"))`. So the plan depends only on the program, never on timing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.sampling import merge
 
-_OWN = ("stop", "max_tokens", "seed")  # parameters in which the generations of one call may differ
+_OWN = ("stop", "max_tokens", "seed")  # parameters that may differ among the generations of one call
 _ALONE = (
     "n", "min_tokens", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "return_logprob",
     "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
@@ -61,13 +61,15 @@ class TurnSpan:
 
     @property
     def fields(self) -> list[str | Constraint | None]:
-        """Pieces as parts of a text under a grammar: texts, and the constraints of the generations."""
+        """Pieces as parts of a text under a grammar: texts, and the constraints of the generations.
+        """
         return [piece if isinstance(piece, str) else _constraint(piece) for piece in self.pieces]
 
     @property
     def behind(self) -> list[tuple[Generated, str]]:
-        """Generations behind visible text or another generation, for which the model has to continue a begun turn, each
-        with the text before it."""
+        """Generations after visible text or another generation, each with the text before it. For
+        these, the model has to continue an open turn.
+        """
         found, before, first = list[tuple[Generated, str]](), "", True
         for piece in self.pieces:
             if isinstance(piece, str):
@@ -81,11 +83,11 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """Circumstances that a statement's turns are planned for.
+    """Circumstances in which a statement's turns are planned.
 
     Attributes:
-        backend: backend that is asked.
-        role: role of the turn that is open before the statement, or None.
+        backend: backend that is called.
+        role: role of the turn open before the statement, or None.
         run: facts of the run.
         where: line of the statement.
     """
@@ -98,16 +100,17 @@ class TurnContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnPlan:
-    """Plan of a span whose generations are not asked for one by one as if each stood alone.
+    """Plan of a span whose generations do not all have independent calls of their own.
 
     Attributes:
         stops: stop strings of the chat template, which end any generation in a turn.
-        common_params: sampling parameters common to all generations; None if they differ, so that no call brings
-            several.
+        common_params: sampling parameters common to all generations; None if they differ, so that
+            no call can bring several.
         as_text: True if one call generates the whole text, under a grammar.
-        asks_to_continue: True if the model is shown the begun turn and asked to continue.
-        ahead: True if a call may bring later generations besides its own.
-        refusal: the refused generation, what can't be done, and what to do instead; None if the backend can do it.
+        asks_to_continue: True if the model is shown the open turn and asked to continue.
+        ahead: True if a call may bring later generations in addition to its own.
+        refusal: the refused generation, what can't be done, and what to do instead; None if the
+            backend can do it.
     """
 
     span: TurnSpan
@@ -120,8 +123,10 @@ class TurnPlan:
 
 
 def plan(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
-    """Plans of a statement's turns, by the indices of their generations in the statement, each with the generation's
-    index in its turn. Generations that are asked for alone are left out."""
+    """Plans a statement's turns. Returns the plans by the indices of their generations in the
+    statement, each with the generation's index in its turn. Generations with a call of their own
+    are left out.
+    """
     if setting.backend.capabilities.turns is None:
         return {}
     plans: dict[int, tuple[TurnPlan, int]] = {}
@@ -135,7 +140,7 @@ def plan(expressions: Sequence[Expression], setting: TurnContext) -> dict[int, t
 
 
 def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
-    """Stop strings of a generation; a selection has none."""
+    """Returns the stop strings of a generation; a selection has none."""
     if isinstance(generation, SglSelect):
         return ()
     stops = merge(outer, generation.node.params).stop
@@ -192,8 +197,10 @@ _INSTEAD = (
 
 
 def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
-    """Sampling parameters common to all generations, apart from `_OWN`. None if one call can't bring all of them: they
-    are drawn differently, or need details of their tokens."""
+    """Returns the sampling parameters common to all generations, except for `_OWN`. Returns None if
+    one call can't bring all of them, because they are sampled differently or need details of their
+    tokens.
+    """
     common = None
     for generated in generations:
         if isinstance(generated, SglSelect):
@@ -232,9 +239,11 @@ def _takes_text(span: TurnSpan, setting: TurnContext) -> bool:
 
 
 def turn_text(pieces: Sequence[str | Constraint | None]) -> Constraint | None:
-    """Constraint on a turn's text, up to its last generation: its constant text unchanged, and the generations'
-    constraints in between. None if a generation may be any text (None), or only blanks separate two generations, so
-    that the end of the first is unknown."""
+    """Returns the constraint on a turn's text up to its last generation: its constant text
+    unchanged, with the generations' constraints between. Returns None if a generation may be any
+    text (None), or if only whitespace separates two generations, so that the end of the first is
+    unknown.
+    """
     found = list[Constraint]()
     behind = False  # True after a generation, until text other than blanks follows
     last = max(i for i, piece in enumerate(pieces) if not isinstance(piece, str))

@@ -1,4 +1,6 @@
-"""Torch twin of `kernels.all_reduce`. It can't wait: what other ranks send must be in the memory already, by `send`."""
+"""Torch twin of `kernels.all_reduce`. It can't wait: other ranks' data must already be in memory,
+written by `send`.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ def reduce_scatter(x: torch.Tensor, peers: Peers) -> torch.Tensor:
 
 
 def send(parts: Sequence[torch.Tensor], peers: Peers) -> None:
-    """Stores what each program sends: int32 words, in the memory of every rank."""
+    """Stores each program's int32 words in the memory of every rank."""
     for memory in peers.memories:
         _store(parts, peers, memory)
 
 
 def send_each(x: torch.Tensor, peers: Peers) -> None:
-    """Stores what the programs of `reduce_scatter` send: x[r] in the memory of rank r."""
+    """Stores the words that the programs of `reduce_scatter` send: x[r] in the memory of rank r."""
     for part, memory in zip(x, peers.memories):
         _store(_chunks(part), peers, memory)
 
@@ -48,7 +50,7 @@ def _store(parts: Sequence[torch.Tensor], peers: Peers, memory: torch.Tensor) ->
 
 
 def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
-    """Exchanges what each program sends, and returns what it receives, int32 [ranks, words].
+    """Sends each program's words, and returns the words that it receives, int32 [ranks, words].
 
     Raises:
         RuntimeError: another rank has not sent its words yet.
@@ -58,7 +60,9 @@ def exchange(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
 
 
 def _received(parts: Sequence[torch.Tensor], peers: Peers) -> list[torch.Tensor]:
-    """Words that each program receives, int32 [ranks, words], as many as it sends to a rank."""
+    """Returns the words that each program receives, int32 [ranks, words], as many as it sends to a
+    rank.
+    """
     received: list[torch.Tensor] = []
     for program, part in enumerate(parts):
         peers.epochs[program] += 1

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, indexable, scale_by_kv_head
 
 _MAX_GROUPED_QUERIES = 8  # most new tokens of a row for which the heads of a group are one product
-_MIN_PRODUCT_PAIRS = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
+_MIN_PRODUCT_PAIRS = 1 << 16  # least pairs of a new token and a position for plain products, if these are faster
 _MAX_PRODUCT_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
 _MAX_PRODUCT_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
 
@@ -40,7 +40,7 @@ def store_kv(
 
 
 def attention(q: torch.Tensor, cache: KVCache, layer: int, plan: AttentionPlan, rules: AttentionRules) -> torch.Tensor:
-    """Attention of new tokens over their sequences.
+    """Computes the attention of new tokens over their sequences.
 
     Args:
         q: queries [T, heads, head_dim], as `store_kv` returns them.
@@ -63,7 +63,7 @@ def attention(q: torch.Tensor, cache: KVCache, layer: int, plan: AttentionPlan, 
 def _attend_parts(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, rules: AttentionRules
 ) -> torch.Tensor:
-    """Attention of a batch with several rows, group by group."""
+    """Computes the attention of a batch with several rows, group by group."""
     out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
         out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, rules)
@@ -89,8 +89,8 @@ def attend_rows(
     rows: DecodeRows | ExtendRow,
     rules: AttentionRules,
 ) -> torch.Tensor:
-    """Attention of the tokens of `rows` only, q [tokens, heads, head_dim], computed in the data type of keys and
-    values, or in that of q if they have 8 bits.
+    """Computes the attention of only the tokens of `rows`, q [tokens, heads, head_dim], in the data
+    type of keys and values, or in that of q if those have 8 bits.
 
     Returns:
         [tokens, heads, size of a value] in the data type of q.
@@ -102,8 +102,8 @@ def attend_rows(
 
 
 def _extend_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float) -> torch.Tensor:
-    """Attention of a group's tokens, q [T, heads, head_dim]: one product over the shared tokens, another one over the
-    rest of each row, and one softmax over both.
+    """Computes the attention of a group's tokens, q [T, heads, head_dim]: one product over the
+    shared tokens, another one over the rest of each row, and one softmax over both.
 
     Returns:
         [T, heads, size of a value], in the data type of q.
@@ -158,7 +158,8 @@ class _GroupShapes:
 
         Args:
             padded: tensor to reshape; overwritten with `hides`.
-            hides: whether they are scores, in which positions that a token doesn't see become -inf.
+            hides: whether the tensor holds scores, which become -inf at positions that a token
+                doesn't see.
         """
         rows, max_new = self.group.padded.shape
         found = padded.view(-1, rows, self.heads_per_kv, max_new, padded.shape[2])
@@ -250,16 +251,18 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
 
 
 def products_are_faster(q: torch.Tensor) -> bool:
-    """True if products in bfloat16 with a softmax between them are faster than torch's flash attention. They take about
-    half the time on a CPU with bfloat16 instructions but no AMX; with AMX, flash attention has other kernels, which
-    were not measured."""
+    """Returns whether products in bfloat16 with a softmax between them are faster than torch's
+    flash attention. They take about half the time on a CPU with bfloat16 instructions but no AMX.
+    With AMX, flash attention has other kernels, which were not measured.
+    """
     fast, amx = torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported  # noqa: SLF001 # torch has no public names for them
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and fast() and not amx()
 
 
 def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention of the last positions' queries [kv_heads, group, tokens, head_dim] over keys and values
-    [kv_heads, positions, head_dim]: a few tokens of a group at a time, over the positions that the last of them sees.
+    """Computes the causal attention of the last positions' queries [kv_heads, group, tokens,
+    head_dim] over keys and values [kv_heads, positions, head_dim]. It processes a few tokens of a
+    group at a time, over the positions that the last of them sees.
 
     Returns:
         [kv_heads, group, tokens, size of a value].

@@ -32,7 +32,7 @@ class BlockCopy:
 
 
 def _index(places: torch.Tensor) -> torch.Tensor | slice:
-    """Index of places: a slice if they follow one another, which is faster."""
+    """Returns an index of the places: a slice if they are consecutive, which is faster."""
     first = int(places[0])
     if torch.equal(places, torch.arange(first, first + len(places), dtype=places.dtype, device=places.device)):
         return slice(first, first + len(places))

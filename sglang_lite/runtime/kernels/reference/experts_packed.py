@@ -1,4 +1,6 @@
-"""Torch twin of `kernels.experts_packed`: matrices are decoded, and multiplied as others are."""
+"""Torch twin of `kernels.experts_packed`: decodes the matrices, and multiplies them like any
+others.
+"""
 
 from __future__ import annotations
 
@@ -42,5 +44,5 @@ def packed_down(
 
 
 def stacked(weight: PackedWeight, experts: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the matrices of experts [experts, N, K]."""
+    """Decodes the matrices of experts, [experts, N, K]."""
     return decoded(weight, dtype).view(experts, -1, weight.inputs)

@@ -1,4 +1,6 @@
-"""Torch twin of `kernels.experts_packed_few`: matrices are decoded, and multiplied as others are."""
+"""Torch twin of `kernels.experts_packed_few`: decodes the matrices, and multiplies them like any
+others.
+"""
 
 from __future__ import annotations
 

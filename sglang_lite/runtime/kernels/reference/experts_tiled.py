@@ -69,7 +69,7 @@ def _decoded_rows(x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, torch.d
 
 
 def _rows(blocks: ExpertBlocks, count: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """Returns, for each used block, its rows that have a pair, these pairs, and the expert."""
+    """Returns the rows that have a pair, these pairs, and the expert, for each used block."""
     found = []
     for i, expert in enumerate(blocks.experts.tolist()):
         if expert >= 0:

@@ -69,7 +69,9 @@ def latent_prefill(
 def _unscaled(
     q: torch.Tensor, cache: KVCache, layer: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
-    """Returns queries scaled for products with the stored latents, the stored latents, and the factor of results."""
+    """Returns queries scaled for products with the stored latents, the stored latents, and the
+    factor of results.
+    """
     plane = cache.k[layer]
     if cache.scales is None:
         return q, plane, 1.0

@@ -33,7 +33,7 @@ def lora_gated(
 
 
 def _added(x: torch.Tensor, weights: LoraWeights, rows: LoraRows, out: torch.Tensor) -> torch.Tensor:
-    """Sum float32 of `out` and the adapters' products of x."""
+    """Returns `out` plus the adapters' products of x, in float32."""
     total, tokens = out.float(), rows.blocks.pairs.view(-1, rows.blocks.size)
     for block in range(int(rows.used[0])):
         at, rank, pages = tokens[block], int(rows.ranks[block]), rows.pages[block].long()

@@ -42,7 +42,7 @@ def expand_gated(shrunk: Shrunk, product: torch.Tensor, activation: str) -> torc
 
 
 def products(shrunk: Shrunk) -> torch.Tensor:
-    """Shrunk inputs times B, float32 [T, outputs]."""
+    """Returns shrunk inputs times B, float32 [T, outputs]."""
     weights, used = shrunk.weights, int(shrunk.ranks.used)
     b = weights.b[shrunk.ranks.pages[:used].long()].flatten(0, 1).float()  # [ranks, outputs]
     hidden = shrunk.hidden[..., : used * RANKS].float()

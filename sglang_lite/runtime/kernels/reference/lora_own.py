@@ -35,5 +35,5 @@ def own_expand(shrunk: OwnShrunk, product: torch.Tensor, activation: str = "") -
 
 
 def _own(ranks: OwnRanks, width: int) -> torch.Tensor:
-    """True where a token's adapter has a rank [T, width]."""
+    """Returns a mask [T, width], True for ranks that a token's adapter has."""
     return torch.arange(width, device=ranks.ranks.device) < ranks.ranks[:, None]

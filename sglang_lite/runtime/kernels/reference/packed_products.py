@@ -1,4 +1,4 @@
-"""Twin of packed_products.py, by decoding."""
+"""Torch twin of `kernels.packed_products`, which decodes the matrix first."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ def decoded(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _float(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers whose 16 bits are the low ones of integers."""
+    """Returns the numbers whose 16 bits are the low ones of integers, as float32."""
     return bits.to(torch.int16).view(dtype).float()
 
 
 def packed_rows(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, gate: str = "", *, parts: int = 1
 ) -> torch.Tensor:
-    """Every `parts`-th block of columns is of one part."""
+    """Returns the product; with several parts, assigns every `parts`-th block of columns to the
+    same one.
+    """
     values = decoded(weight, torch.float32)
     if parts == 1:
         y = F.linear(x.float(), values, None if bias is None else bias.float()).to(x.dtype)

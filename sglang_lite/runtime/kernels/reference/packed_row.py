@@ -1,4 +1,4 @@
-"""Twin of packed_row.py, by decoding."""
+"""Torch twin of `kernels.packed_row`, which decodes the matrix first."""
 
 from __future__ import annotations
 

@@ -114,8 +114,9 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
 def _filtered(
     x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *, sequential: bool
 ) -> torch.Tensor:
-    """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all tokens, but top-p to
-    those that top-k has left if `sequential`."""
+    """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all
+    tokens, except that top-p is applied to those that top-k leaves if `sequential`.
+    """
     weights = torch.exp((x - x.max()) / temperature)
     kept = weights >= min_p
     if top_k > 0 or top_p < 1:
@@ -129,7 +130,9 @@ def _filtered(
 
 
 def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
-    """Exponential variables of all tokens, float32 [V]. Four tokens, a quarter of a block apart, share one counter."""
+    """Returns the exponential variables of all tokens, float32 [V]. Four tokens, a quarter of a
+    block apart, share one counter.
+    """
     token, quarter = torch.arange(len(like), device=like.device), BLOCK // 4
     counter = token // BLOCK * quarter + token % quarter
     numbers = torch.stack(_philox(seed, counter, position))
@@ -139,7 +142,9 @@ def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
-    """Four 32-bit random numbers for each counter, int64 [N] (Philox4x32-10: Salmon et al., SC 2011)."""
+    """Returns four 32-bit random numbers for each counter, int64 [N] (Philox4x32-10: Salmon et al.,
+    SC 2011).
+    """
     mask, a, b = 0xFFFFFFFF, 0xD2511F53, 0xCD9E8D57
     k0, k1 = seed & mask, seed >> 32 & mask
     c0, c1, c2, c3 = counter, torch.full_like(counter, position), counter * 0, counter * 0
@@ -150,5 +155,5 @@ def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tens
 
 
 def _high(a: int, b: torch.Tensor) -> torch.Tensor:
-    """Upper 32 bits of products of 32-bit numbers."""
+    """Returns the upper 32 bits of products of 32-bit numbers."""
     return a * (b >> 16) + (a * (b & 0xFFFF) >> 16) >> 16

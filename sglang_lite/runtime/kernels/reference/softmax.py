@@ -29,13 +29,13 @@ class PartialAttention(NamedTuple):
 def attend_tokens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, rules: AttentionRules
 ) -> PartialAttention:
-    """Attention of one token over others, all of which it sees.
+    """Computes the attention of one token over others, all of which it sees.
 
     Args:
         q: query [heads, head_dim].
         k, v: keys and values of a layer [kv_heads, slots, head_dim].
         at: int64 [N], token slots of the other tokens.
-        rules: rules of the layer; a window and sinks have no part in this.
+        rules: rules of the layer; its window and sinks are ignored.
     """
     keys, values = (gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v))
     scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * rules.scale

@@ -1,5 +1,6 @@
-"""Torch twin of `kernels.two_shot`. It can't wait: what other ranks send must be in the memory already, by `send_parts`
-of all of them, and then `send_sum`."""
+"""Torch twin of `kernels.two_shot`. It can't wait: other ranks' data must already be in memory,
+written by `send_parts` on all of them, and then `send_sum`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def send_parts(x: torch.Tensor, peers: PartPeers) -> None:
 
 
 def send_sum(x: torch.Tensor, peers: PartPeers) -> None:
-    """Stores the sum of this rank's part, of which all ranks have sent theirs, in the memory of every rank.
+    """Stores the sum of this rank's part in the memory of every rank. All ranks must have sent
+    theirs.
 
     Args:
         x: numbers of the size and type that are summed.
@@ -42,10 +44,10 @@ def _send(trip: int, parts: Sequence[torch.Tensor] | torch.Tensor, peers: PartPe
 
 
 def _received(trip: int, x: torch.Tensor, peers: PartPeers) -> torch.Tensor:
-    """Numbers that a trip has brought, [ranks, part].
+    """Returns the numbers that a trip has brought, [ranks, part].
 
     Raises:
-        RuntimeError: another rank has not sent it yet.
+        RuntimeError: another rank has not sent its part yet.
     """
     memory, epoch = peers.memories[peers.rank], int(peers.epochs[0]) + 1
     if not bool((_flags(memory, peers)[trip] >= epoch).all()):
@@ -59,6 +61,8 @@ def _flags(memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
 
 
 def _places(trip: int, part: torch.Tensor, memory: torch.Tensor, peers: PartPeers) -> torch.Tensor:
-    """Memory of a trip of the next exchange, for parts of this size and type: [ranks, part]."""
+    """Returns the memory of a trip of the next exchange, for parts of this size and type: [ranks,
+    part].
+    """
     places = memory[flag_bytes(peers.count) :].view(2, 2, peers.count, -1)
     return places[trip, (int(peers.epochs[0]) + 1) & 1].view(part.dtype)[:, : len(part)]

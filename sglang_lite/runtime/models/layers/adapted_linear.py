@@ -20,12 +20,13 @@ from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear, GpuProduct, 
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weight_reader import Layer
 
-Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # of a step and their adapters, as its products take them
+Rows: TypeAlias = LoraRows | JoinedRanks | OwnRanks  # a step's rows with their adapters
 
 
 class AdaptedLinear(GpuProduct):
-    """Linear layer whose rows get the products of their adapters, in 16 bits whatever the layer's own format is. The
-    kernel of few rows adds them where its sums end, or runs beside that of A; else they are added to the product.
+    """Linear layer that adds the products of its rows' adapters, in 16 bits whatever the layer's
+    own format. For few rows, the layer's kernel adds them to its sums, or runs concurrently with
+    the product with A. Otherwise they are added to the product.
 
     Args:
         linear: the layer.
@@ -69,12 +70,14 @@ class AdaptedLinear(GpuProduct):
         plain: Callable[[torch.Tensor], torch.Tensor],
         tiled: Callable[[GpuLinear, torch.Tensor, Shrunk | OwnShrunk], torch.Tensor],
     ) -> torch.Tensor:
-        """Product of x and the layer with those of adapters added; of the first part, if it is in parts.
+        """Returns the product of x and the layer, with the adapters' products added, to the first
+        part if it has parts.
 
         Args:
             x: rows.
             plain: returns the layer's product.
-            tiled: returns it by the kernel of few rows, which adds that of `Shrunk` rows.
+            tiled: computes it with the kernel for few rows, which adds the product of `Shrunk`
+                rows.
         """
         low, linear = self._shrunk(x), self._tiling(x)
         if isinstance(low, Shrunk) and linear is not None and can_expand(linear.weight, self._weights.outputs):
@@ -91,13 +94,13 @@ class AdaptedLinear(GpuProduct):
         return y
 
     def _shrunk(self, x: torch.Tensor) -> Shrunk | OwnShrunk | None:
-        """x times A; None if that is multiplied by B at once."""
+        """Returns x times A, or None if both products with A and B are computed together."""
         if isinstance(self._rows, OwnRanks):
             return own_shrink(x, self._weights, self._rows)
         return shrink(x, self._weights, self._rows) if isinstance(self._rows, JoinedRanks) else None
 
     def _tiling(self, x: torch.Tensor) -> GpuLinear | None:
-        """The layer, if the kernel of few rows can multiply so many rows, and its weight."""
+        """Returns the layer if the kernel for few rows can multiply x and its weight, else None."""
         linear = self._linear
         return linear if isinstance(linear, GpuLinear) and linear.tiles and len(x) <= MAX_ROWS else None
 
@@ -118,13 +121,13 @@ def _parts_by_tiles(linear: GpuLinear, x: torch.Tensor, low: Shrunk | OwnShrunk)
 
 
 def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:
-    """Rows of a step and their adapters, as the products of so many rows take them. Must come before the step's first
-    kernel that overlaps with others.
+    """Returns a step's rows and their adapters, in the form that products of this many rows take.
+    Must come before the step's first kernel that overlaps with others.
 
     Args:
         step: adapters of the step.
         slots: int32 [T], slot of each token.
-        tiles: whether the kernel of few rows can multiply the weights of all layers.
+        tiles: whether the kernel for few rows can multiply the weights of all layers.
     """
     if step.own:
         return own_ranks(step, slots)
@@ -132,7 +135,7 @@ def adapted_rows(step: LoraStep, slots: torch.Tensor, *, tiles: bool) -> Rows:
 
 
 def adapted(layer: Layer, weights: Mapping[str, LoraWeights], rows: Rows) -> Layer:
-    """Returns a layer whose products get those of adapters.
+    """Returns a layer whose products have those of adapters added.
 
     Args:
         layer: the layer.

@@ -23,11 +23,12 @@ from sglang_lite.runtime.models.weights.source import Weight
 class EightBitLinear(GpuProduct):
     """Linear layer with weights of an 8-bit type.
 
-    Matrices of a checkpoint that are stored in that type, with a scale per row or one for all, are kept. Others are
-    quantised, also those with block scales, which changes an e4m3 by up to 1/16 (3 bits after the leading one).
+    Matrices of a checkpoint that are stored in that type, with a scale per row or one for all, are
+    kept. Others are quantised, also those with block scales, which changes an e4m3 by up to 1/16 (3
+    bits after the leading one).
 
     Args:
-        kind: the type.
+        kind: the 8-bit type.
         parts: matrices [N_i, K] to be stacked along N; N and K are multiples of 16.
         bias: bias [N], or None.
         device: device of the weights.
@@ -56,7 +57,8 @@ class EightBitLinear(GpuProduct):
 
 
 class Fp8Linear(EightBitLinear):
-    """Linear layer with weights in e4m3, by cuBLAS. A single row is multiplied as it is, by a kernel of its own.
+    """Linear layer with weights in e4m3, multiplied by cuBLAS. A single row is multiplied
+    unquantised, by a kernel of its own.
 
     The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to twice as long to
     apply them as for the product itself.
@@ -105,12 +107,12 @@ class Fp8Linear(EightBitLinear):
 
 
 class GpuInt8Linear(EightBitLinear):
-    """Linear layer with weights in 8-bit integers. A GPU converts integers slowly to numbers that a single row could be
-    multiplied with as it is, so that is rounded, too.
+    """Linear layer with weights in 8-bit integers. A single row is quantised, too: a GPU is slow to
+    convert integers to numbers that an unquantised row could be multiplied by.
 
     Args:
         parts, bias, device: as of EightBitLinear.
-        dtype: data type of products.
+        dtype: data type of the results.
     """
 
     def __init__(
@@ -137,12 +139,14 @@ class GpuInt8Linear(EightBitLinear):
 
 
 def is_rows_of_integers(part: Weight) -> bool:
-    """True if a checkpoint stores a matrix as 8-bit integers with a scale per row."""
+    """Returns whether a checkpoint stores a matrix as 8-bit integers with a scale per row."""
     return _stored(part, torch.int8) is not None
 
 
 def _stored(part: Weight, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Numbers and scales of the rows of a matrix that a checkpoint stores in an 8-bit type, or None."""
+    """Returns the numbers and scales of a matrix's rows if the checkpoint stores it in this 8-bit
+    type, else None.
+    """
     if kind == FLOAT8 and isinstance(part, ScaledRows) and part.row_scales is not None:
         return part.read(0, part.shape[0]), part.row_scales
     if kind == torch.int8 and isinstance(part, Blocks) and part.order is None:

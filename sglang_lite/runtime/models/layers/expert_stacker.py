@@ -1,4 +1,4 @@
-"""Matrices of a layer's experts in the form that the kernels of a GPU take. Needs Triton."""
+"""Builds the matrices of a layer's experts in the form that GPU kernels take. Needs Triton."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ExpertStacker:
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self._precision, self._device = precision, device
-        self._stay_wide = False  # True once a warning is logged that experts stay in 16 bits despite the request for 8
-        self._told = False  # True once a message is logged that experts are decoded
+        self._stay_wide = False  # True once it is logged that experts stay in 16 bits although 8 were requested
+        self._told = False  # True once it is logged that experts are decoded
 
     def matrices(
         self,
@@ -40,12 +40,12 @@ class ExpertStacker:
         down_bias: torch.Tensor | None,
         of: int | None = None,
     ) -> ExpertMatrices:
-        """Matrices of experts of a layer.
+        """Builds the matrices of a layer's experts.
 
         Args:
             gate_up, down: matrices of each expert, to be stacked along their outputs.
             gate_up_bias, down_bias: biases [experts, outputs], or None.
-            of: as of ExpertMatrices.
+            of: as for ExpertMatrices.
         """
         p, parts = self._precision, [part for expert in (*gate_up, *down) for part in expert]
         if p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts)):
@@ -66,7 +66,9 @@ class ExpertStacker:
         return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias, of=of)
 
     def _packed(self, experts: list[list[Weight]]) -> PackedWeight | None:
-        """Matrices of all experts in 4 bits, or None if they have more, or are to have."""
+        """Returns the matrices of all experts in 4 bits, or None if they have, or are to have, more
+        bits.
+        """
         p = self._precision
         rounding = p.rounding
         if rounding is None or not all(can_round(part.shape[1]) for part in experts[0]):
@@ -75,7 +77,9 @@ class ExpertStacker:
         return packed_experts(rounded, len(experts), self._device)
 
     def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
-        """Matrices [experts, outputs, inputs] of all experts; each expert's parts are stacked along their outputs."""
+        """Returns the matrices [experts, outputs, inputs] of all experts, with each expert's parts
+        stacked along their outputs.
+        """
         shape = (len(experts), *stacked_shape(experts[0]))
         whole = torch.empty(shape, dtype=self._precision.weights, device=self._device)
         for matrix, parts in zip(whole, experts):
@@ -84,7 +88,7 @@ class ExpertStacker:
         return whole
 
     def _block_quantised(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_stacked` in 8-bit floating point, with one scale per block."""
+        """Returns the stacked matrices in 8-bit floating point, and the scale of each block."""
         outputs, inputs = stacked_shape(experts[0])
         whole = torch.empty((len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self._device)
         scales = torch.empty((len(experts), outputs // BLOCK, inputs // BLOCK), device=self._device)

@@ -1,4 +1,4 @@
-"""Feed-forwards and mixtures of experts on a CPU."""
+"""Feed-forward layers and mixtures of experts on a CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """Dense feed-forward.
+    """Dense feed-forward layer.
 
     Attributes:
         gate_up: product that gives gates, then ups; without a gate, ups only.
@@ -39,7 +39,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Mixture of experts of a layer. Each expert runs on the rows that chose it.
+    """Mixture of experts in a layer. Each expert runs on the rows that chose it.
 
     Attributes:
         spec: specification of the experts.
@@ -47,9 +47,11 @@ class Experts:
         correction: float32 [count], added to scores for the choice of experts, or None.
         experts: feed-forward of each expert that this rank has.
         shared: shared expert that every row passes through, or None.
-        shared_gate: product that gives the logit of the shared expert's weight, or None for a weight of 1.
+        shared_gate: product that gives the logit of the shared expert's weight, or None for a
+            weight of 1.
         local_ids: int32 [turns, count], as for `experts_route`; None if this rank has all experts.
-        counts: int32 [count], rows that have chosen each expert of all ranks; None if they are not counted.
+        counts: int32 [count], number of rows that have chosen each expert, of all ranks' experts;
+            None if not counted.
     """
 
     spec: ExpertsSpec
@@ -62,7 +64,8 @@ class Experts:
     counts: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
-        """Returns the layer's output for rows x, whose experts [T, top_k] are given to `record`."""
+        """Returns the layer's output for rows x, and passes their experts [T, top_k] to `record`.
+        """
         chosen, weights = route(self.router(x), self.spec, self.correction, self.counts)
         if record is not None:
             record(chosen)
@@ -85,7 +88,7 @@ class Experts:
 def route(
     logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None, counts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses experts for rows: indices int64 [T, top_k] and weights float32 [T, top_k].
+    """Chooses experts for rows. Returns indices int64 [T, top_k] and weights float32 [T, top_k].
 
     Args:
         logits: logits of the router [T, count].
@@ -102,7 +105,7 @@ def route(
 
 
 def own_ids(chosen: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
-    """Numbers of rows' experts among a rank's own, int32 [T, top_k].
+    """Returns the numbers of rows' experts among a rank's own, int32 [T, top_k].
 
     Args:
         chosen: experts of rows, integers [T, top_k].

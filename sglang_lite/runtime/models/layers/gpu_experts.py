@@ -18,12 +18,12 @@ from sglang_lite.runtime.models.spec import ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class GpuExperts:
-    """Mixture of experts of a layer.
+    """Mixture of experts in a layer.
 
     Attributes:
         spec: specification of the experts.
         router, correction, shared, shared_gate, local_ids, counts: as in `experts.Experts`.
-        matrices: matrices of the experts that this rank has.
+        matrices: matrices of the experts that this rank holds.
     """
 
     spec: ExpertsSpec
@@ -36,7 +36,9 @@ class GpuExperts:
     counts: torch.Tensor | None = None
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
-        """8-bit type in which so many input rows are of use, or None; the router needs the 16-bit rows, too."""
+        """Returns the 8-bit type in which this many input rows are useful, or None. The router also
+        needs the 16-bit rows.
+        """
         return None if rows == 1 or self.matrices.gate_up_scales is None else FLOAT8
 
     def __call__(
@@ -50,8 +52,8 @@ class GpuExperts:
 
         Args:
             rows: input rows; 8-bit rows must include the 16-bit ones.
-            parts: whether the output may be split into parts [P, T, H] whose sum it is.
-            record: function that gets the rows' experts [T, top_k], or None.
+            parts: whether the output may be returned as parts [P, T, H] that add up to it.
+            record: callback for the rows' experts [T, top_k], or None.
         """
         x, eight = (rows.unquantised, rows) if isinstance(rows, EightBitRows) else (rows, None)
         assert x is not None, "the router takes them so"

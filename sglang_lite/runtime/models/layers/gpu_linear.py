@@ -15,11 +15,11 @@ from sglang_lite.runtime.models.layers.linear import Linear
 
 
 class GpuProduct(ABC):
-    """Linear layer on a GPU; this base computes everything by calls of the layer with rows in 16 bits.
+    """Linear layer on a GPU. This base computes everything by calling the layer with 16-bit rows.
 
     Attributes:
         tiles: True if `kernels.tiled` can multiply few rows by the weight.
-        fuses_one: True if the layer has `one`.
+        fuses_one: True if the layer implements `multiply_single_row`.
     """
 
     tiles = False
@@ -27,10 +27,10 @@ class GpuProduct(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Product of rows in 16 bits."""
+        """Returns the product of 16-bit rows."""
 
     def eight_bits(self, rows: int) -> torch.dtype | None:
-        """8-bit type that the layer multiplies so many input rows in, or None."""
+        """Returns the 8-bit type in which the layer multiplies this many input rows, or None."""
         return None
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -38,12 +38,14 @@ class GpuProduct(ABC):
         return out.copy_(self(x))
 
     def unscaled(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        """Returns the product, and the scales that it has yet to be multiplied with, or None."""
+        """Returns the product, and the scales that it still has to be multiplied by, or None."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
     def parts(self, x: torch.Tensor | EightBitRows) -> tuple[torch.Tensor, Scales | None]:
-        """`unscaled` for a following `add_norm`: if faster, returns parts [P, M, N] whose sum is the product."""
+        """Returns what `multiply_unscaled` does, for a following `add_norm`: if faster, parts [P,
+        M, N] whose sum is the product.
+        """
         return self.unscaled(x)
 
     def gated(
@@ -62,14 +64,15 @@ class GpuProduct(ABC):
     def ungated(
         self, x: torch.Tensor | EightBitRows, activation: str, *, eight: torch.dtype | None
     ) -> torch.Tensor | EightBitRows:
-        """Returns act(up). Takes the arguments of `gated`; the activation may also be "relu2"."""
+        """Returns act(up). Takes the arguments of `multiply_gated`; the activation may also be "relu2"."""
         y, scales = self.unscaled(x)
         return ungated(y, activation, scales) if eight is None else ungated_eight(y, activation, scales, eight)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Product of a single row, fused with the preceding residual sum and norm and the following gate.
+        """Computes the product of a single row, fused with the preceding residual sum and norm and
+        the following gate.
 
         The arguments are those of `kernels.gemv.linear_single_row`.
         """
@@ -134,7 +137,7 @@ class GpuLinear(GpuProduct):
 
 
 class SideBySide(GpuProduct):
-    """Linear layer over matrices in several formats, each of which has a product of its own.
+    """Linear layer over matrices in several formats, with a separate product for each.
 
     Args:
         products: products of the same inputs, in the order of their outputs.

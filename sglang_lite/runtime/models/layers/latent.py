@@ -1,14 +1,15 @@
 """Latent attention (DeepSeek-V2, arXiv:2405.04434): its matrices, and its computation on a CPU.
 
-    latent = norm(x A)                     cached per token, with `turned`, a rotated key part that all heads share
-    key_h, value_h = (latent K_h, turned), latent V_h                           for head h
+    latent = norm(x A)      cached per token, with `turned`, a rotated key part that heads share
+    key_h, value_h = (latent K_h, turned), latent V_h       for head h
     score = q_h · key_h = (q_nope_h K_h^T) · latent + q_rope_h · turned
 
-Two computations give the same result. Absorbed: queries are multiplied into the latent space, and the weighted sum of
-latents is multiplied by V_h. This is attention over one key-value head whose values are the first elements of its keys.
-Expanded: keys and values of all heads are computed from the latents that are read. A pair of tokens then takes fewer
-products (320 per head instead of 1,088 in DeepSeek's models), but each token that is read must be expanded first, so
-rows of few new tokens are absorbed.
+Two computations give the same result. Absorbed: queries are multiplied into the latent space, and
+the weighted sum of latents is multiplied by V_h. This is attention over one key-value head whose
+values are the first elements of its keys. Expanded: keys and values of all heads are computed from
+the latents that are read. A pair of tokens then takes fewer products (320 per head instead of 1,088
+in DeepSeek's models), but each token that is read must be expanded first, so rows with few new
+tokens are absorbed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
 
-MAX_EXPANDED = 1 << 24  # most elements of expanded keys and values in memory
+MAX_EXPANDED = 1 << 24  # maximum number of elements of expanded keys and values in memory
 
 
 class HeadProduct:
@@ -55,11 +56,11 @@ class LatentMatrices:
     """Weights of a layer's latent attention, except its first and its last product.
 
     Attributes:
-        query_norm, queries: norm of the low-rank query vector, and the product that makes queries of it; None if the
-            first product gives queries.
+        query_norm, queries: norm of the low-rank query vector, and the product that turns it into
+            queries; None if the first product gives queries.
         norm: weight [rank] of the latent's norm.
         keys: product of queries with the latent space, [heads, nope_size, rank].
-        values: product that makes values of latents, [heads, rank, value_size].
+        values: product that turns latents into values, [heads, rank, value_size].
     """
 
     query_norm: torch.Tensor | None
@@ -70,7 +71,9 @@ class LatentMatrices:
 
 
 def made_queries(spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor) -> torch.Tensor:
-    """Queries [T, heads, nope_size + rope_size], computed from the query columns [T, …] of the first product."""
+    """Returns queries [T, heads, nope_size + rope_size], computed from the query columns [T, …] of
+    the first product.
+    """
     if matrices.queries is not None:
         assert matrices.query_norm is not None
         first = matrices.queries(F.rms_norm(first, matrices.query_norm.shape, matrices.query_norm, spec.norm_eps))
@@ -130,7 +133,7 @@ def latent_attention(
 
 
 def expands(spec: LatentSpec, row: ExtendRow) -> bool:
-    """True if a row takes fewer products with keys and values expanded from its latents."""
+    """Returns whether a row takes fewer products with keys and values expanded from its latents."""
     new = row.end - row.start
     pairs = new * (row.length - (new - 1) / 2)
     a_token = spec.heads * spec.rank * (spec.nope_size + spec.value_size)
@@ -138,7 +141,9 @@ def expands(spec: LatentSpec, row: ExtendRow) -> bool:
 
 
 def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
-    """Indices of the batch's tokens outside the expanded rows; a full slice if no row is expanded."""
+    """Returns the indices of the batch's tokens outside the expanded rows; a full slice if no row
+    is expanded.
+    """
     if not expanded:
         return slice(None)
     others = torch.ones(tokens, dtype=torch.bool)
@@ -158,7 +163,8 @@ def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
 def _expanded(
     spec: LatentSpec, matrices: LatentMatrices, q: torch.Tensor, stored: torch.Tensor, row: ExtendRow
 ) -> torch.Tensor:
-    """Attention of a row's new tokens over expanded keys and values, a few heads at a time to bound memory.
+    """Computes the attention of a row's new tokens over expanded keys and values, a few heads at a
+    time to bound memory.
 
     Args:
         spec: specification of the attention.

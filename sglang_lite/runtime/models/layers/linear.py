@@ -49,15 +49,16 @@ class DenseLinear:
 class Bf16Linear:
     """Linear layer with bf16 weights in oneDNN's own layout.
 
-    torch's plain linear reorders weights at every call, which costs three times the product at M = 1. A product of few
-    rows is bound by reading weights, so it reads the checkpoint's blocks instead if it has any: the same values in a
-    quarter to half of the bytes.
+    torch's plain linear reorders weights at every call, which costs three times the product at M =
+    1. A product of few rows is bound by reading weights, so it reads the checkpoint's blocks
+    instead if it has any: the same values in a quarter to half of the bytes.
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
         bias: bias [N], or None.
-        few: linear layer of the same matrices for few rows; None to compute a row the same way at every M.
-        few_rows: most rows that it multiplies.
+        few: linear layer of the same matrices for few rows; None to compute a row the same way at
+            every M.
+        few_rows: maximum number of rows that `few` multiplies.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Bf16Linear:
 
 
 class BlockLinear:
-    """Linear layer with bf16 activations whose weights are in memory as blocks only.
+    """Linear layer with bf16 activations whose weights are in memory only as blocks.
 
     A product of many rows rounds them to bf16 in the processor's cache.
 
@@ -210,13 +211,15 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-MULTIPLIED_ROWS = 32  # most rows that are multiplied in integers in less time than with weights rounded to bfloat16
-_READ = 1 << 25  # bytes of rows that are read together, of numbers that are stored one by one
-MAX_CONVERTED = 1 << 19  # most elements that are converted to float32 together
+MULTIPLIED_ROWS = 32  # maximum number of rows for which integer products are faster than weights rounded to bf16
+_READ = 1 << 25  # bytes of rows that are read together, if numbers are stored one by one
+MAX_CONVERTED = 1 << 19  # maximum number of elements that are converted to float32 together
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Matrices [N_i, K] stacked to one [N, K]. A single tensor that already has the dtype and device is not copied."""
+    """Stacks matrices [N_i, K] to one [N, K]. A single tensor that already has the dtype and device
+    is not copied.
+    """
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor) and parts[0].dtype == dtype:
         return parts[0].to(device)
     whole = torch.empty(stacked_shape(parts), dtype=dtype, device=device)
@@ -229,7 +232,7 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
             step = max(1, _READ // (part.shape[1] * part.dtype.itemsize))
             for start in range(0, part.shape[0], step):
                 chunk = part.read(start, start + step)
-                rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)  # the next is read meanwhile
+                rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)  # the next is being read
         elif not (isinstance(part, Blocks) and _decoded(part, rows)):
             for start, chunk in stacked_rows([part]):
                 rows[start : start + len(chunk)] = chunk
@@ -238,7 +241,9 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | 
 
 
 def _decoded(blocks: Blocks, out: torch.Tensor) -> bool:
-    """Writes a matrix to a CPU's bfloat16 [N, K] in one pass; returns False if it or this machine doesn't allow it."""
+    """Writes a matrix to a CPU's bfloat16 [N, K] in one pass. Returns False if the matrix or this
+    machine doesn't allow it.
+    """
     allowed = out.dtype == torch.bfloat16 and out.device.type == "cpu" and blocks.table is None and blocks.order is None
     if not allowed or (library := block_library()) is None:
         return False
@@ -251,7 +256,9 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yields the rows of all parts as float32, each chunk with its first index; chunks keep conversion memory small."""
+    """Yields the rows of all parts as float32 in chunks, each with its first index, to keep
+    conversion memory small.
+    """
     at, step = 0, max(1, MAX_CONVERTED // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):
@@ -262,23 +269,31 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def block_library() -> ctypes.CDLL | None:
-    """Compiled library of products with blocks, or None without processor support or a compiler."""
+    """Returns the compiled library of products with blocks, or None without processor support or a
+    compiler.
+    """
     return cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
 def gguf_library() -> ctypes.CDLL | None:
-    """Compiled library that packs a GGUF file's blocks, or None without processor support or a compiler."""
+    """Returns the compiled library that packs a GGUF file's blocks, or None without processor
+    support or a compiler.
+    """
     return cpu_library(gguf_packing.SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
 def many_rows_library() -> ctypes.CDLL | None:
-    """Compiled library of products of many bf16 rows with blocks, or None without AVX512_BF16 or a compiler."""
+    """Returns the compiled library of products of many bf16 rows with blocks, or None without
+    AVX512_BF16 or a compiler.
+    """
     library = cpu_library(block_product_many.SOURCE, cache_folder() / "compiled") if is_supported() else None
     return library if library is not None and block_product_many.has_products(library) else None
 
 
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
-    """Linear layer over a checkpoint's blocks without decoding, or None if one of the matrices doesn't allow it."""
+    """Builds a linear layer over a checkpoint's blocks without decoding, or returns None if one of
+    the matrices doesn't allow it.
+    """
     blocks = [found for part in parts if (found := _multipliable(part)) is not None]
     alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: (part.format, order_of(part)))]
     if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
@@ -307,11 +322,13 @@ def _pack(library: ctypes.CDLL, run: Sequence[Blocks]) -> PackedBlocks:
 
 
 def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # which would copy a single one
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # cat would copy a single one
 
 
 def _multipliable(part: Weight) -> Blocks | None:
-    """Blocks of a size and kind that `BlockProduct` takes with the values of a matrix, or None."""
+    """Returns blocks of a size and kind that `BlockProduct` takes, with the values of a matrix, or
+    None.
+    """
     blocks = part.as_integers() if isinstance(part, Blocks) else None
     if blocks is None or (blocks.format.bits, blocks.format.group, blocks.format.minimum) == (8, 16, False):
         return blocks
@@ -323,7 +340,7 @@ def _multipliable(part: Weight) -> Blocks | None:
 
 @dataclass(frozen=True, slots=True)
 class ReorderedInputs:
-    """Linear layer whose weights have their inputs in another order."""
+    """Linear layer whose weights expect the inputs in another order."""
 
     product: Linear
     order: torch.Tensor
@@ -343,7 +360,9 @@ class StackedProducts:
 
 
 def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
-    """Products with blocks that make up a linear layer, or its path for few rows, in output order; may be empty."""
+    """Returns the products with blocks that make up a linear layer, or its path for few rows, in
+    output order; may be empty.
+    """
     if isinstance(linear, Bf16Linear | BlockLinear) and linear.few is not None:
         return products_of(linear.few)
     if isinstance(linear, BlockProduct):
@@ -355,13 +374,15 @@ def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
 
 
 def block_head(weight: Weight) -> Linear | None:
-    """Linear layer over blocks that gives float32 logits, or None if `block_product` returns None."""
+    """Builds a linear layer over blocks that returns float32 logits, or returns None if
+    `block_product` does.
+    """
     product = block_product([weight], None)
     return None if product is None else lambda x: product(x.float())
 
 
 def keeps_blocks_alone() -> bool:
-    """Returns True if a CPU multiplies any number of bf16 rows with a checkpoint's blocks.
+    """Returns whether a CPU multiplies any number of bf16 rows with a checkpoint's blocks.
 
     With AMX a product takes less time than decoding its matrix, so that a decoded copy is worth its memory. Without a
     compiler torch needs one.
@@ -371,7 +392,7 @@ def keeps_blocks_alone() -> bool:
 
 
 def bf16_linear(parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool) -> Linear:
-    """Linear layer with bf16 activations, in the fastest form for a checkpoint's matrices.
+    """Builds a linear layer with bf16 activations, in the fastest form for a checkpoint's matrices.
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
@@ -406,7 +427,8 @@ class RowByRow:
 
 
 def is_batch_invariant(linear: Linear, inputs: int, dtype: torch.dtype) -> bool:
-    """Returns True if a trial shows that a row's bits don't depend on the number of rows on this machine.
+    """Returns whether a trial shows that a row's bits don't depend on the number of rows on this
+    machine.
 
     Args:
         linear: linear layer to test.

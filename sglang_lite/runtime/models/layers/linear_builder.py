@@ -49,7 +49,7 @@ class LinearBuilder:
     def __init__(self, precision: Precision, device: torch.device, *, fused: bool) -> None:
         self._precision, self._device, self._fused = precision, device, fused
         self._few: Any = None
-        self._told = False  # True once a message is logged that matrices are decoded
+        self._told = False  # True once it is logged that matrices are decoded
         self._invariant_shapes: dict[tuple[int, int], bool] = {}
 
     def make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
@@ -65,10 +65,12 @@ class LinearBuilder:
         return self._batch_invariant(linear, *stacked_shape(parts))
 
     def _unfused(self, parts: list[Weight], bias: torch.Tensor | None) -> Linear:
-        """Layer of torch's operators or a CPU's own kernels, in the best form for the formats."""
+        """Builds a layer of torch's operators or a CPU's own kernels, in the best form for the
+        formats.
+        """
         p, on_cpu = self._precision, self._device.type == "cpu"
         if p.int8:
-            return Int8Linear(parts, bias)  # whose products are exact, so that rows never depend on others
+            return Int8Linear(parts, bias)  # its products are exact, so rows never depend on others
         bias = None if bias is None else bias.to(self._device, p.weights)
         linear: Linear
         if on_cpu and p.weights == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
@@ -110,7 +112,9 @@ class LinearBuilder:
         return GpuLinear(stacked(parts, p.weights, self._device), bias, self._few)
 
     def _form(self, part: Weight) -> Hashable:
-        """Key that the matrices of one product on a GPU share, if they stay in few bits; None if they are decoded."""
+        """Returns a key that the matrices of one product on a GPU share if they stay quantised;
+        None if they are decoded.
+        """
         if isinstance(part, ScaledRows):
             return ScaledRows if self._precision.keep_fp8 else None
         if not (isinstance(part, Blocks) and self._precision.packed):
@@ -123,8 +127,8 @@ class LinearBuilder:
             logger.info("quantised matrices are decoded while they are loaded (docs/models.md, Formats of weights).")
 
     def _batch_invariant(self, linear: Linear, outputs: int, inputs: int) -> Linear:
-        """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results depend on the number
-        of rows.
+        """Returns the linear layer, or with `batch_invariant` a row-by-row version if its results
+        depend on the number of rows.
 
         Each shape is tested once.
         """
@@ -141,7 +145,9 @@ class LinearBuilder:
         return linear if self._invariant_shapes[outputs, inputs] else RowByRow(linear)
 
     def float32(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
-        """Small but sensitive linear layer: always float32 on a CPU, and never quantised on a GPU."""
+        """Builds a small but sensitive linear layer: always float32 on a CPU, and never quantised
+        on a GPU.
+        """
         if self._fused:
             return self.make([weight], bias, quantise=False)
         bias = None if bias is None else bias.float()
@@ -150,15 +156,16 @@ class LinearBuilder:
         return DenseLinear(stacked([weight], torch.float32), bias)
 
     def head(self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None) -> Linear:
-        """Linear layer that computes logits.
+        """Builds the linear layer that computes logits.
 
-        Those of a 16-bit model on a CPU are sums and results in float32: 16-bit logits are so coarse (steps of 0.125
-        between 16 and 32) that the largest ones are often equal.
+        For a 16-bit model on a CPU, sums and results are float32: 16-bit logits are so coarse
+        (steps of 0.125 between 16 and 32) that the largest ones are often equal.
 
         Args:
             weight: weight in the model's format.
             bias: bias, or None.
-            kept: weight as stored in the checkpoint, if that is another format; None to use `weight`.
+            kept: weight as stored in the checkpoint, if that is another format; None to use
+                `weight`.
         """
         p = self._precision
         if p.blocks and bias is None and (head := block_head(weight if kept is None else kept)) is not None:

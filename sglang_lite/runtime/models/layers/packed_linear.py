@@ -17,8 +17,8 @@ from sglang_lite.runtime.models.weights.blocks import Blocks, order_of
 from sglang_lite.runtime.models.weights.fp4 import E2M1
 from sglang_lite.runtime.models.weights.source import Weight
 
-_FARTHEST = 1 << 15  # number from which on a zero is so far away that 4 bits, in 16, change nothing
-_SMALLEST_HALF = 2.0**-14  # from which on float16 has all of its bits
+_FARTHEST = 1 << 15  # a zero at least this large makes 4-bit numbers vanish in 16 bits
+_SMALLEST_HALF = 2.0**-14  # smallest number for which float16 has full precision
 
 
 class PackedLinear(GpuProduct):
@@ -66,8 +66,9 @@ class PackedLinear(GpuProduct):
 
 
 def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: torch.device) -> PackedLinear | None:
-    """Linear layer over matrices [N_i, K] stacked along N that stays in 4 bits, or None if one of them doesn't allow
-    it."""
+    """Builds a linear layer over matrices [N_i, K] stacked along N that stays in 4 bits. Returns
+    None if one of them doesn't allow it.
+    """
     first = parts[0]
     if (packed := packed_matrix(parts, device)) is None or not isinstance(first, Blocks):
         return None
@@ -75,9 +76,10 @@ def packed_linear(parts: Sequence[Weight], bias: torch.Tensor | None, device: to
 
 
 def packed_experts(experts: Iterable[Sequence[Weight]], count: int, device: torch.device) -> PackedWeight | None:
-    """Matrices of `count` experts, each stacked as for `packed_linear`, in one matrix, or None if they don't allow it.
+    """Returns the matrices of `count` experts, each stacked as for `packed_linear`, as one matrix,
+    or None if they don't allow it.
 
-    Beside it there is memory for one expert: they are taken one after another.
+    Besides the result, only one expert is in memory at a time.
     """
     whole: PackedWeight | None = None
     for i, parts in enumerate(experts):
@@ -96,10 +98,12 @@ def packed_experts(experts: Iterable[Sequence[Weight]], count: int, device: torc
 
 
 def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight | None:
-    """Matrices [N_i, K] of one format stacked along N, or None if they are of several or none of 4 bits.
+    """Stacks matrices [N_i, K] of one 4-bit format along N. Returns None if they have several
+    formats or none of 4 bits.
 
-    Beside minima that are no integer multiples of scales (GGUF's), or scales that need more than 16 bits, both are
-    rounded to float16; None if that would change a number by more than 1/2048 of the matrix's largest scale.
+    With minima, unless all zeros are one integer in 0 … 255, scales and zeros are stored in 16 bits
+    and rounded to float16 where they don't fit exactly. Returns None if scales need that and the
+    largest is outside float16's normal range.
     """
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) < len(parts) or len({(part.format, order_of(part)) for part in blocks}) > 1:
@@ -127,21 +131,24 @@ def packed_matrix(parts: Sequence[Weight], device: torch.device) -> PackedWeight
 
 
 def _scales_and_zeros(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zeros [N, groups] of groups: scale * number + minimum = scale * (number - zero).
+    """Returns scales and zeros [N, groups] of groups: scale * number + minimum = scale * (number -
+    zero).
 
-    A group whose minimum is so large that its numbers change nothing gets the scale -minimum and the zero 1, and the
-    number 0 everywhere (written).
+    A group whose minimum is so large that its numbers change nothing gets the scale -minimum, the
+    zero 1, and the number 0 everywhere (written).
     """
     flat = scale.abs() * _FARTHEST <= minimum.abs()
     q.view(*scale.shape, -1).masked_fill_(flat.unsqueeze(-1), 0)
     zeros = torch.where(flat, 1.0, -minimum / scale)
     scale = torch.where(flat, -minimum, scale)
-    whole = zeros.round()  # a quotient may be beside the integer that was multiplied
+    whole = zeros.round()  # a quotient may be slightly off the integer that was multiplied
     return scale, torch.where(whole * scale == -minimum, whole, zeros)
 
 
 def _common(zeros: torch.Tensor) -> int | None:
-    """Integer in 0 … 255 that all zeros are, or None; None, too, for zeros without memory."""
+    """Returns the integer in 0 … 255 that all zeros equal, or None. Also returns None for zeros
+    without memory.
+    """
     if zeros.is_meta:
         return None
     first = zeros[0, 0].item()

@@ -61,7 +61,9 @@ class RotaryTable:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the first dim elements of heads x [T, H, D] by tables [T, 1, dim]; the rest pass unchanged."""
+    """Rotates the first dim elements of heads x [T, H, D] by tables [T, 1, dim], and returns the
+    rest unchanged.
+    """
     dim = cos.shape[-1]
     if dim == x.shape[-1]:
         return torch.addcmul(x * cos, x.roll(dim // 2, -1), sin)
@@ -71,7 +73,9 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-    """Permutation of the outputs of a layer's first product that moves rotary pairs from adjacent places to two halves.
+    """Returns a permutation of the outputs of a layer's first product that moves rotary pairs from
+    adjacent places to two halves. `rotate` expects the first elements of all pairs before the
+    second ones. Returns None if they are already stored that way.
 
     `rotate` expects the first elements of all pairs before the second ones. Returns None if they are stored so already.
     """
@@ -88,7 +92,7 @@ def deinterleave_order(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
 
 
 def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
-    """Permutation like `deinterleave_order` of the elements of one query or key, or None."""
+    """Returns the part of `deinterleave_order` for the elements of one query or key, or None."""
     if not spec.rope.interleaved:
         return None
     rotated = spec.rope.rotary_dim or spec.key_size
@@ -96,8 +100,9 @@ def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
 
 
 def latent_query_deinterleave_order(spec: LatentSpec) -> torch.Tensor | None:
-    """Permutation like `deinterleave_order` of latent attention's queries, whose heads end in the rotated elements; or
-    None."""
+    """Returns the part of `deinterleave_order` for latent attention's queries, whose heads end with
+    the rotated elements; or None.
+    """
     if not spec.rope.interleaved:
         return None
     head = torch.cat((torch.arange(spec.nope_size), _halves(spec.rope_size) + spec.nope_size))
@@ -113,7 +118,7 @@ def _of_heads(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:
 
 
 def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:
-    """Radians per position [dim / 2], and the factor of cos and sin."""
+    """Returns radians per position [dim / 2], and the factor of cos and sin."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / spec.theta**exponents
     p = spec.params
@@ -137,14 +142,16 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
 
 
 def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, original: int) -> torch.Tensor:
-    """Frequencies of Llama 3.1: keeps short wavelengths, divides long ones by `factor`, blends the range between."""
+    """Returns the frequencies of Llama 3.1: keeps short wavelengths, divides long ones by `factor`,
+    and blends the range between.
+    """
     wavelengths = 2 * math.pi / inverse
     blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
     return inverse * (blend + (1 - blend) / factor)
 
 
 def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Frequencies and amplitude of YaRN (arXiv:2309.00071)."""
+    """Returns the frequencies and amplitude of YaRN (arXiv:2309.00071)."""
     p = spec.params
     factor, original = p["factor"], p["original_max_position_embeddings"]
 

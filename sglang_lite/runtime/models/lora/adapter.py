@@ -1,8 +1,8 @@
 """Adapters, and their tensors in the form that a model's products take.
 
-Tensors are matched to the parameters of `parameters.py` by the names of the modules. Products that the model stacks (q,
-k and v; gate and up) have an A for each part, and one B with the outputs of all parts, so that part p of such a product
-becomes y[p] + (x A[p]^T) B[:, p].
+Tensors are matched to the parameters of `parameters.py` by the names of the modules. Products that
+the model stacks (q, k and v; gate and up) have an A for each part, and one B with the outputs of
+all parts, so part p of such a product becomes y[p] + (x A[p]^T) B[:, p].
 """
 
 from __future__ import annotations
@@ -64,17 +64,18 @@ class ProductDelta:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """Adapter that is read.
+    """Adapter whose tensors have been read.
 
     Attributes:
         name: name that requests use.
         generation: number that is unique among all adapters that the engine has read.
-        rank: its largest rank, rounded up to a multiple of PAGE_RANK; all its matrices are padded to it.
+        rank: its largest rank, rounded up to a multiple of PAGE_RANK; all its matrices are padded
+            to it.
         layers: for each layer the products that it changes, by name.
-        digest: digest of its tensors, which caches in files know it by.
-        invocation: tokens of a late adapter, which computes a prompt from their last occurrence on; empty for one that
-            computes all.
-        pages: the tensors as a GPU's memory takes them, in place of `layers`; else None.
+        digest: digest of its tensors, which identifies it in cache files.
+        invocation: tokens that activate a late adapter from their last occurrence in a prompt on;
+            empty for one that is always active.
+        pages: the tensors in the layout of a GPU's memory, instead of `layers`; or None.
     """
 
     name: str
@@ -87,21 +88,23 @@ class Adapter:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Tensors that it has."""
+        """Tensors of the adapter."""
         if self.pages is not None:
             return [self.pages]
         return [each for layer in self.layers for delta in layer.values() for each in (delta.a, delta.b)]
 
     @property
     def bytes(self) -> int:
-        """Bytes that it takes in the host's memory."""
+        """Bytes that it takes in host memory."""
         if self.pages is not None and self.pages.is_pinned():
-            return power_of_2(self.pages.nbytes)  # as torch pins them
+            return power_of_2(self.pages.nbytes)  # torch pins that many
         return sum(each.nbytes for each in self.tensors)
 
 
 def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
-    """Products of each layer that take adapters, by name, which are those of `Layer` and `FeedForward`."""
+    """Returns the products of each layer that take adapters, by their names in `Layer` and
+    `FeedForward`.
+    """
     shapes = []
     for index, layer in enumerate(spec.layers):
         sizes = {p.role: p.shape for p in layer_parameters(spec, index)}
@@ -113,7 +116,7 @@ def product_shapes(spec: ModelSpec) -> tuple[Mapping[str, ProductShape], ...]:
 
 
 def _products(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
-    """Roles of the matrices of each product that takes adapters."""
+    """Returns the roles of the matrices in each product that takes adapters."""
     products: dict[str, tuple[str, ...]] = {}
     if isinstance(layer.attention, AttentionSpec):
         products = {"qkv": ("q", "k", "v"), "output": ("o",)}
@@ -143,13 +146,13 @@ class _Matrices:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """Files of an adapter as they were checked.
+    """Files of an adapter at the time they were checked.
 
     Attributes:
         config: its config.
         file: file of its tensors.
         rank: its largest rank.
-        stamp: size of the file, and time of its last change.
+        stamp: size of the file, and its modification time.
     """
 
     config: AdapterConfig
@@ -168,11 +171,12 @@ class AdapterReader:
 
     Args:
         spec: the model.
-        model_name: its name, which adapters that name another base are warned about.
+        model_name: its name; adapters that name another base cause a warning.
         dtype: dtype of their tensors.
         max_rank: largest rank of an adapter.
-        room: makes room for an adapter of a rank in the form that the device's memory takes: zeros, and views of them
-            for A and B by layer and product, as in LoraWeights. None for tensors of each product.
+        room: allocates room for an adapter of a rank in the layout of the device's memory: zeros,
+            and views of them for A and B by layer and product, as in LoraWeights. Returns None for
+            separate tensors of each product.
         targets: names of the modules that adapters may change, such as "q_proj"; empty for all.
     """
 
@@ -204,13 +208,13 @@ class AdapterReader:
                         self._others.add(module)
 
     def open(self, folder: Path) -> AdapterFiles:
-        """Checks an adapter by its config and the headers of its tensors. No values are read.
+        """Checks an adapter's config and the headers of its tensors. Reads no values.
 
         Args:
-            folder: folder that peft has written.
+            folder: folder written by peft.
 
         Raises:
-            ModelError: it is damaged, of another base, or has something that can't be honoured.
+            ModelError: it is damaged, for another base, or has something that is not supported.
         """
         config = read_adapter_config(folder)
         file = next((path for name in _FILES if (path := folder / name).is_file()), None)
@@ -219,7 +223,7 @@ class AdapterReader:
                 f"{folder}: the adapter has no weights: neither {' nor '.join(_FILES)} is a file there.",
                 hint="Save it with peft.",
             )
-        stamp = _stamp(file)  # before its headers, so that a change after them is found
+        stamp = _stamp(file)  # before reading the headers, so that later changes are detected
         modules = self._modules(config, file, _headers(file))
         self._check_targets(config, modules)
         if outside := [token for token in config.invocation if token >= self._spec.vocab_size]:
@@ -241,7 +245,7 @@ class AdapterReader:
             files: its files.
 
         Raises:
-            ModelError: its file has changed since, can't be read, or has NaN.
+            ModelError: its file has changed since then, can't be read, or contains NaN.
         """
         config, file = files.config, files.file
         if _stamp(file) != files.stamp:
@@ -270,7 +274,9 @@ class AdapterReader:
     def _deltas(
         self, index: int, by_role: Mapping[tuple[int, str], _Matrices], rank: int, room: AdapterRoom | None
     ) -> dict[str, ProductDelta]:
-        """Products of a layer that an adapter changes, or nothing if there is room for them, which is filled."""
+        """Returns the products of a layer that an adapter changes. With `room`, writes them there
+        and returns nothing.
+        """
         layer, deltas = self._spec.layers[index], {}
         sizes = {p.role: p.shape for p in layer_parameters(self._spec, index)}
         for product, roles in _products(layer).items():
@@ -300,7 +306,8 @@ class AdapterReader:
         return deltas
 
     def _modules(self, config: AdapterConfig, file: Path, tensors: Mapping[str, torch.Tensor]) -> _Modules:
-        """Matrices of each module that an adapter changes, whose values are not read."""
+        """Returns the matrices of each module that an adapter changes. Does not read their values.
+        """
         found: dict[str, dict[str, torch.Tensor]] = {}
         names: dict[str, str] = {}  # in the file, by our own
         left_out = set[str]()
@@ -346,7 +353,9 @@ class AdapterReader:
         return {module: _Stored(names[module], pair["lora_A"], pair["lora_B"]) for module, pair in found.items()}
 
     def _tell_left_out(self, config: AdapterConfig, file: Path, modules: set[str], *, taken: bool) -> None:
-        """Logs that matrices are not used, as in peft. Raises ModelError if no others are there."""
+        """Logs which matrices are not used, in peft neither. Raises ModelError if there are no
+        others.
+        """
         if not taken:
             why = f": its config leaves out {min(modules)} and all others" if modules else ""
             raise ModelError(f"{file}: the adapter has no matrices{why}.", hint="Save it with peft.")
@@ -385,7 +394,7 @@ class AdapterReader:
         )
 
     def _of_table(self, file: Path, module: str) -> ModelError:
-        """Error for an adapter that changes embeddings or a head."""
+        """Returns the error for an adapter that changes embeddings or a head."""
         problem = f"{file}: the adapter changes {module}: embeddings and heads are not supported."
         if not self._spec.tied_embeddings:
             return _to_be_merged(problem)
@@ -397,7 +406,9 @@ class AdapterReader:
         )
 
     def _check_targets(self, config: AdapterConfig, modules: _Modules) -> None:
-        """Checks that each target has matrices, unless the config leaves out all modules that it names."""
+        """Checks that each target has matrices, unless the config leaves out all modules that it
+        names.
+        """
         if isinstance(config.targets, str):
             return
         known = [*(each.name for each in modules.values()), *modules]
@@ -428,7 +439,7 @@ def _digest(adapter: Adapter) -> str:
 
 
 def _finite(matrix: torch.Tensor) -> bool:
-    return all(bool(end.isfinite()) for end in matrix.aminmax())  # in a tenth of `isfinite`'s time
+    return all(bool(end.isfinite()) for end in matrix.aminmax())  # a tenth of `isfinite`'s time
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -440,7 +451,7 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 def _headers(file: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a file, without their values."""
+    """Returns the tensors of a file without their values."""
     if file.suffix == ".bin":
         return pickled_tensors(file, "meta")
     found = read_header(LocalRanges(), file)
@@ -449,7 +460,7 @@ def _headers(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a file. Code in a pickled file is never run."""
+    """Returns the tensors of a file. Never runs code in a pickled file."""
     if file.suffix == ".bin":
         return pickled_tensors(file)
     from safetensors import SafetensorError

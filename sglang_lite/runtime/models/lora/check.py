@@ -1,4 +1,4 @@
-"""Invariants of the adapters of an engine, counted anew; for tests."""
+"""Consistency checks of an engine's adapters, for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_adapters(
     max_loaded: int | None = None,
     max_bytes: int | None = None,
 ) -> None:
-    """Checks both tiers of adapters.
+    """Checks the adapters in memory and those on the device.
 
     Args:
         loaded: adapters by name.

@@ -1,4 +1,4 @@
-"""Config of an adapter's folder, as peft writes it: what is honoured, and what is refused by name."""
+"""Config of an adapter's folder, as peft writes it. Unsupported fields are rejected by name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import Json, read_json, shown
 
 ADAPTER_CONFIG = "adapter_config.json"
-_RANK = 64  # largest rank if neither a setting nor an adapter says more
+_RANK = 64  # largest rank if neither a setting nor an adapter determines it
 MAX_RANK = 512
 _ALL = "all-linear"  # peft's name for all targets
 _PATTERN_S = 1.0  # time that a pattern of a file may take
-# Fields that change what an adapter computes, by what they stand for. Each must be unset.
+# Fields that change what an adapter computes, with what they stand for. Each must be unset.
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA, which scales the base's weights",
     "modules_to_save": "modules that were trained as a whole",
@@ -33,12 +33,12 @@ _REFUSED: Mapping[str, str] = {
     "kasa_config": "KaSA, which changes the base's weights",
     "monteclora_config": "MonteCLoRA's random mixtures",
 }
-# Kinds that have tokens of their own, or choose by the prompt: no weights of a model can hold them.
+# Kinds that add tokens, or choose by the prompt: they can't be merged into a model's weights.
 _UNMERGEABLE = (
     "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT", "CARTRIDGE",
     "POLY", "XLORA",
 )  # fmt: skip
-# Ways to begin the training that leave the base's weights as they are.
+# Initialisations of the training that leave the base's weights unchanged.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -49,15 +49,17 @@ class AdapterConfig:
     Attributes:
         folder: its folder, for messages.
         base: name of the model that it was trained on; empty if unknown.
-        rank: rank of its matrices, where `ranks` has no other.
-        alpha: numerator of its scale, where `alphas` has no other.
+        rank: rank of its matrices, unless `ranks` has another.
+        alpha: numerator of its scale, unless `alphas` has another.
         ranks, alphas: exceptions, by pattern of module names.
         targets: names of its modules, or their ends; or a pattern of them. Empty for all.
         excluded: names of modules that it leaves out, or their ends; or a pattern of them.
         layers: numbers of the only layers that it changes; None for all.
-        layer_patterns: what stands before a layer's number in a module's name; empty for anything.
+        layer_patterns: patterns of what precedes a layer's number in a module's name; empty for
+            anything.
         root: whether the scale divides by the root of the rank (rsLoRA).
-        invocation: tokens that a late adapter (aLoRA) begins with; empty for one that computes all.
+        invocation: tokens that activate a late adapter (aLoRA); empty for one that is always
+            active.
     """
 
     folder: Path
@@ -74,17 +76,18 @@ class AdapterConfig:
     invocation: tuple[int, ...]
 
     def rank_of(self, module: str) -> int:
-        """Rank of a module's matrices."""
+        """Returns the rank of a module's matrices."""
         return int(self._matched(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """Factor of a module's product."""
+        """Returns the factor of a module's product."""
         rank = self.rank_of(module)
         return self._matched(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.root else rank)
 
     def leaves_out(self, module: str) -> bool:
-        """True if a module, by its name in the file, is excluded, or in none of the adapter's layers. As in peft, which
-        reads no matrices of such a module."""
+        """Returns whether a module, by its name in the file, is excluded or in none of the
+        adapter's layers. Like peft, the engine reads no matrices of such a module.
+        """
         if self._is_one_of(self.excluded, module):
             return True
         if self.layers is None or isinstance(self.targets, str) or module in self.targets:
@@ -92,7 +95,7 @@ class AdapterConfig:
         return self._layer_of(module) not in self.layers
 
     def is_target(self, module: str) -> bool:
-        """True if a module, by its name in the file, is among the targets."""
+        """Returns whether a module, by its name in the file, is among the targets."""
         return not self.targets or self.targets == _ALL or self._is_one_of(self.targets, module)
 
     def _is_one_of(self, names: tuple[str, ...] | str, module: str) -> bool:
@@ -101,7 +104,7 @@ class AdapterConfig:
         return module in names or module.endswith(tuple(f".{name}" for name in names))
 
     def _layer_of(self, module: str) -> int | None:
-        """Number of a module's layer, if its name has one."""
+        """Returns the number of a module's layer, if its name has one."""
         for pattern in self.layer_patterns or (r"[^.]*",):
             before = r".*?\." if not self.layer_patterns else r"(?:^|.*?\.)"
             if found := self._match(rf"{before}{pattern}\.(?P<index>\d+)\.", pattern, module):
@@ -109,14 +112,18 @@ class AdapterConfig:
         return None
 
     def _matched(self, patterns: Mapping[str, float], module: str, default: float) -> float:
-        """Value of the first pattern that matches a module's name or its end, as peft matches them."""
+        """Returns the value of the first pattern that matches a module's name or its end, in the
+        way peft matches them.
+        """
         for pattern, value in patterns.items():
             if self._match(rf"(.*\.)?({pattern})$", pattern, module):
                 return value
         return default
 
     def _match(self, expression: str, pattern: str, module: str) -> regex.Match[str] | None:
-        """Match of an expression from the beginning of a module's name; `pattern` is what the file has of it."""
+        """Matches an expression from the beginning of a module's name; `pattern` is the part of it
+        from the file.
+        """
         try:
             found: regex.Match[str] | None = regex.match(expression, module, timeout=_PATTERN_S)
         except (regex.error, TimeoutError) as error:
@@ -131,7 +138,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """Reads the config in an adapter's folder.
 
     Raises:
-        ModelError: there is none, or it asks for something that can't be honoured.
+        ModelError: there is none, or it requires something that is not supported.
     """
     if not folder.is_dir():
         raise ModelError(
@@ -188,7 +195,7 @@ def _object(path: Path, content: Mapping[str, Json], name: str) -> dict[str, Jso
 
 
 def _names(path: Path, content: Mapping[str, Json], name: str) -> tuple[str, ...] | str:
-    """A list of names, or a pattern."""
+    """Reads a list of names, or a pattern."""
     value = content.get(name) or ()
     if isinstance(value, str):
         return value
@@ -248,7 +255,9 @@ def _refused(path: Path, name: str, value: Json, why: str) -> ModelError:
 
 
 def largest_rank(setting: int | None, paths: Sequence[str]) -> int:
-    """Largest rank of an adapter: the setting, or that of adapters in these folders, or 64 without any."""
+    """Returns the largest rank of an adapter: the setting, or the largest in these folders, or 64
+    without any.
+    """
     return setting or max(map(_rank_of, paths), default=_RANK)
 
 

@@ -1,5 +1,6 @@
-"""Adapters of a step on a CPU: in a compiled step of few tokens the products of each adapter's own, else two batched
-products, of each adapter with its own tokens."""
+"""Adapters of a step on a CPU. A compiled step of few tokens multiplies by each adapter's own
+matrices. Otherwise two batched products multiply each adapter with its own tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kernels.cpu_small_batch_step import PRODUCTS, AdapterDelta, StepAdapters
 from sglang_lite.runtime.models.lora.adapter import Adapter, AdapterRoom, ProductDelta
 
-_KEPT = 4  # sets of adapters that are kept side by side
-_PADDED = 256  # tokens, padding included, that several adapters are always multiplied with together
+_KEPT = 4  # maximum number of sets of adapters that are kept
+_PADDED = 256  # up to this many tokens, padding included, adapters are always multiplied together
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class StackedDelta:
 
 
 class AdapterSet:
-    """Adapters that run together, in the forms that steps take, each of which is made when a step first needs it.
+    """Adapters that run together, in the forms that steps take. Each form is made when a step first
+    needs it.
 
     Args:
         adapters: the adapters.
@@ -44,18 +46,18 @@ class AdapterSet:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the padded copies, if a step has needed them."""
+        """Bytes of the padded copies, if they have been made."""
         layers: tuple[Mapping[str, StackedDelta], ...] = vars(self).get("layers", ())
         return sum(part.nbytes for layer in layers for delta in layer.values() for part in (delta.a, *delta.b))
 
     @cached_property
     def layers(self) -> tuple[Mapping[str, StackedDelta], ...]:
-        """Parts of the adapters, in each layer and by product."""
+        """Parts of the adapters, by layer and product."""
         return stacked(self.adapters)
 
     @cached_property
     def deltas(self) -> ctypes.Array[AdapterDelta]:
-        """Parts of the adapters as `StepAdapters` has them."""
+        """Parts of the adapters in the form of `StepAdapters`."""
         found = [
             AdapterDelta() if (delta := layer.get(product)) is None
             else AdapterDelta(delta.a.data_ptr(), delta.b.data_ptr(), adapter.rank)
@@ -79,12 +81,14 @@ class CpuLoraStep:
     of_token: NDArray[np.int64]
 
     def layer(self, index: int) -> LayerAdapters:
-        """The step's adapters in one layer."""
+        """Returns the step's adapters in one layer."""
         return LayerAdapters(self.adapters.layers[index], self.groups)
 
     @cached_property
     def groups(self) -> tuple[AdapterGroup, ...]:
-        """The step's adapters: all together, or each alone if most would be padding."""
+        """The step's adapters: all in one group, or each in its own if the one would be mostly
+        padding.
+        """
         order = np.argsort(self.of_token, kind="stable")[(self.of_token < 0).sum() :]
         counts = np.bincount(self.of_token[order], minlength=len(self.adapters.adapters))
         own = np.arange(counts.max()) < counts[:, None]
@@ -98,7 +102,7 @@ class CpuLoraStep:
 
     @property
     def compiled(self) -> StepAdapters:
-        """The adapters as a compiled step takes them."""
+        """The adapters in the form that a compiled step takes."""
         order = np.argsort(self.of_token, kind="stable").astype(np.int32)
         starts = np.searchsorted(self.of_token[order], np.arange(len(self.adapters.adapters) + 1)).astype(np.int32)
         rank = max(adapter.rank for adapter in self.adapters.adapters)
@@ -111,8 +115,8 @@ class AdapterGroup:
 
     Attributes:
         adapters: all of an AdapterSet, or the place of one in it.
-        tokens: int64 [adapters, most], tokens of each, padded with one of its own, so that numbers that overflow stay
-            in its requests; of one adapter [tokens], or their range.
+        tokens: int64 [adapters, most], tokens of each, padded with one of its own, so that
+            overflows stay in its requests; for a single adapter [tokens], or their slice.
         own: [adapters, most, 1], False for padding; None without any.
     """
 
@@ -122,14 +126,18 @@ class AdapterGroup:
 
 
 def _index(tokens: NDArray[np.int64]) -> torch.Tensor | slice:
-    """Ascending tokens as an index: a range, if they are one, as that of a tensor needs no copy."""
+    """Converts ascending tokens to an index: a slice if they are contiguous, because indexing with
+    it makes no copy.
+    """
     first, end = int(tokens[0]), int(tokens[-1]) + 1
     return slice(first, end) if end - first == len(tokens) else torch.from_numpy(tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapters:
-    """Adapters of a step's tokens in one layer: those of AdapterSet, and `groups` of CpuLoraStep."""
+    """Adapters of a step's tokens in one layer: the products of an AdapterSet, and the `groups` of
+    a CpuLoraStep.
+    """
 
     products: Mapping[str, StackedDelta]
     groups: tuple[AdapterGroup, ...]
@@ -157,7 +165,7 @@ class LayerAdapters:
 
 
 def stacked(adapters: Sequence[Adapter]) -> tuple[Mapping[str, StackedDelta], ...]:
-    """Adapters' parts in each layer and by product."""
+    """Stacks adapters' parts, by layer and product."""
     layers = []
     for each in zip(*(adapter.layers for adapter in adapters)):
         shapes = {product: delta for layer in each for product, delta in layer.items()}
@@ -180,7 +188,7 @@ def _stack(deltas: Sequence[ProductDelta | None], rank: int, like: ProductDelta)
 
 
 class CpuAdapters:
-    """Adapters by adapter slot, for a runner on a CPU, which uses the host's tensors as they are.
+    """Adapters by adapter slot, for a runner on a CPU, which uses the host's tensors directly.
 
     Args:
         slots: number of adapter slots.
@@ -193,11 +201,11 @@ class CpuAdapters:
         self._sets: dict[tuple[int, ...], AdapterSet] = {}  # adapters of the last steps, by generations
 
     def room(self, rank: int) -> AdapterRoom | None:
-        """Returns None, as each product's tensors are used as they are."""
+        """Returns None, as the tensors of each product are used directly."""
         return None
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
-        """Makes an adapter the one of an adapter slot."""
+        """Writes an adapter to an adapter slot."""
         self._adapters[slot] = adapter
 
     def clear(self, slot: int) -> None:
@@ -206,12 +214,12 @@ class CpuAdapters:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the adapters in slots, and of what steps have made of them."""
+        """Bytes of the adapters in slots, and of the forms that steps have made of them."""
         own = sum(adapter.bytes for adapter in self._adapters if adapter is not None)
         return own + sum(each.bytes for each in self._sets.values())
 
     def forget(self) -> None:
-        """Frees what steps have made of adapters. They make it again."""
+        """Frees the forms that steps have made of adapters. They are made again when needed."""
         self._sets.clear()
 
     def change(self, slots: NDArray[np.int32], adapters: NDArray[np.int32]) -> None:
@@ -219,11 +227,15 @@ class CpuAdapters:
         self._of_slot[slots] = adapters
 
     def step(self, token_slots: NDArray[np.int32]) -> CpuLoraStep | None:
-        """Adapters of a step's tokens, given the slot of each, or None if no token has one."""
+        """Returns the adapters of a step's tokens, given the slot of each, or None if no token has
+        one.
+        """
         return self.of_tokens(self._of_slot[token_slots])
 
     def of_tokens(self, of_token: NDArray[np.int32]) -> CpuLoraStep | None:
-        """Adapters of tokens, given the adapter slot of each, -1 for none; None if no token has one."""
+        """Returns the adapters of tokens, given the adapter slot of each (-1 for none), or None if
+        no token has one.
+        """
         numbers = np.unique(of_token[of_token >= 0]).tolist()
         adapters = [adapter for number in numbers if (adapter := self._adapters[number]) is not None]
         assert len(adapters) == len(numbers), "a running request uses an empty adapter slot"

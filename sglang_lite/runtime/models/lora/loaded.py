@@ -1,4 +1,4 @@
-"""Adapters of an engine by name: the host's tier."""
+"""Adapters of an engine by name: those in the host's memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class LoadedAdapter:
         files: files that it is read from, when a request first names it.
         pinned: whether it stays in memory, and on the device.
         adapter: its tensors, or None while they are not in memory.
-        reading: held by the thread that reads its tensors.
-        left: those that have left memory, while requests have them.
+        reading: lock held by the thread that reads its tensors.
+        left: versions of it that were dropped, as long as requests hold them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class LoadedAdapter:
 
 
 class LoadedAdapters:
-    """Adapters that requests can name. Methods may be called by any thread.
+    """Adapters that requests can name. Methods may be called from any thread.
 
     Args:
         reader: checks and reads their folders.
@@ -69,7 +69,7 @@ class LoadedAdapters:
         self._by_name: dict[str, LoadedAdapter] = {}  # least recently used first
 
     def list(self) -> list[LoadedAdapter]:
-        """All adapters, by name."""
+        """Returns all adapters, sorted by name."""
         with self._lock:
             return sorted(self._by_name.values(), key=lambda each: each.name)
 
@@ -79,7 +79,8 @@ class LoadedAdapters:
         return sum(each.adapter.bytes for each in self.list() if each.adapter is not None)
 
     def load(self, name: str, path: Path, *, pinned: bool) -> None:
-        """Checks an adapter, which requests can name from then on. Its tensors are read at once only if it is pinned.
+        """Checks an adapter, which requests can name from then on. Only the tensors of a pinned
+        adapter are read immediately.
 
         Raises:
             ParameterError: the name can't be used, no more adapters can be pinned, or a pinned one has no room beside
@@ -97,8 +98,8 @@ class LoadedAdapters:
             self._by_name[name] = LoadedAdapter(name, files, pinned, adapter)
 
     def unload(self, name: str) -> Sequence[Adapter]:
-        """Forgets an adapter: requests can't name it any more. Returns it, if it is in memory, and those that have left
-        memory and that requests may still have.
+        """Removes an adapter: requests can't name it any more. Returns it, if it is in memory, and
+        dropped versions of it that requests may still hold.
 
         Raises:
             ParameterError: there is none of that name.
@@ -109,11 +110,12 @@ class LoadedAdapters:
             return [*found.left, *(() if found.adapter is None else (found.adapter,))]
 
     def get(self, name: str) -> Adapter:
-        """Adapter of a name, for a request. May read its tensors, once for all that wait for it.
+        """Returns the adapter of a name, for a request. May read its tensors, once for all requests
+        that wait for it.
 
         Raises:
-            ParameterError: there is none, or it has no room beside those that are pinned.
-            ModelError: its tensors had to be read, and can't be, or can't be used.
+            ParameterError: there is none, or it doesn't fit into memory with those that are pinned.
+            ModelError: its tensors can't be read or used.
         """
         found = self._used(name)
         if (adapter := found.adapter) is not None:
@@ -129,16 +131,16 @@ class LoadedAdapters:
             return adapter
 
     def drop(self) -> None:
-        """Lets all adapters leave memory, but for those that requests still have."""
+        """Drops the tensors of all adapters. Requests keep those that they hold."""
         with self._lock:
             for each in self._by_name.values():
                 each.leave()
 
     def at_hand(self, name: str) -> bool:
-        """True if `get` reads no file. The adapter counts as used."""
+        """Returns whether `adapter_for` would read no file. The adapter counts as used."""
         try:
             return self._used(name).adapter is not None
-        except ParameterError:  # which `get` raises at once
+        except ParameterError:  # `adapter_for` will raise it
             return True
 
     def _used(self, name: str) -> LoadedAdapter:
@@ -175,7 +177,7 @@ class LoadedAdapters:
             )  # fmt: skip
 
     def _make_room(self, more: int) -> None:
-        """Lets adapters leave memory until one more, of so many bytes, may be there."""
+        """Drops adapters until another one, of `more` bytes, fits into memory."""
         in_memory = [(each, each.adapter.bytes) for each in self._by_name.values() if each.adapter is not None]
         count, size = len(in_memory), sum(own for _, own in in_memory)
         leaving = list[LoadedAdapter]()
@@ -197,6 +199,7 @@ class LoadedAdapters:
             each.leave()
 
     def _full(self, count: int, size: int) -> bool:
-        """True if one more than `count` adapters, or `size` bytes of all, are too many."""
+        """Returns whether one more than `count` adapters, or `size` bytes in total, are too many.
+        """
         too_many = self._max_loaded is not None and count >= self._max_loaded
         return too_many or (self._max_bytes is not None and size > self._max_bytes)

@@ -1,4 +1,4 @@
-"""Adapters that an engine begins with, as SGLang's `lora_paths` names them. Needs no torch."""
+"""Adapters that an engine starts with, in the form of SGLang's `lora_paths`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class LoraPath:
 
 
 def lora_texts(value: UserValue) -> tuple[str, ...]:
-    """`lora_paths` as texts, each of which `read_lora_path` reads.
+    """Converts `lora_paths` to texts, each of which `read_lora_path` reads.
 
     Args:
-        value: list of paths, of `name=path`, and of objects with lora_name, lora_path and pinned, which may also be
-            texts in JSON; or a mapping of names to paths.
+        value: list of paths, of `name=path`, and of objects with lora_name, lora_path and pinned,
+            which may also be texts in JSON; or a mapping of names to paths.
 
     Raises:
-        ParameterError: it is nothing of that.
+        ParameterError: the value is none of these.
     """
     if isinstance(value, Mapping):
         value = [f"{name}={path}" for name, path in value.items()]
@@ -44,7 +44,7 @@ def lora_texts(value: UserValue) -> tuple[str, ...]:
 
 
 def read_lora_path(text: object) -> LoraPath:
-    """Reads an entry of `lora_paths`. Raises ParameterError if it is none."""
+    """Reads an entry of `lora_paths`. Raises ParameterError if it is invalid."""
     if not isinstance(text, str) or not text:
         raise ParameterError("lora_paths", f"{shown(text)} is no path.")
     if text.startswith("{"):

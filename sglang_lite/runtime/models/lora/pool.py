@@ -1,4 +1,6 @@
-"""Adapters on the device, by adapter slot. Knows no requests: admission names the adapters that are in use."""
+"""Adapters on the device, by adapter slot. Knows no requests: admission tells it which adapters are
+in use.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,14 @@ from typing import Literal, Protocol
 
 from sglang_lite.runtime.models.lora.adapter import PAGE_RANK, Adapter, AdapterRoom
 
-_MORE = 4  # slots for each adapter that can be in use: small ones leave pages for others, which stay
+_MORE = 4  # slots for each adapter that can be in use: small ones leave pages for others
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Numbers of adapter slots, and of pages of PAGE_RANK ranks, which `longest` of the largest rank take."""
+    """Numbers of adapter slots and of pages of PAGE_RANK ranks. An adapter of the largest rank
+    takes `longest` pages.
+    """
 
     slots: int
     pages: int
@@ -21,26 +25,27 @@ class PoolSize:
 
     @classmethod
     def of(cls, most: int, max_rank: int) -> PoolSize:
-        """Size for `most` adapters in use, all of the largest rank."""
+        """Returns the size for `most` adapters in use, all of the largest rank."""
         longest = -(-max_rank // PAGE_RANK)
         return cls(most * min(longest, _MORE), most * longest, longest)
 
     @property
     def most(self) -> int:
-        """Number of adapters of the largest rank that there are pages for."""
+        """Number of adapters of the largest rank that fit the pages."""
         return self.pages // self.longest
 
 
 class AdapterMemory(Protocol):
-    """Adapters of a runner, by adapter slot."""
+    """A runner's memory for adapters, by adapter slot."""
 
     def room(self, rank: int) -> AdapterRoom | None:
-        """Room for an adapter of a rank in the form that `write` copies, as of AdapterReader. May be called by any
-        thread."""
+        """Returns room for an adapter of this rank in the form that `write` copies, as for
+        AdapterReader. May be called by any thread.
+        """
         ...
 
     def write(self, slot: int, pages: Sequence[int], adapter: Adapter) -> None:
-        """Makes an adapter the one of a slot, before the first step that uses it.
+        """Writes an adapter to a slot, before the first step that uses it.
 
         Args:
             slot: adapter slot, which no running request uses.
@@ -55,14 +60,16 @@ class AdapterMemory(Protocol):
 
 
 class AdapterPool:
-    """Adapter slots of a device, and the pages of PAGE_RANK ranks that they share: an adapter takes as many as its rank
-    needs. Used by the loop's thread alone.
+    """A device's adapter slots, and the pages of PAGE_RANK ranks that they share: an adapter takes
+    as many as its rank needs. Used only by the loop's thread.
 
     Args:
         memory: memory of the slots.
         size: size of the memory.
-        most: number of adapters that can be in use or pinned; there are pages for so many of the largest rank.
-        eviction: whether the slot that was used, or filled, longest ago is taken first.
+        most: number of adapters that can be in use or pinned; there are pages for this many of the
+            largest rank.
+        eviction: whether the slot that was used ("lru") or filled ("fifo") longest ago is reused
+            first.
 
     Attributes:
         slots: adapter in each slot, or None.
@@ -74,7 +81,7 @@ class AdapterPool:
         self._memory, self._most, self._eviction = memory, most, eviction
         self.slots: list[Adapter | None] = [None] * size.slots
         self._slot: dict[int, int] = {}  # by generation
-        self._order = list(range(size.slots))  # slots, the one to be taken first at the front
+        self._order = list(range(size.slots))  # slots in the order in which they are to be reused
         self._free = list(range(size.pages))
         self.pages: dict[int, list[int]] = {}  # by slot
         self._pinned: set[int] = set()
@@ -82,21 +89,21 @@ class AdapterPool:
         self.writes = 0
 
     def pin(self, adapter: Adapter) -> None:
-        """Keeps an adapter in its slot once it has one, until it leaves."""
+        """Keeps an adapter in its slot, once it has one, until it is unloaded."""
         self._pinned.add(adapter.generation)
 
     def slot_of(self, adapter: Adapter) -> int | None:
-        """Slot that an adapter is in, or None."""
+        """Returns the slot that an adapter is in, or None."""
         return self._slot.get(adapter.generation)
 
     @property
     def unpinned(self) -> set[int]:
-        """Generations of the adapters that may leave their slots."""
+        """Generations of the adapters in slots that can be evicted."""
         return self._slot.keys() - self._pinned
 
     def assign(self, adapter: Adapter, in_use: Collection[int]) -> int | None:
-        """Gives an adapter a slot unless it has one. Returns the slot, or None if as many as can be are in use or
-        pinned.
+        """Assigns a slot to an adapter unless it has one. Returns the slot, or None if the maximum
+        number of adapters is in use or pinned.
 
         Args:
             adapter: the adapter.
@@ -119,13 +126,13 @@ class AdapterPool:
         return slot
 
     def write_again(self) -> None:
-        """Copies all adapters to their slots again, as the memory has lost them."""
+        """Copies all adapters to their slots again, after the memory has lost them."""
         for slot, adapter in enumerate(self.slots):
             if adapter is not None:
                 self._memory.write(slot, self.pages[slot], adapter)
 
     def empty(self) -> None:
-        """Empties all slots, while no request runs. Nothing is pinned then."""
+        """Empties all slots and unpins all adapters. No request may be running."""
         for slot, adapter in enumerate(self.slots):
             if adapter is not None:
                 self._memory.clear(slot)
@@ -133,16 +140,18 @@ class AdapterPool:
         self._pinned.clear()
 
     def unload(self, adapters: Sequence[Adapter], done: Callable[[], object]) -> None:
-        """Lets adapters leave at the first `settle` for which none of them is used. Calls back then, or at `close`."""
+        """Removes adapters at the first `free_unused` at which none of them is used. Calls back
+        then, or at `close`.
+        """
         self._leaving.append((adapters, done))
 
     @property
     def leaving(self) -> bool:
-        """True if adapters are to leave once they are not used."""
+        """True if adapters are to be removed once they are unused."""
         return bool(self._leaving)
 
     def settle(self, used: Collection[int]) -> None:
-        """Frees the slots of adapters that are to leave.
+        """Frees the slots of unloaded adapters that are no longer used.
 
         Args:
             used: generations of the adapters of all requests that have not ended.
@@ -155,7 +164,7 @@ class AdapterPool:
                 done()
 
     def close(self) -> None:
-        """Calls back for all adapters that are to leave, as the loop ends."""
+        """Calls back for all adapters that are still to be removed, when the loop ends."""
         for _, done in self._leaving:
             done()
         self._leaving.clear()
@@ -170,7 +179,9 @@ class AdapterPool:
             self._order.insert(0, slot)
 
     def _emptied(self, pages: int, kept: Collection[int]) -> int:
-        """Empties slots until so many pages are free, beginning with those to be taken first. Returns an empty slot."""
+        """Empties slots until enough pages are free, in the order in which they are to be reused.
+        Returns an empty slot.
+        """
         for slot in self._order:
             adapter = self.slots[slot]
             if (

@@ -1,7 +1,7 @@
 """AWQ's packing (arXiv:2306.00978) for matrix products, "gemm": 4 bits.
 
-`qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8] hold eight outputs a word, in an order of
-their own; `scales` [groups, outputs]. value = scale * (number - zero).
+`qweight` int32 [inputs, outputs / 8] and `qzeros` int32 [groups, outputs / 8] hold eight outputs
+per word, in AWQ's own order; `scales` [groups, outputs]. value = scale * (number - zero).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import torch
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, four_bits_in, groups_of, unpacked
 
-_PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))  # nibble of a word in which each of eight outputs is
+_PLACES = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7))  # nibble of a word that holds each of eight outputs
 
 
 def awq(group: int | None) -> Packing:
-    """Packing of AWQ. `group` is the number of inputs of a group; -1 for all, None if it is not declared."""
+    """Returns AWQ's packing. `group` is the number of inputs in a group; -1 for all, None if not
+    declared.
+    """
     parts = ".qweight", ".qzeros", ".scales"
     return Packing(parts, partial(_read, group=group), 5.0, gpu_bits=four_bits_in(group))
 

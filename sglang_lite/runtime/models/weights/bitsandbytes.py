@@ -1,9 +1,10 @@
-"""Packings of bitsandbytes: numbers of a code book (nf4 of arXiv:2305.14314, or fp4), and 8-bit integers.
+"""Packings of bitsandbytes: numbers of a code book (nf4 of arXiv:2305.14314, or fp4), and 8-bit
+integers.
 
-`weight` uint8 [numbers / 2, 1] holds two numbers a byte, the first in its high bits, over all rows one behind another;
-`weight.absmax` has a scale a block, itself in 8 bits with `weight.nested_absmax` if it is quantised twice;
-`weight.quant_map` is the code book, and `weight.quant_state.bitsandbytes__nf4` or `…fp4` JSON as bytes. In 8 bits,
-`weight` int8 has `SCB`, 127 times the scale of each row.
+`weight` uint8 [numbers / 2, 1] holds two numbers per byte, the first in its high bits, row after
+row; `weight.absmax` has a scale per block, itself in 8 bits with `weight.nested_absmax` if it is
+quantised twice; `weight.quant_map` is the code book, and `weight.quant_state.bitsandbytes__nf4` or
+`…fp4` is JSON as bytes. In 8 bits, `weight` int8 has `SCB`, 127 times the scale of each row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NESTED = (".weight.nested_absmax", ".weight.nested_quant_map")
 
 
 def four_bits(kind: str) -> Packing:
-    """Packing of numbers of a code book: "nf4" or "fp4"."""
+    """Returns the packing of numbers of a code book: "nf4" or "fp4"."""
     state = f".weight.quant_state.bitsandbytes__{kind}"
     return Packing(
         (state, ".weight", ".weight.absmax", ".weight.quant_map"), lambda parts: _read(parts, state), None,
@@ -57,7 +58,7 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
             raise ValueError("nested_absmax or nested_quant_map has another length than absmax asks for")
         outer = parts[_NESTED[0]].float().repeat_interleave(nested)[: len(scale)]
         scale = parts[_NESTED[1]].float()[scale.int()] * outer + offset
-    check_scales(scale, zero=True)  # of blocks that are 0
+    check_scales(scale, zero=True)  # blocks of zeros have the scale 0
     q = torch.stack((packed.flatten() >> 4, packed.flatten() & 15), -1).flatten()[: rows * columns]
     if columns % block == 0:
         return Blocks(q.view(rows, columns), scale.view(rows, -1).float(), table=tuple(table.tolist()))
@@ -65,7 +66,7 @@ def _read(parts: Parts, state: str) -> EncodedMatrix:
 
 
 class _Decoded(EncodedMatrix):
-    """Matrix whose blocks go over the ends of its rows."""
+    """Matrix whose blocks extend over the ends of its rows."""
 
     def __init__(self, q: torch.Tensor, scale: torch.Tensor, table: torch.Tensor, block: int, rows: int) -> None:
         super().__init__((rows, len(q) // rows))

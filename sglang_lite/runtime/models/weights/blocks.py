@@ -1,4 +1,6 @@
-"""Matrices of small numbers in blocks of columns with a scale each, as most quantised checkpoints store them."""
+"""Matrices of small numbers in blocks of columns with a scale per block, as most quantised
+checkpoints store them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Blocks(EncodedMatrix):
         scale: float32 [rows, blocks].
         minimum: float32 [rows, blocks], or None for 0.
         table: numbers that the integers 0 … 15 stand for; None for themselves.
-        order: int64 [columns], the column of the matrix that each stored column is; None if they are in order.
+        order: int64 [columns], the column of the matrix that each stored column holds; None if they
+            are in order.
     """
 
     def __init__(
@@ -84,7 +87,9 @@ class Blocks(EncodedMatrix):
         return Blocks(q, scale, minimum, table=self.table, order=self.order)
 
     def as_integers(self) -> Blocks | None:
-        """Matrix of the same values without a table: with int8, if all of the table's numbers are halves; else None."""
+        """Returns the same matrix without a table, in int8 if all of the table's numbers are
+        multiples of a half; else None.
+        """
         if self.table is None:
             return self
         doubled = torch.tensor(self.table) * 2
@@ -93,7 +98,9 @@ class Blocks(EncodedMatrix):
         return Blocks(doubled.to(torch.int8)[self.q.int()], self.scale / 2, self.minimum, order=self.order)
 
     def in_groups(self, columns: int) -> Blocks | None:
-        """Matrix of the same values in smaller blocks, or None if its blocks are no multiples of them."""
+        """Returns the same matrix in smaller blocks, or None if its blocks are no multiples of
+        them.
+        """
         times, left = divmod(self.format.group, columns)
         if left or times == 1:
             return None if left else self
@@ -102,5 +109,5 @@ class Blocks(EncodedMatrix):
 
 
 def order_of(blocks: Blocks) -> tuple[int, ...] | None:
-    """Order of a matrix's columns as a value that can be compared."""
+    """Returns the order of a matrix's columns as a value that can be compared."""
     return None if blocks.order is None else tuple(blocks.order.tolist())

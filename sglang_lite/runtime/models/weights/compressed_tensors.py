@@ -22,7 +22,9 @@ Scheme = tuple[int, int | None]  # bits of a number, and columns of a group or N
 
 
 def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
-    """Packing of integers in words. `schemes` are those that the config declares."""
+    """Returns the packing of integers in words (pack-quantized). `schemes` are those that the
+    config declares.
+    """
 
     def read(parts: Parts) -> Blocks:
         shape, scale = parts[".weight_shape"].tolist(), parts[".weight_scale"]
@@ -56,7 +58,8 @@ def pack_quantized(schemes: Sequence[Scheme]) -> Packing:
 
 
 def int_quantized(*, integer_inputs: bool) -> Packing:
-    """Packing of integers one a byte. `integer_inputs` as of Matrices."""
+    """Returns the packing of one integer per byte (int-quantized). `integer_inputs` as in Matrices.
+    """
 
     def read(parts: Parts) -> EncodedMatrix:
         weight, scale = parts[".weight"], parts[".weight_scale"]
@@ -86,7 +89,9 @@ def int_quantized(*, integer_inputs: bool) -> Packing:
 
 
 def _bits(schemes: Sequence[Scheme], columns: int, groups: int, words: int) -> int:
-    """Bits of the numbers, as a declared scheme has them that fits the tensors. Raises ValueError if none does."""
+    """Returns the bits of the numbers according to the declared scheme that fits the tensors.
+    Raises ValueError if none does.
+    """
     for bits, group in schemes:
         if words == -(-columns * bits // 32) and groups == (1 if group in (None, -1) else columns // group):
             groups_of(columns, groups, group or -1)

@@ -20,13 +20,15 @@ _DEVIATION = 0.02
 
 
 class DummySource(WeightSource):
-    """Source that returns normal random tensors with standard deviation 0.02 for any name, and ones for norms.
+    """Source that returns normal random tensors with standard deviation 0.02 for any name, and ones
+    for norms.
 
     A tensor depends only on the seed, the device and its name, so layers may be read in any order.
 
     Args:
         device: device that random numbers are drawn on; on a CPU, billions take a minute.
-        matrices: how matrices of layers are stored: those in few bits are of evenly distributed numbers.
+        matrices: how matrices of layers are stored; quantised ones have uniformly distributed
+            numbers.
         seed: seed of the generator.
     """
 

@@ -19,11 +19,11 @@ from sglang_lite.runtime.models.weights.packing import Packed, Packing, packed_m
 from sglang_lite.runtime.models.weights.quantised_formats import PLAIN, Matrices
 from sglang_lite.runtime.models.weights.source import PlainRows, Stored, Weight, WeightSource, canonical
 
-KINDS = ("safetensors", "bin")  # of files of weights; the first that is there is read
+KINDS = ("safetensors", "bin")  # kinds of weight files; the first that exists is read
 
 
 def index_name(kind: str) -> str:
-    """Name of the file that lists the shards of a kind."""
+    """Returns the name of the file that lists the shards of a kind."""
     return f"{'model' if kind == 'safetensors' else 'pytorch_model'}.{kind}.index.json"
 
 
@@ -44,12 +44,12 @@ def open_folder(folder: Path, matrices: Matrices = PLAIN) -> WeightSource:
 def weight_files(
     folder: Path, kinds: Sequence[str] = KINDS, exists: Callable[[Path], bool] = Path.exists
 ) -> tuple[str, set[Path]]:
-    """Returns the format of the weights, the first of `kinds` that is there, and their files.
+    """Returns the format of the weights, the first of `kinds` that exists, and their files.
 
     Args:
         folder: folder of the model.
         kinds: "safetensors", "bin".
-        exists: whether a file is there.
+        exists: function that checks whether a file exists.
 
     Raises:
         ModelError: as `open_folder`.
@@ -74,7 +74,9 @@ def weight_files(
 
 
 def pickle_files(folder: Path) -> set[Path]:
-    """Files of pickled tensors: `pytorch_model.bin`, its shards, or `.pt`. Raises ModelError if there are none."""
+    """Returns the files of pickled tensors: `pytorch_model.bin`, its shards, or `.pt`. Raises
+    ModelError if there are none.
+    """
     try:
         return weight_files(folder, ("bin",))[1]
     except ModelError:
@@ -128,7 +130,7 @@ class FolderSource(WeightSource):
         matrices: as for `open_folder`.
 
     Raises:
-        ModelError: a file is damaged, or a tensor is there twice or in part.
+        ModelError: a file is damaged, or a tensor occurs twice or only in part.
     """
 
     def __init__(self, folder: Path, files: set[Path], matrices: Matrices) -> None:
@@ -171,7 +173,7 @@ class FolderSource(WeightSource):
             ArithmeticError,
             RuntimeError,
         ) as error:  # torch's: shapes and dtypes
-            if "memory" in str(error):  # which ran out
+            if "memory" in str(error):  # out of memory
                 raise
             why = str(error).partition("\n")[0].rstrip(".")
             raise ModelError(f"{file}: {name}: {why}.", hint="Fetch the checkpoint again.") from error
@@ -190,7 +192,7 @@ class FolderSource(WeightSource):
     def _scaled(
         self, name: str, shape: tuple[int, ...], read: Callable[[int, int], torch.Tensor], file: Path
     ) -> ScaledRows:
-        """8-bit matrix with its scales, which are taken."""
+        """Returns an 8-bit matrix with its scales, which are taken."""
         scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
         if scale is None:
             raise ModelError(
@@ -205,7 +207,9 @@ class FolderSource(WeightSource):
 
 
 def packed_in(label: str, files: Mapping[str, Path], packings: Sequence[Packing]) -> dict[str, Packed]:
-    """`packed_matrices` among the tensors of a checkpoint. Raises ModelError if a tensor of a matrix is missing."""
+    """Returns `packed_matrices` among the tensors of a checkpoint. Raises ModelError if a tensor of
+    a matrix is missing.
+    """
     try:
         return packed_matrices(files.keys(), packings)
     except ValueError as error:
@@ -213,7 +217,9 @@ def packed_in(label: str, files: Mapping[str, Path], packings: Sequence[Packing]
 
 
 def unpacked_files(files: Mapping[str, Path], packed: Mapping[str, Packed]) -> dict[str, Path]:
-    """Files by the names of tensors, packed matrices under the names that a model asks for."""
+    """Returns files by the names of tensors, with packed matrices under the names that a model
+    takes.
+    """
     names = {each.module + part for each in packed.values() for part in each.parts}
     used = names.union(*(each.ignored for each in packed.values()))
     plain = {name: file for name, file in files.items() if name not in used}
@@ -293,7 +299,7 @@ class TensorSource(FolderSource):
 
 
 class TorchSource(FolderSource):
-    """Source of pickled tensors. Reads with `weights_only=True`, so no code of the file is run."""
+    """Source of pickled tensors. Reads with `weights_only=True`, so no code in the file is run."""
 
     def _names(self, file: Path) -> list[str]:
         return list(pickled_tensors(file))
@@ -317,7 +323,7 @@ def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
     """
     try:
         content = torch.load(file, map_location=device, weights_only=True, mmap=True)
-    except UnpicklingError as error:  # whose text advises to run the file's code
+    except UnpicklingError as error:  # its text advises running the file's code
         raise ModelError(
             f"{file}: can't be read as tensors: it is damaged, or holds more than tensors, which is not loaded.",
             hint="Fetch the file again, or take safetensors.",

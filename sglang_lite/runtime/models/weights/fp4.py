@@ -16,7 +16,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 def nvfp4_of_compressed_tensors() -> Packing:
-    """NVFP4 with the inverse of the matrix's scale in `weight_global_scale`."""
+    """Returns the packing of NVFP4 with the inverse of the matrix's scale in `weight_global_scale`.
+    """
 
     def read(parts: Parts) -> Blocks:
         scale = parts[".weight_scale"].float() / scale_of_all(parts[".weight_global_scale"])
@@ -29,7 +30,7 @@ def nvfp4_of_compressed_tensors() -> Packing:
 
 
 def nvfp4_of_model_optimizer() -> Packing:
-    """NVFP4 with the matrix's scale in `weight_scale_2`."""
+    """Returns the packing of NVFP4 with the matrix's scale in `weight_scale_2`."""
 
     def read(parts: Parts) -> Blocks:
         return _blocks(parts[".weight"], parts[".weight_scale"].float() * scale_of_all(parts[".weight_scale_2"]), 16)
@@ -49,8 +50,9 @@ def mxfp4_of_compressed_tensors() -> Packing:
 
 
 def mxfp4_experts() -> Packing:
-    """MXFP4 as gpt-oss has it: `_blocks` uint8 [experts, outputs, groups, 16], `_scales` uint8 [experts, outputs,
-    groups]."""
+    """Returns the packing of MXFP4 in gpt-oss: `_blocks` uint8 [experts, outputs, groups, 16],
+    `_scales` uint8 [experts, outputs, groups].
+    """
 
     def read(parts: Parts) -> EncodedStack:
         return Mxfp4Experts(parts["_blocks"], parts["_scales"])
@@ -62,7 +64,7 @@ class Mxfp4Experts(EncodedStack):
     """Matrices of experts in MXFP4, which the model knows as [experts, inputs, outputs].
 
     Raises:
-        ValueError: the tensors are of other dtypes or shapes.
+        ValueError: the tensors have other dtypes or shapes.
     """
 
     def __init__(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
@@ -82,7 +84,7 @@ def _blocks(numbers: torch.Tensor, scale: torch.Tensor, group: int) -> Blocks:
     if scale.ndim != 2 or len(scale) != len(q):
         raise ValueError(f"scales of shape {tuple(scale.shape)} for {len(q)} rows")
     groups_of(q.shape[1], scale.shape[1], group)
-    check_scales(scale, zero=True)  # of blocks that are 0
+    check_scales(scale, zero=True)  # blocks of zeros have the scale 0
     return Blocks(q, scale, table=E2M1)
 
 

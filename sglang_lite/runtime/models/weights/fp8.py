@@ -14,7 +14,7 @@ import torch
 
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight
 
-BLOCK = 128  # rows and columns of a block of experts' matrices, which share a scale
+BLOCK = 128  # rows and columns of a block of experts' matrices that share a scale
 
 
 class ScaledRows(EncodedMatrix):
@@ -91,7 +91,8 @@ class ScaledRows(EncodedMatrix):
 
 
 def block_quantised(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored or else quantised here.
+    """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored if possible,
+    else quantised here.
 
     Args:
         weight: matrix whose numbers of rows and columns are multiples of BLOCK.

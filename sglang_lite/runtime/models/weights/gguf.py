@@ -93,7 +93,7 @@ class LatentHeads:
         return self.keys.size + self.values.size
 
     def matrix(self) -> torch.Tensor:
-        """Matrix of `shape` in float32; each head's keys precede its values."""
+        """Returns the matrix of `shape` in float32; each head's keys precede its values."""
         parts = []
         for head in range(self.keys.shape[0]):
             keys, values = self.keys.part(head), self.values.part(head)
@@ -148,19 +148,21 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
 
 
 def _in_stack(parameter: ParameterSpec) -> int | None:
-    """Index of a parameter in the file's stack of experts or head norms; None for separate parameters."""
+    """Returns the index of a parameter in the file's stack of experts or head norms, or None for
+    separate parameters.
+    """
     head = parameter.role.partition(".")[2]
     return int(head) if head else parameter.expert
 
 
 def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
-    """Number of parameters in each stack, by layer and role."""
+    """Returns the number of parameters in each stack, by layer and role."""
     stacked = (each for each in parameters(spec) if _in_stack(each) is not None)
     return Counter((each.layer, each.role.partition(".")[0]) for each in stacked)
 
 
 def _converted_names(parameter: ParameterSpec) -> list[str]:
-    """Names under which llama.cpp's converter looks up the tensors of a parameter.
+    """Returns the names under which llama.cpp's converter looks up the tensors of a parameter.
 
     Latent attention's keys and values have two; a parameter in a stack has the name of the stack.
     """
@@ -223,8 +225,8 @@ class _ByHead:
     outer: bool
 
     def order(self, rows: int) -> np.ndarray[Any, np.dtype[np.intp]] | slice:
-        """Permutation that brings the rows to [heads, parts, rows of a part]."""
-        if rows % (self.parts * self.heads):  # a wrong shape, which take() refuses
+        """Returns a permutation that brings the rows to [heads, parts, rows of a part]."""
+        if rows % (self.parts * self.heads):  # a wrong shape, which the caller rejects
             return slice(None)
         if self.outer:
             return np.arange(rows).reshape(self.heads, -1, self.parts).swapaxes(1, 2).reshape(-1)

@@ -1,8 +1,9 @@
-"""Readers of GGUF's quantised blocks as integers and scales, which a CPU multiplies without decoding them.
+"""Readers of GGUF's quantised blocks as integers and scales, which a CPU multiplies without
+decoding them.
 
-The formats are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). A reader takes uint8 [rows,
-bytes of a row] of whole blocks. Docstrings list the parts of a block in order, then a value's formula; d and m are
-float16.
+The formats are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). A reader
+takes uint8 [rows, bytes of a row] of whole blocks. Docstrings list the parts of a block in order,
+then a value's formula; d and m are float16.
 """
 
 from __future__ import annotations
@@ -17,46 +18,48 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
 
 def _halves(data: torch.Tensor) -> torch.Tensor:
-    """float32 [..., N] from float16 stored as bytes [..., 2 N]."""
+    """Returns float32 [..., N] from float16 stored as bytes [..., 2 N]."""
     return data.contiguous().view(torch.float16).float()
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
-    """Low halves of bytes [..., N], then high halves: [..., 2 N]. N must be a multiple of 8."""
+    """Returns the low halves of bytes [..., N], then the high halves: [..., 2 N]. N must be a
+    multiple of 8.
+    """
     words = data.contiguous().view(torch.int64)
     low = 0x0F0F0F0F0F0F0F0F
     return torch.stack((words & low, words >> 4 & low), -2).view(torch.uint8).flatten(-2)
 
 
 def _q4_0(data: torch.Tensor) -> Blocks:
-    """d, 16 bytes of nibbles: d * (q - 8)."""
+    """Reads d, 16 bytes of nibbles: d * (q - 8)."""
     blocks = data.view(len(data), -1, 18)
     scale = _halves(blocks[:, :, :2]).squeeze(-1)
     return Blocks(_nibbles(blocks[:, :, 2:]).flatten(1), scale, -8 * scale)
 
 
 def _q4_1(data: torch.Tensor) -> Blocks:
-    """d, m, 16 bytes of nibbles: d * q + m."""
+    """Reads d, m, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 20)
     scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
     return Blocks(_nibbles(blocks[:, :, 4:]).flatten(1), scale.contiguous(), minimum.contiguous())
 
 
 def _five(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
-    """int8 [..., 32] in 0 … 31: nibble i with bit i of 4 bytes as its fifth bit."""
+    """Returns int8 [..., 32] in 0 … 31: nibble i with bit i of 4 bytes as its fifth bit."""
     bits = (high.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
     return (_nibbles(nibbles) | bits.flatten(-2) << 4).to(torch.int8)
 
 
 def _q5_0(data: torch.Tensor) -> Blocks:
-    """d, 4 bytes of high bits, 16 bytes of nibbles: d * (q - 16)."""
+    """Reads d, 4 bytes of high bits, 16 bytes of nibbles: d * (q - 16)."""
     blocks = data.view(len(data), -1, 22)
     q = _five(blocks[:, :, 2:6], blocks[:, :, 6:]) - 16
     return Blocks(q.flatten(1), _halves(blocks[:, :, :2]).squeeze(-1))
 
 
 def _q5_1(data: torch.Tensor) -> Blocks:
-    """d, m, 4 bytes of high bits, 16 bytes of nibbles: d * q + m."""
+    """Reads d, m, 4 bytes of high bits, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 24)
     scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
     q = _five(blocks[:, :, 4:8], blocks[:, :, 8:])
@@ -64,13 +67,14 @@ def _q5_1(data: torch.Tensor) -> Blocks:
 
 
 def _q8_0(data: torch.Tensor) -> Blocks:
-    """d, 32 signed bytes: d * q."""
+    """Reads d, 32 signed bytes: d * q."""
     blocks = data.view(len(data), -1, 34)
     return Blocks(blocks[:, :, 2:].flatten(1).view(torch.int8), _halves(blocks[:, :, :2]).squeeze(-1))
 
 
 def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minima, float32 [rows, blocks of 32], from the first 16 bytes of K formats [rows, blocks, 16].
+    """Returns scales and minima, float32 [rows, blocks of 32], from the first 16 bytes of K formats
+    [rows, blocks, 16].
 
     The bytes hold d of the scales, d of the minima, and eight of each in 6 bits.
     """
@@ -82,14 +86,16 @@ def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _q4_k(data: torch.Tensor) -> Blocks:
-    """Scales as in `_k_scales`, then 32 bytes of nibbles for every two blocks of 32."""
+    """Reads scales as in `_k_scales`, then 32 bytes of nibbles for every two blocks of 32."""
     blocks = data.view(len(data), -1, 144)
     q = _nibbles(blocks[:, :, 16:].reshape(len(data), -1, 4, 32))
     return Blocks(q.flatten(1), *_k_scales(blocks[:, :, :16]))
 
 
 def _q5_k(data: torch.Tensor) -> Blocks:
-    """Scales as in `_k_scales`, 32 bytes whose bit i belongs to block i, then nibbles as in Q4_K."""
+    """Reads scales as in `_k_scales`, 32 bytes whose bit i belongs to block i, then nibbles as in
+    Q4_K.
+    """
     blocks = data.view(len(data), -1, 176)
     high = (blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1
     low = _nibbles(blocks[:, :, 48:].reshape(len(data), -1, 4, 32)).view(len(data), -1, 8, 32)
@@ -97,8 +103,9 @@ def _q5_k(data: torch.Tensor) -> Blocks:
 
 
 def _q6_k(data: torch.Tensor) -> Blocks:
-    """Twice 64 bytes of nibbles; twice 32 bytes with the upper two bits of four blocks of 32; 16 signed scales, one per
-    16 values; d: d * scale * (q - 32)."""
+    """Reads twice 64 bytes of nibbles; twice 32 bytes with the upper two bits of four blocks of 32;
+    16 signed scales, one per 16 values; d: d * scale * (q - 32).
+    """
     blocks = data.view(len(data), -1, 210)
     low = _nibbles(blocks[:, :, :128].reshape(len(data), -1, 2, 64)).view(len(data), -1, 2, 4, 32)
     high = blocks[:, :, 128:192].reshape(len(data), -1, 2, 1, 32)
@@ -117,13 +124,14 @@ _FORMATS = {
     **dict.fromkeys(("Q5_1", "Q5_K"), Format(8, 32, minimum=True)),
     "Q6_K": Format(8, 16, minimum=False),
 }
-IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # which a GPU can keep so
-# Bits per weight in a CPU's memory: 4 or 8, plus the shares of a scale and of a minimum.
+IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # types that a GPU can keep in 4 bits
+# Bits per weight in a CPU's memory: 4 or 8, plus its share of a scale and of a minimum.
 BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 5.0, "Q5_0": 8.5, "Q8_0": 8.5, "Q5_1": 9.0, "Q5_K": 9.0, "Q6_K": 9.0}
 
 
 class GgufBlocks(Blocks):
-    """Matrix in a GGUF file's own blocks. Its integers and scales are read when one of them is first used.
+    """Matrix in a GGUF file's own blocks. Its integers and scales are read when any of them is
+    first used.
 
     Args:
         data: uint8 [rows, bytes of a row], contiguous; may be mapped from the file.

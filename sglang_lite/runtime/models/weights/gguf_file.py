@@ -1,4 +1,5 @@
-"""Header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): metadata and places of tensors.
+"""Header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): metadata and
+locations of tensors.
 
 Needs no torch.
 """
@@ -55,7 +56,7 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Place of a tensor in a file.
+    """Location of a tensor in a file.
 
     Attributes:
         path: file that holds the tensor.
@@ -73,12 +74,14 @@ class GgufTensor:
     size: int
 
     def part(self, index: int) -> GgufTensor:
-        """Matrix `index` of a stack."""
+        """Returns matrix `index` of a stack."""
         size = self.size // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
 
     def data(self) -> np.ndarray[Foreign, Foreign]:
-        """Bytes of the tensor as stored: uint8 [rows, bytes per row]; one row for a vector."""
+        """Returns the bytes of the tensor as stored: uint8 [rows, bytes per row], with one row for
+        a vector.
+        """
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return np.memmap(self.path, np.uint8, "c", self.offset, (rows, self.size // rows))
 
@@ -164,7 +167,9 @@ class _Header:
         return self.scalar(self._SCALARS[kind])
 
     def strings(self, count: int) -> list[str]:
-        """Next strings, as `string` reads one: a vocabulary has 150,000, which every start reads."""
+        """Reads the next strings, faster than `string` reads each: a vocabulary has 150,000, which
+        every start reads.
+        """
         data, at, found = self.bytes, self.at, []
         length = struct.Struct("<Q").unpack_from
         try:
@@ -172,7 +177,7 @@ class _Header:
                 start = at + 8
                 end = start + length(data, at)[0]
                 if end > len(data):
-                    raise struct.error  # as where the length itself is cut
+                    raise struct.error  # as if the length itself were cut off
                 found.append(str(data[start:end], "utf-8", "replace"))
                 at = end
         except struct.error:
@@ -220,7 +225,9 @@ class _Header:
         return GgufTensor(self.path, name, shape, kind, start + offset, size)
 
     def check_order(self, start: int, alignment: int) -> None:
-        """Checks that each tensor is there once, and that they follow one another from `start`, as llama.cpp does."""
+        """Checks that each tensor occurs once, and that they follow one another from `start`, as
+        llama.cpp writes them.
+        """
         names = set[str]()
         for tensor in self.tensors:
             if tensor.name in names:

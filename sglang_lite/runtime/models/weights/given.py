@@ -1,4 +1,6 @@
-"""Tensors that a caller gives to a running engine: checked, unpacked, and written to shared memory."""
+"""Tensors that a caller passes to a running engine: checked, unpacked, and written to shared
+memory.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,20 @@ _MEMORY = Path("/dev/shm")  # files of this folder are in memory
 
 
 def memory_folder() -> Path | None:
-    """Folder whose files are in memory; None for that of other temporary files."""
+    """Returns a folder whose files are in memory, or None for the default folder of temporary
+    files.
+    """
     return _MEMORY if _MEMORY.is_dir() else None
 
 
 def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
-    """Writes tensors in the format of safetensors to a file in shared memory, which only this user may read.
+    """Writes tensors in the safetensors format to a file in shared memory that only this user may
+    read.
 
     Tensors that share memory, as a head and an embedding that are tied, are written each by itself.
 
     Raises:
-        ParameterError: there is too little room.
+        ParameterError: there is too little space.
     """
     handle, name = tempfile.mkstemp(".safetensors", "sglang_lite-", memory_folder())
     os.close(handle)
@@ -43,7 +48,7 @@ def shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
 
 
 def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the tensors on the host, with copies of those whose memory another one has, too."""
+    """Returns the tensors on the host, with copies of those that share memory with another one."""
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
@@ -55,7 +60,9 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 
 def by_name(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Tensors by name. Raises ParameterError for other things, for a name that is given twice, and for none."""
+    """Returns tensors by name. Raises ParameterError for anything else, for a name that is given
+    twice, and for no tensors.
+    """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     found: dict[str, torch.Tensor] = {}
     for pair in pairs:
@@ -73,8 +80,9 @@ def by_name(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tens
 
 
 def unpacked(bucket: Any) -> list[tuple[str, torch.Tensor]]:  # of the caller
-    """Tensors of SGLang's flattened bucket: one tensor, with the start and end of each in it. Raises ParameterError if
-    it is none."""
+    """Returns the tensors of SGLang's flattened bucket: a single tensor, with the start and end of
+    each in it. Raises ParameterError if it is not one.
+    """
     parts = dict(bucket)
     flat, metadata = parts.get("flattened_tensor"), parts.get("metadata")
     if not isinstance(flat, torch.Tensor) or metadata is None:

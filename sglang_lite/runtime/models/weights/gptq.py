@@ -1,8 +1,9 @@
 """GPTQ's packing (arXiv:2210.17323), as AutoGPTQ and GPTQModel write it: 2, 3, 4 or 8 bits.
 
-`qweight` int32 [inputs * bits / 32, outputs] and `qzeros` int32 [groups, outputs * bits / 32] hold numbers one behind
-another along their first and second axis; `scales` [groups, outputs]; `g_idx` int32 [inputs], the group of each input.
-value = scale * (number - zero), where the first version of the format stores zero - 1.
+`qweight` int32 [inputs * bits / 32, outputs] and `qzeros` int32 [groups, outputs * bits / 32] pack
+numbers consecutively along their first and second axis; `scales` [groups, outputs]; `g_idx` int32
+[inputs], the group of each input. value = scale * (number - zero), where the first version of the
+format stores zero - 1.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Scheme: TypeAlias = tuple[int, int | None]  # bits of a number, and inputs of a 
 
 
 def gptq(schemes: Sequence[Scheme], *, second_version: bool) -> Packing:
-    """Packing of GPTQ.
+    """Returns GPTQ's packing.
 
     Args:
-        schemes: those of all matrices, first that of most.
-        second_version: whether zeros are stored as they are.
+        schemes: schemes of all matrices, the most common one first.
+        second_version: whether zeros are stored as they are, not minus 1.
     """
     read = partial(_read, schemes=schemes, offset=0 if second_version else 1)
     few = all(bits <= 4 for bits, _ in schemes)
@@ -51,7 +52,7 @@ def _read(parts: Parts, *, schemes: Sequence[Scheme], offset: int) -> Blocks:
 
 
 def _fits(parts: Parts, bits: int, group: int | None) -> bool:
-    """True if the tensors of a matrix have the shapes of a scheme."""
+    """Returns whether the tensors of a matrix have the shapes of a scheme."""
     groups, outputs = parts[".scales"].shape
     inputs = parts[".qweight"].shape[0] * 32 // bits
     alike = group is None or groups == (1 if group == -1 else inputs // group)
@@ -59,7 +60,9 @@ def _fits(parts: Parts, bits: int, group: int | None) -> bool:
 
 
 def input_order(index: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:
-    """Inputs sorted by their group, or None if they are. Raises ValueError if the groups are not of one size."""
+    """Returns the inputs sorted by their group, or None if they already are. Raises ValueError if
+    the groups differ in size.
+    """
     if index.dtype not in (torch.int32, torch.int64) or index.shape != (inputs,):
         raise ValueError(
             f"g_idx is {index.dtype} of shape {tuple(index.shape)}, not a group for each of {inputs} inputs"

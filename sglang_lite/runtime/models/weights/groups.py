@@ -1,6 +1,7 @@
-"""Groups of processes in which weights are broadcast to an engine, or by it, through torch.distributed.
+"""Process groups through which weights are broadcast to an engine, or by it, through
+torch.distributed.
 
-What is received lies beside the running weights, so a broadcast that fails changes nothing.
+Received tensors are kept apart from the running weights, so a broadcast that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from sglang_lite.errors import shown
 from sglang_lite.protocol import ModelError, ParameterError
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
-_LOOK_S = 0.0005  # between two looks at a broadcast
-_MAX_TENSOR_BYTES = 1 << 46  # of a tensor that is told
-_WINDOWS = (1 << 40, 1 << 33)  # bytes of addresses, more than a sender sends; only what comes takes memory
-_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40  # mmap has it from Python 3.13 on
+_LOOK_S = 0.0005  # interval at which a broadcast is polled
+_MAX_TENSOR_BYTES = 1 << 46  # largest tensor that may be announced
+_WINDOWS = (1 << 40, 1 << 33)  # bytes of address space, more than a sender sends
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40  # in mmap only from Python 3.13 on
 _MARK_BYTES = 16
-_GRACE_S = 1.0  # in which gloo, whose threads would outlive it, gives a broadcast up by itself
-_FOREVER = timedelta(days=30)  # of NCCL's watchdog, which would end the process; `_wait` ends broadcasts instead
+_GRACE_S = 1.0  # time for gloo, whose threads outlive the group, to give up a broadcast
+_FOREVER = timedelta(days=30)  # NCCL's watchdog would kill the process; we end broadcasts ourselves
 _QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """Name, dtype and shape of a tensor that will come."""
+    """Name, dtype and shape of a tensor that will be received."""
 
     name: str
     dtype: torch.dtype
@@ -56,10 +57,11 @@ class TensorForm:
 
 
 def tensor_forms(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[TensorForm]:
-    """Forms of tensors from lists of equal length; dtypes may begin with "torch.".
+    """Builds the forms of tensors from lists of equal length; dtypes may begin with "torch.".
 
     Raises:
-        ParameterError: the lists differ in length or are empty, a name is there twice, or a dtype or shape is none.
+        ParameterError: the lists differ in length or are empty, a name occurs twice, or a dtype or
+            shape is invalid.
     """
     if not len(names) == len(dtypes) == len(shapes):
         raise ParameterError(
@@ -82,13 +84,13 @@ def tensor_forms(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[S
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Group that this process is in.
+    """Group that this process belongs to.
 
     Attributes:
         backend: torch's object for it, a ProcessGroupGloo or ProcessGroupNCCL.
         device: device of tensors that are broadcast in it.
-        forwards: whether other processes get from this one what it gets, and so as much.
-        left: set when the group is left, which ends a broadcast.
+        forwards: whether this process forwards what it receives to others.
+        left: set when the process leaves the group, which ends a broadcast.
         lock: held during a broadcast.
     """
 
@@ -100,7 +102,8 @@ class _Group:
 
 
 class UpdateGroups:
-    """Groups that an engine has joined. Its calls run on threads of their own, as they wait for others.
+    """Groups that an engine has joined. Since calls wait for other processes, they run on threads
+    of their own.
 
     Args:
         device: device of the model.
@@ -110,14 +113,16 @@ class UpdateGroups:
     def __init__(self, device: torch.device, timeout_s: float) -> None:
         self._device, self._timeout_s = device, timeout_s
         self._groups: dict[str, _Group] = {}
-        self._names: set[str] = set()  # of these, and of groups that are being made
-        self._joining: dict[str, threading.Event] = {}  # groups being joined; each is set when that has an end
-        self._lock = threading.Lock()  # held while a group that is being joined becomes one, or is left
-        self._hosted: dict[str, Future[_Group]] = {}  # in which this process sends; another may have yet to join
-        self._used: dict[str, float] = {}  # when each of them was made, or sent in
+        self._names: set[str] = set()  # names of these, and of groups that are being created
+        self._joining: dict[str, threading.Event] = {}  # groups being joined; the event is set when that ends
+        self._lock = threading.Lock()  # held while joining a group completes, or is cancelled
+        self._hosted: dict[str, Future[_Group]] = {}  # groups in which this process sends
+        self._used: dict[str, float] = {}  # time at which each of them was created or last used
 
     def ask(self, call: Callable[[], T]) -> Future[T]:
-        """Future of a call of the methods below. Its thread doesn't keep the process from exiting."""
+        """Runs a call of one of the methods below on a thread, and returns its future. The thread
+        doesn't keep the process from exiting.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -132,17 +137,18 @@ class UpdateGroups:
         return future
 
     def join(self, address: str, port: int, rank: int, size: int, name: str, backend: str) -> None:
-        """Joins a group that another process makes.
+        """Joins a group that another process creates.
 
         Args:
-            address, port: where its first process, of rank 0, keeps torch's TCP store.
-            rank, size: this process's number in the group, and the number of all.
+            address, port: address of torch's TCP store, which the process of rank 0 runs.
+            rank, size: this process's rank in the group, and the group's size.
             name: name of the group.
             backend: "gloo" for tensors of a CPU, "nccl" for those of a GPU.
 
         Raises:
-            ParameterError: an argument is invalid, the group is there already, or the model's device lacks the backend.
-            ModelError: the others have not come in time, or the group is left before they have.
+            ParameterError: an argument is invalid, the group exists already, or the model's device
+                lacks the backend.
+            ModelError: the others have not joined in time, or the group is left before they have.
         """
         self._check(name, backend, port)
         if not 0 < rank < size:
@@ -152,7 +158,7 @@ class UpdateGroups:
             )  # fmt: skip
         settled = self._joining[name] = threading.Event()
         self._names.add(name)
-        # torch's store has no limit of the time in which the other side answers, only one to connect.
+        # torch's store limits the time to connect, but not the time until the other side answers.
         made = self.ask(lambda: self._made(address, port, rank, size, name, backend))
         made.add_done_callback(lambda _: settled.set())
         settled.wait(self._timeout_s + _GRACE_S)
@@ -174,17 +180,18 @@ class UpdateGroups:
         )
 
     def host(self, address: str, port: int, name: str, backend: str) -> int:
-        """Makes a group of two, in which this process sends, and returns its port. The other may join it then.
+        """Creates a group of two in which this process sends, and returns its port. The other
+        process can join it then.
+
+        A group whose receiver has asked for nothing for twice the time that it may keep others
+        waiting is left: the receiver must have died, which nothing else reports.
 
         Args:
-            address, port: where the other one finds it; port 0 for any that is free.
-            name, backend: as of `join`.
-
-        A group whose receiver has asked for nothing for twice the time that it may keep others waiting is left: it has
-        died, as nothing tells of that.
+            address, port: where the other process finds it; port 0 for any that is free.
+            name, backend: as for `join`.
 
         Raises:
-            ParameterError, ModelError: as `join`, or the port is taken.
+            ParameterError, ModelError: as for `join`, or the port is taken.
         """
         self._check(name, backend, port, least=0)
         for idle in [each for each, at in self._used.items() if time.monotonic() - at > 2 * self._timeout_s]:
@@ -211,11 +218,11 @@ class UpdateGroups:
             self._used.pop(name, None)
 
     def send(self, name: str, data: torch.Tensor) -> None:
-        """Broadcasts bytes in a group that this process hosts. If that fails, the group is left.
+        """Broadcasts bytes in a group that this process hosts. Leaves the group if that fails.
 
         Raises:
             ParameterError: there is no such group.
-            ModelError: nobody has joined it, or has received them in time.
+            ModelError: no process has joined it, or received them in time.
         """
         hosted = self._hosted.get(name)
         group = self._group(name) if hosted is None else hosted.result()
@@ -228,7 +235,9 @@ class UpdateGroups:
             raise ModelError(f"the group {name!r} has not received the weights: {_first_line(error)}") from error
 
     def _check(self, name: str, backend: str, port: int, least: int = 1) -> None:
-        """Raises ParameterError if a group can't be made so, or is there already."""
+        """Raises ParameterError if a group can't be created with these arguments, or exists
+        already.
+        """
         if backend not in _DEVICES:
             raise ParameterError("backend", f"{shown(backend)} is neither gloo nor nccl.")
         if backend == "nccl" and self._device.type != "cuda":
@@ -252,15 +261,15 @@ class UpdateGroups:
         backend: str,
         store: Any = None,  # torch's
     ) -> _Group:
-        """Group whose processes have all come. Raises ModelError if they don't."""
+        """Creates a group once all its processes have joined. Raises ModelError if they don't."""
         kind, patience = _DEVICES[backend], timedelta(seconds=self._timeout_s)
         device = torch.device("cpu") if backend == "gloo" else self._device
-        # gloo sends along a tree: a process sends to those whose rank has one bit more in front.
+        # gloo sends along a tree: a process sends to those whose rank has one more leading bit.
         forwards = rank + (1 << rank.bit_length()) < size
         try:
             store = store or distributed.TCPStore(address, port, size, timeout=patience)  # type: ignore[attr-defined] # of C++
             store.set_timeout(patience)
-            for prefix in (name, f"{name}/", f"{kind}/"):  # where torch's own groups, and SGLang's, look for each other
+            for prefix in (name, f"{name}/", f"{kind}/"):  # as in torch's own groups, and SGLang's
                 store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined] # of C++
             if backend == "gloo":
                 return _Group(distributed.ProcessGroupGloo(store, rank, size, patience), device, forwards)
@@ -274,7 +283,7 @@ class UpdateGroups:
             ) from error
 
     def leave(self, name: str) -> None:
-        """Leaves a group, and ends a broadcast in it, or stops joining it.
+        """Leaves a group and ends a broadcast in it, or stops joining it.
 
         Raises:
             ParameterError: there is no group of this name.
@@ -293,17 +302,18 @@ class UpdateGroups:
     def receive(
         self, name: str, forms: Sequence[TensorForm], *, flattened: bool = False, begun: bool = False
     ) -> Mapping[str, torch.Tensor]:
-        """Receives tensors, which rank 0 broadcasts in this order. If that fails, the group is left.
+        """Receives tensors, which rank 0 broadcasts in this order. Leaves the group if that fails.
 
         Args:
             name: name of the group.
             forms: the tensors.
-            flattened: whether they come as one tensor of their bytes.
-            begun: whether other tensors of the update have been written.
+            flattened: whether they arrive as one tensor of their bytes.
+            begun: whether other tensors of the update have already been written.
 
         Raises:
             ParameterError: there is no such group.
-            ModelError: a tensor has not come in time, or has another size, or its sender has gone.
+            ModelError: a tensor has not arrived in time, or has another size, or its sender has
+                gone.
         """
         group = self._group(name)
         try:
@@ -321,7 +331,7 @@ class UpdateGroups:
             ) from error
 
     def close(self) -> None:
-        """Ends broadcasts that are under way, and leaves all groups."""
+        """Ends broadcasts in progress, and leaves all groups."""
         for name, group in list(self._groups.items()):
             group.left.set()
             self._drop(name)
@@ -342,11 +352,13 @@ class UpdateGroups:
             group.backend.abort()
 
     def _received(self, group: _Group, forms: Sequence[TensorForm]) -> list[torch.Tensor]:
-        """Tensors that come as one. Raises RuntimeError unless so many bytes come."""
+        """Receives tensors that are sent as one. Raises RuntimeError unless exactly as many bytes
+        arrive.
+        """
         size = sum(each.nbytes for each in forms)
         room = _room(group, size)
-        # Marks tell how much has come: one behind it is overwritten by more, one at its end by no less. The latter is
-        # NaN where that is a float, as no weight is.
+        # Marks show how much has arrived: too much overwrites the one after it, too little leaves the one at its end.
+        # The latter is NaN if its dtype is a float, because no weight is.
         end = min(forms[-1].dtype.itemsize if forms[-1].dtype.is_floating_point else _MARK_BYTES, size)
         marks = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8).to(group.device)
         last = torch.full_like(marks, 0xFF)[:end] if forms[-1].dtype.is_floating_point else marks[:end]
@@ -359,7 +371,7 @@ class UpdateGroups:
         if size and torch.equal(room[size - end : size], last):
             raise RuntimeError(f"less has come than the {size:,} bytes of {forms[0].name!r} by its dtype and shape")
         parts = torch.split(room[:size], [each.nbytes for each in forms])
-        # copies, as a part need not begin where its dtype may, and the room is larger
+        # copies, because a part need not be aligned for its dtype, and the room is larger
         return [part.clone().view(each.dtype).view(each.shape) for each, part in zip(forms, parts)]
 
     def _broadcast(self, group: _Group, tensor: torch.Tensor) -> None:
@@ -375,21 +387,23 @@ class UpdateGroups:
 
 
 def _abort_group(made: Future[_Group]) -> None:
-    """Ends a group that was made after its caller had given it up."""
+    """Aborts a group that was created after its caller had given up."""
     if made.exception() is None:
         made.result().backend.abort()
 
 
 def _outlast(work: Any, backend: Any) -> None:  # torch's
-    """Keeps gloo's group while a broadcast in it is under way: nothing ends that, and a group that goes away waits for
-    it, on whatever thread collects garbage."""
+    """Keeps gloo's group alive during a broadcast in it: nothing can end that, and a group that is
+    destroyed waits for it, on whichever thread collects garbage.
+    """
     with contextlib.suppress(RuntimeError):  # nothing has come
         work.wait()
 
 
 def _room(group: _Group, size: int) -> torch.Tensor:
-    """Zeros for a broadcast, as bytes. gloo ends the process when more comes than there is room for, so that is large;
-    but a process that forwards would send all of it."""
+    """Returns zeroed memory for a broadcast, as bytes. gloo kills the process if more arrives than
+    fits, so the memory is large. But a process that forwards would send all of it.
+    """
     for window in _WINDOWS if group.device.type == "cpu" and not group.forwards else ():
         with contextlib.suppress(OSError):  # there may be a limit of addresses
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -398,6 +412,6 @@ def _room(group: _Group, size: int) -> torch.Tensor:
 
 
 def _first_line(error: BaseException) -> str:
-    """First sentence of an error of torch's, without the place in its sources."""
+    """Returns the first sentence of a torch error, without the location in its sources."""
     line = re.sub(r"^\[[^\]]*\] ", "", str(error).partition("\n")[0])
     return f"{line.partition('. ')[0].rstrip('.')}."

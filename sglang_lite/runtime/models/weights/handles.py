@@ -1,5 +1,6 @@
-"""Handles of tensors in a GPU's memory that another process shares: read from SGLang's pickled buckets without running
-what a pickle asks for, and opened."""
+"""Handles of tensors in GPU memory that another process shares. They are read from SGLang's pickled
+buckets without running any code of the pickle, and opened.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError
 
-_COUNTERS = 10_000  # in torch's file of counters, as CUDA_IPC_REF_COUNTER_FILE_SIZE
+_COUNTERS = 10_000  # number of counters in torch's file, its CUDA_IPC_REF_COUNTER_FILE_SIZE
 _COUNTER_FILE = re.compile(rb"/torch_\w{1,200}")
 _REBUILD = "rebuild_cuda_tensor", "_rebuild_cuda_tensor_modified"  # torch's, and SGLang's with the GPU's UUID
 _KINDS = ("Tensor", "Parameter", "TypedStorage", "UntypedStorage")
 
 
 class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
-    """Description of a tensor on a GPU, as `torch.multiprocessing` sends it.
+    """Description of a tensor on a GPU, in the form that `torch.multiprocessing` sends.
 
     Attributes:
         shape, stride, offset: of the tensor in its storage, in elements.
         dtype: name of its dtype.
         device: index of the GPU, or its UUID.
         memory: CUDA's handle of the memory that the storage is in.
-        size, start: bytes of the storage, and where it begins in that memory.
-        counter_file, counter: where torch counts who uses it.
-        event: CUDA's handle of the event that the sender's writes are done.
-        waits: whether to wait for it.
+        size, start: size of the storage in bytes, and its offset in that memory.
+        counter_file, counter: file and index of torch's reference count.
+        event: CUDA's handle of the event that is recorded after the sender's writes.
+        waits: whether to wait for the event.
     """
 
     shape: tuple[int, ...]
@@ -51,7 +52,7 @@ class TensorHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Place of a tensor in a flattened one, in its elements."""
+    """Place of a tensor in a flattened one, counted in its elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,8 +69,9 @@ def _handle(*args: Any) -> TensorHandle:  # of torch's function
 
 
 class _Reader(pickle.Unpickler):
-    """Reader of a pickle that knows the names of a bucket alone, none of which does anything. A pickle can set
-    attributes of what stands for a name, so each reader has its own."""
+    """Reader of a pickle that knows only the names of a bucket, none of which runs code. A pickle
+    can set attributes of the stand-in for a name, so each reader has its own.
+    """
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
@@ -82,7 +84,7 @@ class _Reader(pickle.Unpickler):
 
         self._metadata, self._handle = Metadata, handle
 
-    def find_class(self, module: str, name: str) -> Any:  # what stands for it
+    def find_class(self, module: str, name: str) -> Any:  # its stand-in
         if name in _REBUILD:
             return self._handle
         if name == "FlattenedTensorMetadata":
@@ -97,14 +99,15 @@ class _Reader(pickle.Unpickler):
 
 
 def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a tensor, and JSON
-    """SGLang's flattened bucket of a pickle: its `flattened_tensor`, opened, and its `metadata`.
+    """Reads SGLang's flattened bucket from a pickle: its `flattened_tensor`, opened, and its
+    `metadata`.
 
     Args:
-        data: the pickle, of which only handles and metadata are read.
+        data: the pickle, from which only handles and metadata are read.
         device: GPU of the engine. The sender keeps the tensor meanwhile.
 
     Raises:
-        ParameterError: the data is none, or the tensor is not in this GPU's memory.
+        ParameterError: the data is no bucket, or the tensor is not in this GPU's memory.
     """
     try:
         content = _Reader(data).load()
@@ -123,7 +126,7 @@ def read_bucket(data: bytes, device: torch.device) -> Mapping[str, Any]:  # a te
 
 
 def _opened(handle: TensorHandle, device: torch.device) -> torch.Tensor:
-    """Tensor behind a handle. Raises ParameterError if it is of another GPU, or invalid."""
+    """Opens the tensor of a handle. Raises ParameterError if it is on another GPU, or invalid."""
     if device.type != "cuda":
         raise ParameterError("serialized_named_tensors", "a GPU's memory is for an engine on that GPU.")
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -1,4 +1,4 @@
-"""Headers of a checkpoint's files: name, shape and format of each tensor. No weight is read."""
+"""Headers of a checkpoint's files: name, shape and format of each tensor. No weights are read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_headers(path: Path) -> Headers:
 
 
 def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers:
-    """Headers of all tensors in a repository, from the metadata that the hub provides.
+    """Returns the headers of all tensors in a repository, from the metadata that the hub provides.
 
     Args:
         repository: metadata of the repository's safetensors files.
@@ -77,7 +77,7 @@ def _of_gguf(file: GgufFile) -> Headers:
         tensors: Mapping[str, GgufTensor | LatentHeads] = named_tensors(
             file, spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
         )
-    except ModelError:  # reported when the model itself is read
+    except ModelError:  # is reported when the model itself is read
         tensors = file.tensors
     return {name: Header(each.shape, each.kind, torch.float32, each.size, file.path) for name, each in tensors.items()}
 
@@ -99,12 +99,13 @@ def _of_pickle(file: Path) -> Headers:
 
 
 class HeaderSource(WeightSource):
-    """Source of tensors without values, used to check that a checkpoint has all tensors that a model needs.
+    """Source of tensors without values, used to check that a checkpoint has all tensors that a
+    model needs.
 
     Attributes:
-        numbers: number of elements of all tensors taken so far.
+        elements: number of elements of all tensors taken so far.
         in_8_bits: number of these elements that are stored in 8-bit floating point.
-        packed: numbers of these elements in matrices of each packing.
+        packed: number of these elements by the packing of their matrix.
     """
 
     def __init__(self, label: str, headers: Headers, packings: Sequence[Packing] = ()) -> None:
@@ -120,7 +121,7 @@ class HeaderSource(WeightSource):
         return bool(self._packed)
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
-        if name in self._packed and self.has(name):  # its shape is that of none of its tensors
+        if name in self._packed and self.has(name):  # none of its tensors has its shape
             self.ignore(name)
             found = torch.empty(shape, device="meta")
             self.elements += found.numel()

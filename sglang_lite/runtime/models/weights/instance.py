@@ -1,4 +1,4 @@
-"""Weights of a running engine, which sends them layer by layer through a group of torch.distributed."""
+"""Weights received from a running engine, layer by layer, through a group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """Tensors that a seed has, and the port of the group in which it sends them."""
+    """Tensors that a seed holds, and the port of the group in which it sends them."""
 
     names: list[str]
     dtypes: list[str]
@@ -30,18 +30,19 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 class InstanceSource(WeightSource):
-    """Source of the tensors of a running engine. Memory for one layer is needed beside the model's.
+    """Source of the tensors of a running engine. Needs memory for one layer besides the model's.
 
     Args:
         seed: server of that engine.
-        version: version that its weights must have.
+        version: weight version that it must have.
         device: device of the model.
-        backend: "gloo", "nccl", or "auto" for the one of the device.
+        backend: "gloo", "nccl", or "auto" to choose by the device.
         port: port of the group on the seed's machine; 0 for any.
         timeout_s: seconds that the seed may keep this process waiting.
 
     Raises:
-        ModelError: the server does not answer, or its engine can't send its weights, or has others.
+        ModelError: the server does not answer, or its engine can't send its weights or has other
+            ones.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class InstanceSource(WeightSource):
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
         super().check_all_used(may_ignore)
-        self._ask(SEND, names=[])  # no more are needed
+        self._ask(SEND, names=[])  # ends the transfer
         self._groups.close()
         self._asking.shutdown()
 
@@ -82,7 +83,7 @@ class InstanceSource(WeightSource):
         try:
             tensors = self._groups.receive(self._group, [self._forms[name] for name in names], flattened=True)
         except (ModelError, ParameterError):
-            sent.result()  # raises what the seed has said
+            sent.result()  # raises the seed's error
             raise
         sent.result()
         return dict(tensors)

@@ -1,4 +1,6 @@
-"""Formats of a folder's weights that `load_format` chooses: which files they are in, and how those are read."""
+"""Formats of a folder's weights that `load_format` chooses: the files that hold them, and how to
+read these.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,15 @@ def open_weights(
     """Opens the weights of a model.
 
     Args:
-        folder: folder of the model, or of the copy of what describes it if it is at an address.
+        folder: folder of the model, or of the copied description if the model is at an address.
         model: name, path or address of the model.
-        load_format: "auto" for safetensors, else `.bin`; "safetensors"; "pt" for pickled tensors; "npcache" for a copy
-            of those in NumPy's format, which is made at the first time; "sharded_state" for files of ranks; "mistral"
-            for `consolidated*.safetensors`; "remote" for safetensors at an address.
+        load_format: "auto" for safetensors, else `.bin`; "safetensors"; "pt" for pickled tensors;
+            "npcache" for a copy of those in NumPy's format, which is made at the first time;
+            "sharded_state" for files of ranks; "mistral" for `consolidated*.safetensors`; "remote"
+            for safetensors at an address.
         matrices: how its matrices are declared to be stored.
         threads: number of threads that read safetensors.
-        pinned: whether these read to pinned memory.
+        pinned: whether these read into pinned memory.
 
     Raises:
         ModelError: the model has no weights in this format, or a file is missing or damaged.
@@ -74,7 +77,9 @@ def open_weights(
 
 
 def files_read(folder: Path, load_format: str) -> set[Path]:
-    """Files that `open_weights` reads in a folder, with the lists that name them. Raises ModelError as it does."""
+    """Returns the files that `open_weights` reads in a folder, including indexes. Raises ModelError
+    as it does.
+    """
     match load_format:
         case "auto" | "safetensors" | "remote" | "gguf":
             kind, files = weight_files(folder, ("safetensors",) if load_format == "safetensors" else KINDS)

@@ -1,5 +1,6 @@
-"""Weights in the files that Mistral publishes beside `params.json`: under their own names, and with the rows of queries
-and keys in the order of rotated pairs."""
+"""Weights in the files that Mistral publishes beside `params.json`: under Mistral's own names, and
+with the rows of queries and keys ordered in rotary pairs.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ _OF_LAYER = {
     **{f"attention.w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
     "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj",
 }  # fmt: skip
-_OF_EXPERTS = "feed_forward.", "block_sparse_moe."  # of other modules: the router and the experts
+_OF_EXPERTS = "feed_forward.", "block_sparse_moe."  # for other modules: the router and the experts
 _ROTATED = re.compile(r"\.self_attn\.[qk]_proj\.weight$")
 
 
 def mistral_files(folder: Path) -> set[Path]:
-    """Files `consolidated*.safetensors` of a folder. Raises ModelError if there are none, or one is missing."""
+    """Returns the files `consolidated*.safetensors` of a folder. Raises ModelError if there are
+    none, or one is missing.
+    """
     found = {path: match for path in sorted(folder.iterdir()) if (match := _FILE.fullmatch(path.name))}
     whole = {path for path, match in found.items() if match[1] is None}
     parts = {int(match[1]) for match in found.values() if match[1]}
@@ -48,8 +51,8 @@ class MistralSource(RangeSource):
 
     Args:
         folder: folder of the model, with its `params.json`.
-        matrices: as of FolderSource.
-        threads, pinned: as of RangeSource.
+        matrices: as for FolderSource.
+        threads, pinned: as for RangeSource.
     """
 
     def __init__(self, folder: Path, matrices: Matrices, threads: int, *, pinned: bool) -> None:
@@ -72,7 +75,8 @@ class MistralSource(RangeSource):
 
 
 def _name(name: str) -> str:
-    """Name that Hugging Face's files have for a tensor; names that these files don't have are kept."""
+    """Returns a tensor's name in Hugging Face's files. Names that those files don't have are kept.
+    """
     module, _, kind = name.rpartition(".")
     if match := _LAYER.fullmatch(module):
         inner = match[2].replace(*_OF_EXPERTS) if match[2] not in _OF_LAYER else _OF_LAYER[match[2]]

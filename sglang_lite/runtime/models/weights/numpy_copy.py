@@ -1,6 +1,8 @@
-"""Copy of pickled tensors in NumPy's format, a file each, in the folder `np` beside them, as SGLang makes it.
+"""Copy of pickled tensors in NumPy's format, one file each, in the folder `np` beside them, as
+SGLang makes it.
 
-Beside SGLang's list of names lies a note of the files that it was made of: a copy of others is made again.
+Besides SGLang's list of names, the copy has a note of the files that it was made from. It is made
+again if these have changed.
 """
 
 from __future__ import annotations
@@ -41,14 +43,16 @@ class NumpySource(FolderSource):
 
 
 def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
-    """Files of the copy, which is made unless one of the pickled tensors that are there is.
+    """Returns the files of the copy, which is made unless there is one of the present pickled
+    tensors.
 
     Args:
         folder: folder of the model.
         with_list: whether to add the list of their names.
 
     Raises:
-        ModelError: there is neither, or the copy is damaged or can't be made.
+        ModelError: there is neither a copy nor pickled tensors, or the copy is damaged or can't be
+            made.
     """
     copy = folder / _COPY
     if not (copy / _NAMES).exists() or not _is_current(copy):
@@ -64,7 +68,7 @@ def numpy_files(folder: Path, *, with_list: bool = False) -> set[Path]:
     return {copy / name for name in names} | ({copy / _NAMES} if with_list else set())
 
 
-def _is_file_name(name: Any) -> bool:  # of an untrusted file
+def _is_file_name(name: Any) -> bool:  # from an untrusted file
     return (
         isinstance(name, str)
         and name not in ("", ".", "..", _NAMES, _ORIGIN)
@@ -73,13 +77,15 @@ def _is_file_name(name: Any) -> bool:  # of an untrusted file
 
 
 def _origin(files: Iterable[Path]) -> dict[str, list[int]]:
-    """Size and time of the last change of files, by name."""
+    """Returns the size and modification time of files, by name."""
     stats = {file: file.stat() for file in files}
     return {file.name: [stat.st_size, stat.st_mtime_ns] for file, stat in stats.items()}
 
 
 def _is_current(copy: Path) -> bool:
-    """True if a copy is of the pickled tensors beside it, or there are none. One of SGLang's has to be newer."""
+    """Returns whether a copy was made from the pickled tensors beside it, or there are none. A copy
+    made by SGLang has to be newer than they are.
+    """
     try:
         files = pickle_files(copy.parent)
     except ModelError:
@@ -112,7 +118,7 @@ def _make(copy: Path, files: Iterable[Path]) -> None:
 
 
 def _check_names(files: Iterable[Path]) -> None:
-    """Raises ModelError if a tensor's name is that of no file within a folder, or is there twice."""
+    """Raises ModelError if a tensor's name is no valid file name, or occurs twice."""
     found: dict[str, Path] = {}
     for file in sorted(files):
         for name in pickled_tensors(file, "meta"):
@@ -130,7 +136,7 @@ def _write(files: Iterable[Path], out: Path) -> None:
     names = []
     for file in sorted(files):
         for name, tensor in pickled_tensors(file).items():
-            # NumPy has no bfloat16, whose numbers are float32's, too.
+            # NumPy has no bfloat16, but float32 holds all of its numbers.
             plain = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             with open(out / name, "xb") as opened:
                 np.save(opened, plain.numpy(), allow_pickle=False)
@@ -139,7 +145,8 @@ def _write(files: Iterable[Path], out: Path) -> None:
 
 
 def _put(made: Path, copy: Path, old: Path) -> None:
-    """Puts a folder in the place of a copy. If another process has put one there meanwhile, that stays."""
+    """Moves a new copy into place. If another process has put one there meanwhile, that one stays.
+    """
     if (copy / _NAMES).exists() and not _is_current(copy):
         os.replace(copy, old)
     try:

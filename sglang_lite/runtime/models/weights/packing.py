@@ -1,6 +1,7 @@
-"""Packings of quantised matrices: the tensors that make up one, and what they stand for.
+"""Packings of quantised matrices: the tensors that make one up, and their meaning.
 
-A tool's packing has a file beside this one. A source shows a packed matrix under the name that it would have unpacked.
+Each tool's packing has a file beside this one. A source shows a packed matrix under the name that
+it would have unpacked.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ class Packing:
     """Layout of a tool's quantised matrices.
 
     Attributes:
-        parts: suffixes of the tensors that a matrix has, behind the name of its module; a module with the first has
-            this packing.
-        read: makes the matrix of its tensors. Raises ValueError if they don't fit together, or the declaration.
+        parts: suffixes of the tensors that a matrix has, after the name of its module; a module
+            with the first has this packing.
+        read: builds the matrix from its tensors. Raises ValueError if they fit neither each other
+            nor the declaration.
         optional: suffixes of tensors that it may have.
         ignored: suffixes of tensors that it may have and that are not used: scales of activations.
         weight: suffix of the name under which the model asks for the matrix.
-        cpu_bits: bits of a number in memory, scales included, where a CPU multiplies it without decoding; None where it
-            is decoded.
-        gpu_bits: the same on a GPU that computes in 16 bits, of matrices that it can stack.
+        cpu_bits: bits of a number in memory, scales included, if a CPU multiplies it without
+            decoding; None if it is decoded.
+        gpu_bits: the same on a GPU that computes in 16 bits, for matrices that it can stack.
     """
 
     parts: tuple[str, ...]
@@ -43,7 +45,9 @@ class Packing:
 
 
 def four_bits_in(group: int | None) -> float:
-    """Bits of a number in 4 bits, with a scale and a zero in 16 bits for each group; -1 and None for long ones."""
+    """Returns the bits per 4-bit number, including a scale and a zero in 16 bits for each group; -1
+    and None mean long groups.
+    """
     return 4 + 32 / (group if group is not None and group > 0 else 128)
 
 
@@ -53,7 +57,7 @@ class Packed:
 
     Attributes:
         packing: how it is stored.
-        module: name in front of the suffixes.
+        module: name before the suffixes.
         parts: suffixes of the tensors that it has.
         ignored: names of its tensors that are not used.
     """
@@ -65,11 +69,12 @@ class Packed:
 
 
 def packed_matrices(names: Collection[str], packings: Sequence[Packing]) -> dict[str, Packed]:
-    """Packed matrices among a checkpoint's tensors, by the names under which a model asks for them.
+    """Returns the packed matrices among a checkpoint's tensors, by the names under which a model
+    takes them.
 
     Args:
         names: canonical names of the tensors.
-        packings: packings that may occur; an earlier one wins.
+        packings: packings that may occur; earlier ones take precedence.
 
     Raises:
         ValueError: a tensor of a matrix is missing.
@@ -90,10 +95,11 @@ def packed_matrices(names: Collection[str], packings: Sequence[Packing]) -> dict
 
 
 def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
-    """Unsigned integers [rows, columns] that int32 words [rows, N] hold one behind another, lowest bits first.
+    """Unpacks int32 words [rows, N] to the unsigned integers [rows, columns] that they hold
+    consecutively, lowest bits first.
 
     Raises:
-        ValueError: the words are of another dtype or number.
+        ValueError: the words have another dtype or number.
     """
     if words.dtype != torch.int32 or words.shape[-1] != -(-columns * bits // 32):
         wanted = -(-columns * bits // 32)
@@ -103,7 +109,7 @@ def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
         numbers = words.contiguous().view(torch.uint8).unsqueeze(-1) >> shifts & (1 << bits) - 1
         return numbers.flatten(-2)[..., :columns]
     starts = torch.arange(columns) * bits
-    wide = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF  # with the word behind, for numbers in two
+    wide = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF  # with the next word
     pairs = wide[..., starts // 32] | wide[..., starts // 32 + 1] << 32
     return (pairs >> starts % 32 & (1 << bits) - 1).to(torch.uint8)
 
@@ -111,14 +117,14 @@ def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
 def blocks_of(
     numbers: torch.Tensor, bits: int, scale: torch.Tensor, zero: torch.Tensor | int, order: torch.Tensor | None = None
 ) -> Blocks:
-    """Matrix scale * (number - zero).
+    """Returns the matrix scale * (number - zero).
 
     Args:
         numbers: uint8 [rows, columns] in 0 … 2**bits - 1.
         bits: bits of a number, up to 8.
         scale: [rows, blocks].
-        zero: [rows, blocks], or the same for all.
-        order: as of Blocks.
+        zero: [rows, blocks], or one number for all.
+        order: as for Blocks.
 
     Raises:
         ValueError: a scale is zero, infinite or not a number.
@@ -133,7 +139,9 @@ def blocks_of(
 
 
 def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
-    """Checks that scales are finite floats, and above or below 0 unless `zero` is True. Raises ValueError if not."""
+    """Checks that scales are finite floats, and nonzero unless `zero` is True. Raises ValueError if
+    not.
+    """
     if not scale.is_floating_point():
         raise ValueError(f"scales are {scale.dtype}, no floating-point numbers")
     values = scale.float()
@@ -142,7 +150,9 @@ def check_scales(scale: torch.Tensor, *, zero: bool = False) -> None:
 
 
 def scale_of_all(scale: torch.Tensor) -> torch.Tensor:
-    """The one scale of a matrix's scales, as float32 []. Raises ValueError if it is none."""
+    """Returns the single scale of a matrix's scales, as float32 []. Raises ValueError if it is not
+    a single one.
+    """
     if scale.numel() != 1:
         raise ValueError(f"the scale of its scales has shape {tuple(scale.shape)}")
     check_scales(scale)
@@ -150,12 +160,12 @@ def scale_of_all(scale: torch.Tensor) -> torch.Tensor:
 
 
 def groups_of(columns: int, scales: int, group: int | None) -> int:
-    """Columns of a block.
+    """Returns the number of columns in a block.
 
     Args:
         columns: columns of the matrix.
         scales: scales of a row.
-        group: columns of a block by the declaration; -1 for all, None if it is not declared.
+        group: declared columns of a block; -1 for all, None if not declared.
 
     Raises:
         ValueError: the blocks don't divide the columns, or are not those declared.

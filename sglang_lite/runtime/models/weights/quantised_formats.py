@@ -1,6 +1,7 @@
-"""Reader of `quantization_config`: recognises the supported formats of matrices, as each quantisation tool writes them.
+"""Reader of `quantization_config`, which recognises the supported formats of matrices as each
+quantisation tool declares them.
 
-It reads no tensors; the packings' files beside this one do.
+It reads no tensors; the files of the packings beside this one do.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from sglang_lite.runtime.models.weights.torchao import FLOATS, INTEGERS, torchao
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Declaration of how matrices are stored.
+    """How matrices are declared to be stored.
 
     Attributes:
-        names: names of `Engine(quantization=)` that mean the same.
+        names: values of `Engine(quantization=)` that mean the same.
         packings: packings of matrices; empty if they are stored as such, in 8-bit floating point.
         block: rows and columns of the blocks of an 8-bit matrix if each block has a scale, or None.
         scales: whether 8-bit floating-point matrices are declared, which have scales.
-        format: format of random matrices of this kind, whose group is 0 for a whole row; None for 16 bits or `scales`.
-        stacks: whether only stacks of experts are stored so, in MXFP4.
-        integer_inputs: whether inputs are declared to be rounded to 8-bit integers, too (w8a8).
+        format: format of random matrices of this kind, whose group is 0 for a whole row; None for
+            16 bits or `scales`.
+        stacks: whether only stacks of experts are quantised, in MXFP4.
+        integer_inputs: whether inputs are also declared to be rounded to 8-bit integers (w8a8).
     """
 
     names: tuple[str, ...] = ()
@@ -47,7 +49,7 @@ class Matrices:
 
     @property
     def fp4(self) -> bool:
-        """True if numbers are 4-bit floating point (e2m1), which newer GPUs multiply as such."""
+        """True if numbers are 4-bit floating point (e2m1), which newer GPUs multiply directly."""
         return self.stacks or (self.format is not None and self.format.table == fp4.E2M1)
 
 
@@ -61,7 +63,7 @@ class Quantisation:
 
     Attributes:
         source: file that declares the format, for messages.
-        matrices: what it declares.
+        matrices: the declaration.
     """
 
     source: str
@@ -83,7 +85,9 @@ class Quantisation:
             )
 
     def check_name(self, name: str | None) -> None:
-        """Raises ParameterError if `Engine(quantization=name)` contradicts the declaration, or quantises again."""
+        """Raises ParameterError if `Engine(quantization=name)` contradicts the declaration, or
+        would quantise again.
+        """
         names = self.matrices.names
         if name is None or name in (names or ON_LOADING):
             return
@@ -190,7 +194,7 @@ def _gptq(config: Mapping[str, Json]) -> Matrices:
 
 
 def _gptq_scheme(config: Mapping[str, Json]) -> tuple[int, int | None]:
-    """Bits of a number, and inputs of a group as `_group` returns them."""
+    """Returns the bits of a number, and the inputs of a group as `_group` returns them."""
     bits = config.get("bits")
     if not isinstance(bits, int) or bits not in BITS:
         raise ValueError(f"bits is {bits!r}, not one of {', '.join(map(str, BITS))}")
@@ -229,7 +233,7 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
     for kind, setting in (_of_group(each["weights"]) for each in groups):
         found[kind] = list(dict.fromkeys([*found.get(kind, ()), setting]))
     inputs = [each.get("input_activations") or {} for each in groups]
-    kinds = sorted(found, reverse=True)  # a module is of the first packing that it has a tensor of: nvfp4's is its own
+    kinds = sorted(found, reverse=True)  # a module has the first packing whose first tensor it has: nvfp4's is unique
     made = [_of_kind(kind, found[kind], inputs) for kind in kinds]
     if len(made) < 2:
         return made[0] if made else PLAIN
@@ -243,11 +247,11 @@ def _compressed_tensors(config: Mapping[str, Json]) -> Matrices:
 
 
 def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, Json]]) -> Matrices:
-    """Matrices of a kind of compressed-tensors.
+    """Returns the matrices of a kind of compressed-tensors.
 
     Args:
         kind, settings: as `_of_group` returns them.
-        inputs: what each group declares about its inputs.
+        inputs: each group's declaration of its inputs.
     """
     match kind:
         case "nvfp4":
@@ -271,7 +275,9 @@ def _of_kind(kind: str, settings: Sequence[Any], inputs: Sequence[Mapping[str, J
 
 
 def _of_group(weights: Mapping[str, Json]) -> tuple[str, Any]:
-    """Kind of the matrices of a group of compressed-tensors, and what it declares about them beside."""
+    """Returns the kind of the matrices in a group of compressed-tensors, and the group's further
+    settings.
+    """
     kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
     if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block"):
         return _FLOATS, _pair(weights["block_structure"]) if strategy == "block" else None
@@ -313,7 +319,7 @@ _MXFP4 = replace(_NVFP4, group=32)
 
 
 def _integers(bits: int, group: int | None) -> Format:
-    """Format of integers in groups of inputs, as `_group` returns them."""
+    """Returns the format of integers in groups of inputs, as `_group` returns them."""
     return Format(4 if bits <= 4 else 8, 128 if group is None else max(group, 0), minimum=bits <= 4)
 
 
@@ -323,7 +329,7 @@ def _check(valid: bool, field: str, value: object, wanted: str) -> None:
 
 
 def _group(size: Json) -> int | None:
-    """Columns of a group: -1 for all of a row, None if it is not declared."""
+    """Returns the columns of a group: -1 for the whole row, None if not declared."""
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < -1 or size == 0):
         raise ValueError(f"group_size is {size!r}, not -1 or a number above 0")
     return size

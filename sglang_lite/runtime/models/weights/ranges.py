@@ -1,4 +1,6 @@
-"""Safetensors that are read by ranges of bytes: by several threads from files, or from other places (remote.py)."""
+"""Safetensors that are read by byte ranges: from files by several threads, or from other places
+(remote.py).
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ DTYPES = {
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 Bytes: TypeAlias = NDArray[np.uint8]
-_PIECE = 1 << 22  # bytes that one thread reads at a time, at least
+_PIECE = 1 << 22  # minimum number of bytes that one thread reads at a time
 
 
 class Ranges(Protocol):
-    """Files of which ranges of bytes can be read, by several threads at the same time."""
+    """Files whose byte ranges can be read by several threads concurrently."""
 
     def size(self, file: Path) -> int: ...
 
@@ -41,12 +43,14 @@ class Ranges(Protocol):
         ...
 
     def read_rows(self, file: Path, start: int, stride: int, out: Bytes) -> None:
-        """Fills each row of `out` [rows, bytes] with bytes from `start` on, `stride` behind those of the row before."""
+        """Fills each row of `out` [rows, bytes]: the first from `start` on, each of the others
+        `stride` bytes after the one before.
+        """
         ...
 
 
 class LocalRanges:
-    """Ranges of files on this machine."""
+    """Byte ranges of files on this machine."""
 
     def size(self, file: Path) -> int:
         return file.stat().st_size
@@ -88,7 +92,9 @@ class StoredTensor:
 
 
 def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
-    """Headers of a safetensors file's tensors, by name. Raises ModelError if it is damaged or truncated."""
+    """Returns the headers of a safetensors file's tensors, by name. Raises ModelError if it is
+    damaged or truncated.
+    """
     try:
         size, prefix = ranges.size(file), bytearray(8)
         ranges.read(file, 0, memoryview(prefix))
@@ -115,7 +121,9 @@ def read_header(ranges: Ranges, file: Path) -> Mapping[str, StoredTensor]:
 
 
 def _check_order(tensors: Mapping[str, StoredTensor], start: int, end: int) -> None:
-    """Checks that tensors follow one another from `start` to `end`, as the format demands. Raises ValueError."""
+    """Checks that tensors follow one another from `start` to `end`, as the format requires. Raises
+    ValueError if not.
+    """
     for name, each in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if each.start != start:
             raise ValueError(f"{name} begins at byte {each.start:,}, and the tensor before it ends at {start:,}")
@@ -125,14 +133,14 @@ def _check_order(tensors: Mapping[str, StoredTensor], start: int, end: int) -> N
 
 
 class RangeSource(FolderSource):
-    """Source of the tensors of safetensors files, of which ranges are read at the same time.
+    """Source of the tensors of safetensors files, whose byte ranges are read concurrently.
 
     Args:
-        folder, files, matrices: as of FolderSource.
+        folder, files, matrices: as for FolderSource.
         ranges: how bytes are read.
         threads: number of threads that read.
-        pinned: whether numbers are read to pinned memory, from which they are copied to a GPU faster.
-        renamed: name that Hugging Face's files have for a tensor of these.
+        pinned: whether numbers are read into pinned memory, from which copies to a GPU are faster.
+        renamed: function from a tensor's name in these files to its name in Hugging Face's.
     """
 
     def __init__(
@@ -152,7 +160,7 @@ class RangeSource(FolderSource):
         super().__init__(folder, files, matrices)
 
     def names_in(self, file: Path) -> list[str]:
-        """Names of the tensors in a file, whose header is read."""
+        """Reads a file's header, and returns the names of its tensors."""
         found = read_header(self._ranges, file)
         self._headers[file] = {self._renamed(name): header for name, header in found.items()}
         return list(self._headers[file])
@@ -161,7 +169,7 @@ class RangeSource(FolderSource):
         return self.names_in(file)
 
     def _header(self, name: str, file: Path) -> tuple[StoredTensor, torch.dtype]:
-        """Header and dtype of a tensor, by its name in a file."""
+        """Returns the header and dtype of a tensor, by its name in a file."""
         found = self._headers[file][name]
         dtype = DTYPES.get(found.format)
         if dtype is None:
@@ -185,15 +193,16 @@ class RangeSource(FolderSource):
         return self._scaled(name, rows.shape, rows.read, file) if rows.dtype == torch.float8_e4m3fn else rows
 
     def matrix(self, name: str, file: Path) -> PlainRows:
-        """Matrix by its name among `names_in` a file."""
+        """Returns a matrix by its name among `read_names_in` a file."""
         found, dtype = self._header(name, file)
         return _RangeRows(self, file, found.start, found.shape, dtype, found.shape[1] * dtype.itemsize)
 
     def read(
         self, file: Path, start: int, shape: Sequence[int], dtype: torch.dtype, stride: int | None = None
     ) -> torch.Tensor:
-        """Tensor of a shape whose numbers begin at a place in a file, each row `stride` bytes behind the one before, or
-        with nothing in between. Raises ModelError if they can't be read."""
+        """Reads a tensor whose numbers begin at a place in a file, with rows `stride` bytes apart,
+        or contiguous. Raises ModelError if they can't be read.
+        """
         out = torch.empty(tuple(shape), dtype=dtype, pin_memory=self._pinned)
         data: Bytes = out.view(-1).view(torch.uint8).numpy() if out.numel() else np.empty(0, np.uint8)
         piece = max(_PIECE, -(-len(data) // self._threads))
@@ -218,12 +227,12 @@ class RangeSource(FolderSource):
 
 
 class _RangeRows(PlainRows):
-    """Rows of a file, of which some columns can be read alone.
+    """Rows of a file, of which some columns can be read separately.
 
     Args:
         source: source that reads the file.
         file, start: place of the first number.
-        shape, dtype: as of PlainRows.
+        shape, dtype: as for PlainRows.
         stride: bytes between the beginnings of two rows.
     """
 

@@ -1,6 +1,7 @@
-"""Files of `load_format="sharded_state"`, by rank: each rank's have its part of the matrices that ranks cut, and those
-of rank 0 what is whole, too. Together they have each number once, so any layout can read them; a rank of the layout
-that they were written for finds its part of a matrix in one piece, in its own files.
+"""Files of `load_format="sharded_state"`, by rank: each rank's files hold its part of the sharded
+matrices, and those of rank 0 also the unsharded ones. Together they hold each number once, so any
+layout can read them. A rank of the layout that they were written for finds its part of a matrix in
+one piece, in its own files.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ from sglang_lite.runtime.models.weights.ranges import RangeSource
 from sglang_lite.runtime.models.weights.source import PlainRows
 
 _NAME = re.compile(r"model-rank-(\d+)-part-(\d+)\.safetensors")
-_BY_COLUMNS = ":columns"  # behind the name of a matrix whose columns are cut
+_BY_COLUMNS = ":columns"  # suffix of the name of a matrix whose columns are sharded
 
 
 def shard_name(rank: int, part: int) -> str:
-    """Name of a file of a rank, as vLLM and SGLang have it."""
+    """Returns the name of a rank's file, as in vLLM and SGLang."""
     return f"model-rank-{rank}-part-{part}.safetensors"
 
 
 def name_of_part(name: str, axis: str) -> str:
-    """Name under which a file has a part of a tensor whose outputs or inputs are cut."""
+    """Returns the name under which a file stores a part of a tensor whose outputs or inputs are
+    sharded.
+    """
     return name + _BY_COLUMNS if axis == "inputs" else name
 
 
 def rank_files(folder: Path) -> set[Path]:
-    """Files of all ranks in a folder. Raises ModelError if there are none, or one is missing."""
+    """Returns the files of all ranks in a folder. Raises ModelError if there are none, or one is
+    missing.
+    """
     found = {path: match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     if not found:
         hint = "`sglang-lite save MODEL --sharded --out DIR` writes it."
@@ -71,7 +76,7 @@ class RankFilesSource(RangeSource):
         assert match is not None, "of `rank_files`"
         for name in self.names_in(file):
             of_tensor, rank = self._parts[name], int(match[1])
-            if not of_tensor or rank in of_tensor:  # which is an error: a rank has it twice
+            if not of_tensor or rank in of_tensor:  # twice in one rank is an error
                 new.append(name)
             of_tensor[rank] = file
         return new
@@ -91,7 +96,7 @@ class _Joined(PlainRows):
 
     Args:
         parts: its parts, in order.
-        axis: 0 if each has some of its rows, 1 for columns.
+        axis: 0 if each part has some of its rows, 1 for columns.
     """
 
     def __init__(self, parts: Sequence[PlainRows], axis: int) -> None:
@@ -108,7 +113,7 @@ class _Joined(PlainRows):
         return own[0] if len(own) == 1 else _Joined(own, self._axis)
 
     def _cut(self, rows: slice, columns: slice) -> list[PlainRows]:
-        """Parts of some rows and columns; an empty one of the first if there are none."""
+        """Returns the parts of some rows and columns; an empty part of one if there are none."""
         own, wanted, at = list[PlainRows](), range(self.shape[self._axis])[(rows, columns)[self._axis]], 0
         for part in self._parts:
             size = part.shape[self._axis]

@@ -1,4 +1,6 @@
-"""Models at addresses that fsspec knows: what describes them is copied to the cache, weights are read by ranges."""
+"""Models at addresses that fsspec knows. The files that describe a model are copied to the cache;
+weights are read by byte ranges.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,26 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.weights.ranges import Bytes
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://.+")
-_NOT_HERE = ("redis",)  # SGLang's addresses that no file system has
+_NOT_HERE = ("redis",)  # SGLang's schemes without a file system in fsspec
 _DESCRIBING = (".json", ".jinja", ".model", ".txt")  # suffixes of files that are copied
-_COPIED = ".copied"  # what has been copied, with what tells its changes
+_COPIED = ".copied"  # list of the copied files, with keys that change when they do
 
 
 def is_address(model: str) -> bool:
-    """True if a model's name is an address, as `s3://bucket/model`."""
+    """Returns whether a model's name is an address, such as `s3://bucket/model`."""
     return _ADDRESS.fullmatch(model) is not None
 
 
 def copy_description(address: str, cache: Path) -> Path:
-    """Copies the files that describe a model, where they have changed, and returns their folder.
+    """Copies the files that describe a model if they have changed, and returns their folder.
 
     Args:
         address: address of a folder.
-        cache: folder with a folder for each address.
+        cache: folder with a subfolder for each address.
 
     Raises:
-        ModelError: the address can't be read: its package is missing, it is unknown, or no model is there.
+        ModelError: the address can't be read: its package is missing, its scheme is unknown, or it
+            has no model.
         DownloadError: a file can't be fetched.
     """
     system, root = _open(address)
@@ -79,11 +82,11 @@ def _open(address: str) -> tuple[Any, str]:  # fsspec's file system, and the pat
 
 
 class RemoteRanges:
-    """Ranges of the files of an address.
+    """Byte ranges of the files at an address.
 
     Args:
         address: address of the folder.
-        folder: folder of its copy, whose files stand for those of the address.
+        folder: folder of its copy, whose paths stand for the files at the address.
     """
 
     def __init__(self, address: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Quantisation of plain matrices while they are loaded, by rounding each number to the nearest."""
+"""Quantisation of plain matrices during loading, by rounding to the nearest number."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sglang_lite.runtime.models.weights.source import Weight
 
 Rounding: TypeAlias = Literal["int4", "int8", "nf4"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
-_NARROWEST = 32  # columns of a block, of which a matrix must have a multiple
-_SMALLEST = 2.0**-24  # scale of a block of zeros, in 16 bits, too
-_AT_ONCE = 1 << 21  # numbers that are rounded at once: some 16 bytes each are held meanwhile
+_NARROWEST = 32  # fewest columns of a block; a matrix must have a multiple of it
+_SMALLEST = 2.0**-24  # scale of a block of zeros; 16 bits can hold it
+_AT_ONCE = 1 << 21  # numbers that are rounded together: each takes some 16 bytes meanwhile
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -24,11 +24,12 @@ NF4 = (
 
 
 def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
-    """Matrix whose numbers are rounded to 4 or 8 bits.
+    """Returns a matrix whose numbers are rounded to 4 or 8 bits.
 
     Args:
         weight: float [rows, columns].
-        to: "int4" and "int8", integers with a scale (and, in 4 bits, a minimum) a block; "nf4", numbers of a code book.
+        to: "int4" or "int8" for integers with a scale (and, in 4 bits, a minimum) per block; "nf4"
+            for numbers of a code book.
         group: columns of a block, which divide a row.
     """
     rows = max(_AT_ONCE // weight.shape[1], 1)
@@ -41,7 +42,7 @@ def rounded(weight: torch.Tensor, to: Rounding, group: int) -> Blocks:
 
 
 def rounded_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
-    """Matrix in few bits, computed on a device, unless it is stored so."""
+    """Returns a quantised matrix, computed on a device, unless it is stored quantised already."""
     if isinstance(part, Blocks | ScaledRows):
         return part
     rows = part if isinstance(part, torch.Tensor) else part.decode(0, part.shape[0])
@@ -49,7 +50,7 @@ def rounded_part(part: Weight, to: Rounding, device: torch.device) -> Weight:
 
 
 def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Numbers, scales and minima of `Blocks`."""
+    """Returns the numbers, scales and minima of `Blocks`."""
     blocks = weight.float().view(len(weight), -1, group)
     most = blocks.abs().amax(-1).clamp_min(1e-8)
     if to == "nf4":
@@ -70,13 +71,13 @@ def _rounded(weight: torch.Tensor, to: Rounding, group: int) -> tuple[torch.Tens
 
 
 def can_round(columns: int) -> bool:
-    """True if a matrix with so many columns can be rounded in blocks."""
+    """Returns whether a matrix with this many columns can be rounded in blocks."""
     return columns % _NARROWEST == 0
 
 
 def group_of(columns: int, device: torch.device) -> int:
-    """Columns of a block of a matrix: as few as possible on a CPU, where that costs nothing, and as many as divide a
-    row on a GPU.
+    """Returns the number of columns in a block of a matrix: as few as possible on a CPU, where that
+    costs nothing, and the largest number that divides a row on a GPU.
 
     Raises:
         ModelError: no size divides a row.

@@ -1,4 +1,4 @@
-"""Requests to a running server whose engine gives its weights to others. Needs no torch."""
+"""Requests to a running server whose engine sends its weights to others. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from sglang_lite.protocol import ModelError
 
 _ADDRESS = re.compile(r"instance://(\[[0-9a-fA-F:]+\]|[^/:@]+):(\d{1,5})/?")
-_KEY = "SGLANG_LITE_SEED_KEY"  # variable with the key of the server's administrator
+_KEY = "SGLANG_LITE_SEED_KEY"  # environment variable with the server's admin key
 _LARGEST_ANSWER = 64 << 20
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes an error of each redirect, to whose target the key would go too."""
+    """Rejects redirects, because the key would also be sent to their target."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -28,11 +28,11 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 
 
 class Seed:
-    """Server of SGLang's routes at a host and port, asked without the environment's proxies.
+    """Server with SGLang's routes at a host and port, requested without the environment's proxies.
 
     Args:
-        host, port: where it listens. An address of IPv6 may be in brackets.
-        timeout_s: seconds that it may take for an answer.
+        host, port: where it listens. An IPv6 address may be in brackets.
+        timeout_s: maximum number of seconds for an answer.
     """
 
     def __init__(self, host: str, port: int, timeout_s: float = 60.0) -> None:
@@ -43,7 +43,9 @@ class Seed:
         return f"instance://{self._address}"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:  # JSON
-        """Answer to a request. Raises ModelError if there is none, or the server refuses."""
+        """Sends a request and returns the answer. Raises ModelError if there is none, or the server
+        rejects it.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(_KEY):
@@ -64,7 +66,9 @@ class Seed:
 
 
 def seed_address(model: str) -> tuple[str, int] | None:
-    """Host and port of `instance://host:port`; None for other names. Raises ModelError for a wrong one."""
+    """Returns host and port of `instance://host:port`, or None for other names. Raises ModelError
+    for an invalid address.
+    """
     if not model.startswith("instance://"):
         return None
     if not (match := _ADDRESS.fullmatch(model)):

@@ -1,4 +1,4 @@
-"""Interface of weight sources, and the bookkeeping that reports tensors which the model has not used."""
+"""Interface of weight sources, which also report tensors that the model has not used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 
 logger = logging.getLogger("sglang_lite")
 
-# Suffixes of tensors that are not used, as the model computes them: frequencies, positions, masks, activation scales.
+# Suffixes of ignored tensors, which the model computes: frequencies, positions, masks, activation scales.
 _IGNORABLE = (
     "rotary_emb.inv_freq", "embeddings.position_ids", ".attention.bias", ".attention.masked_bias", ".input_scale",
     ".q_scale", ".prob_scale",
@@ -33,11 +33,11 @@ _ENCODER = (
 
 
 def is_of_encoder(name: str) -> bool:
-    """True if a tensor is a model's for images or sounds."""
+    """Returns whether a tensor belongs to a model's encoder of images or sounds."""
     return name.startswith(_ENCODER)
 
 
-# Prefixes of a decoder that was saved without its head, whose names lack `model.` in front.
+# Prefixes of a decoder that was saved without its head, so its names lack the prefix `model.`.
 _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -80,7 +80,7 @@ class _DecodedPart(EncodedMatrix):
 
 
 class PlainRows(EncodedMatrix):
-    """Matrix whose numbers are stored one by one, and read when they are needed."""
+    """Matrix whose numbers are stored one by one, and read when needed."""
 
     def decode(self, start: int, end: int) -> torch.Tensor:
         return self.read(start, end).float()
@@ -120,7 +120,7 @@ class EncodedStack(ABC):
 
     @abstractmethod
     def matrix(self, expert: int, outputs: slice) -> EncodedMatrix:
-        """Matrix [outputs, inputs] of an expert, or some of its outputs."""
+        """Returns the matrix [outputs, inputs] of an expert, or some of its outputs."""
 
 
 Weight: TypeAlias = torch.Tensor | EncodedMatrix
@@ -128,11 +128,11 @@ Stored: TypeAlias = Weight | EncodedStack
 
 
 def canonical(name: str) -> str:
-    """Canonical name of a folder's tensor.
+    """Returns the canonical name of a folder's tensor.
 
-    Vision-language models prefix the decoder's names with `language_model.`, `model.language_model.` or
-    `model.text_model.`, and a decoder saved without its head lacks `model.` in front. transformers 5.17 saves that of
-    Qwen2-Audio with one `model.` too many.
+    Vision-language models prefix the decoder's names with `language_model.`,
+    `model.language_model.` or `model.text_model.`, and a decoder saved without its head lacks the
+    prefix `model.`. transformers 5.17 saves the decoder of Qwen2-Audio with one `model.` too many.
     """
     name = name.replace("language_model.model.model.", "language_model.model.", 1)
     name = name.replace("language_model.", "", 1).replace("model.text_model.", "model.", 1)
@@ -170,7 +170,8 @@ class WeightSource(ABC):
         return False
 
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or an encoded matrix.
+        """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or
+        an encoded matrix.
 
         Raises:
             ModelError: the tensor is missing, truncated, has another shape, or is not floating point.
@@ -180,7 +181,8 @@ class WeightSource(ABC):
         return weight
 
     def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
-        """`take` for a tensor that may be a stack of experts' matrices."""
+        """Returns what `take_tensor` does, for a tensor that may be a stack of experts' matrices.
+        """
         if name not in self._unused:
             module = name.removesuffix(".weight")
             near = sorted(other for other in self._unused if other.startswith(f"{module}."))
@@ -201,7 +203,7 @@ class WeightSource(ABC):
         file = self._unused.pop(name)
         weight = self._read(name, file)
         if isinstance(weight, torch.Tensor) and weight.ndim == 3 and weight.mT.shape == shape != weight.shape:
-            weight = weight.mT  # experts with inputs before outputs, as transformers 4 saved those of Qwen3-VL
+            weight = weight.mT  # experts with inputs before outputs, as transformers 4 saved Qwen3-VL's
         if tuple(weight.shape) != shape:
             raise ModelError(
                 f"{file}: {name} has shape {tuple(weight.shape)}, the config says {shape}.",
@@ -215,13 +217,15 @@ class WeightSource(ABC):
         return weight
 
     def ignore(self, name: str) -> None:
-        """Marks a tensor and its scales as used without reading them; does nothing if the checkpoint has no tensor of
-        that name."""
+        """Marks a tensor and its scales as used without reading them. Does nothing if the
+        checkpoint has no tensor of that name.
+        """
         for suffix in ("", "_scale", "_scale_inv"):
             self._unused.pop(name + suffix, None)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
-        """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by layer and "k" or "v".
+        """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by
+        layer and "k" or "v". Leaves out layers and sides for which the checkpoint has no scale.
 
         Layers and sides for which the checkpoint has no scale are left out.
 
@@ -247,7 +251,8 @@ class WeightSource(ABC):
         return scales
 
     def check_all_used(self, may_ignore: tuple[str, ...] = ()) -> None:
-        """Checks that all tensors have been used, but ignorable ones, an encoder's, and scales of keys and values.
+        """Checks that all tensors have been used, except ignorable ones, an encoder's, and scales
+        of keys and values.
 
         Args:
             may_ignore: prefixes of further tensors that may be unused.

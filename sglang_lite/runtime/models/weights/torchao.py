@@ -1,7 +1,8 @@
 """Packings of torchao (https://github.com/pytorch/ao), as it flattens its tensors into safetensors.
 
-Int8Tensor and IntxUnpackedToInt8Tensor: `_weight_qdata` int8 [outputs, inputs], `_weight_scale` [outputs, groups] and
-`_weight_zero_point` int8 of the same shape: value = scale * (number - zero). Float8Tensor: e4m3, and a scale a row.
+Int8Tensor and IntxUnpackedToInt8Tensor: `_weight_qdata` int8 [outputs, inputs], `_weight_scale`
+[outputs, groups] and `_weight_zero_point` int8 of the same shape: value = scale * (number - zero).
+Float8Tensor: e4m3, with a scale per row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.packing import Packing, Parts, blocks_of, check_scales, groups_of
 from sglang_lite.runtime.models.weights.source import EncodedMatrix
 
-INTEGERS = frozenset({  # configs whose tensors are of the first two classes
+INTEGERS = frozenset({  # configs whose tensors have one of the first two classes
     "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig",
     "Int8DynamicActivationIntxWeightConfig",
 })  # fmt: skip
@@ -20,7 +21,8 @@ FLOATS = frozenset({"Float8WeightOnlyConfig", "Float8DynamicActivationFloat8Weig
 
 
 def torchao(cpu_bits: float | None) -> Packing:
-    """Packing of integers one a byte, and of 8-bit floats. `cpu_bits` are those of `Packing`."""
+    """Returns the packing of one integer per byte, and of 8-bit floats. `cpu_bits` as in `Packing`.
+    """
     return Packing(
         ("._weight_qdata", "._weight_scale"), _read, cpu_bits, ("._weight_zero_point", "._weight_act_pre_scale"),
         ("._weight_act_quant_scale", "._weight_act_quant_zero_point"),
